@@ -1,0 +1,182 @@
+"""One composed configuration and a folder go in; a trained, tracked run comes out, as the summary of what it did."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import without_password
+from runner.device import Hardware, probe
+from runner.parts import Parts, check, prepare
+from runner.plots import draw_curves
+from runner.record import Record, introduce, model_name, publish_model, summarise
+from runner.screen import Screen
+from runner.stop import Stop, listening
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal, read_points
+from runner.tracking.publisher import Publisher
+from runner.training import Reporter, train_and_test
+
+MLFLOW_STATUS = {"finished": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
+
+
+def run(cfg: DictConfig, folder: Path, *, hardware: Hardware | None = None) -> dict[str, Any]:
+    """Runs one experiment, from its configuration to its closed tracker.
+
+    Returns what summary.json holds; a training that fails is a `status` there, not an exception.
+    Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
+    """
+    clock = _Clock()
+    hardware = hardware or probe()
+    choice = check(cfg, hardware)
+    screen = Screen()
+    screen.say(f"device: {choice.device} ({choice.reason})")
+    folder.mkdir(parents=True, exist_ok=True)
+    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(cfg)  # before the data fills in the facts
+    with _publishing(cfg, folder) as publisher:
+        parts = prepare(cfg, torch.device(choice.device))
+        (folder / "rerun.yaml").write_text(rerun)
+        record = Record(best=parts.best)
+        with listening() as stop, Journal(folder) as journal:
+            introduce(journal, cfg, parts, choice=choice, hardware=hardware, folder=folder)
+            _say_parts(screen, cfg, parts, folder)
+            record.seconds |= {"start": clock.before, "setup": clock.lap()}
+            _train(cfg, parts, record, journal=journal, publisher=publisher, screen=screen, stop=stop, folder=folder)
+            clock.lap()
+            _close(journal, cfg, parts, record, folder)
+        summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
+        _write_summary(summary, folder)  # it is there even if nobody waits for the tracker
+        if publisher is not None:
+            summary |= _last_words(publisher, cfg, screen, folder)
+    summary["seconds"] |= {"finish": clock.lap(), "total": clock.total()}
+    _write_summary(summary, folder)
+    screen.result(summary, folder=_short(folder), next_lines=_what_next(cfg, summary, folder))
+    return summary
+
+
+def _train(
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    *,
+    journal: Journal,
+    publisher: Publisher | None,
+    screen: Screen,
+    stop: Stop,
+    folder: Path,
+) -> None:
+    rows = cfg.train.batch_size * cfg.train.accumulate_steps
+    train_and_test(
+        parts,
+        record,
+        reporter=Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows),
+        screen=screen,
+        stop=stop,
+        folder=folder,
+        accumulate_steps=cfg.train.accumulate_steps,
+        clip_grad_norm=cfg.train.clip_grad_norm,
+        pull_every=cfg.metrics.pull_every,
+        every=cfg.metrics.every,
+        guard=cfg.placement.guard,
+    )
+    for read in record.unexpected:
+        screen.say(f"guard: the step reads the device, and waits for it each time: {read}")
+    for batches in (parts.train, parts.val, parts.test):
+        if batches is not None:
+            batches.close()
+
+
+@contextmanager
+def _publishing(cfg: DictConfig, folder: Path) -> Iterator[Publisher | None]:
+    """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds."""
+    if not cfg.tracking.enabled:
+        yield None
+        return
+    with Publisher.start(folder, str(cfg.tracking.uri), grace_seconds=cfg.tracking.grace_seconds) as publisher:
+        yield publisher
+
+
+def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path) -> None:
+    """Pictures, the model and the status: the last of the journal."""
+    best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
+    title = f"{model_name(cfg)} on {parts.source.name}, {parts.device}"
+    if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
+        journal.event("artifact", path="plots", to="plots")
+    if record.status == "finished" and cfg.tracking.log_model:
+        publish_model(journal, parts, folder)
+    journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
+
+
+def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, folder: Path) -> dict[str, Any]:
+    """Waits for MLflow to have everything, but no longer than it answers."""
+    try:
+        ack = publisher.finish()
+    except KeyboardInterrupt:
+        screen.say("tracking: not waited for; what is left goes to MLflow in the background")
+        ack = read_ack(folder)
+    if ack.points_pending or not ack.ended:
+        why = f" ({ack.error})" if ack.error else ""
+        uri = without_password(str(cfg.tracking.uri))
+        screen.say(f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal")
+    return {
+        "run_id": ack.run_id,
+        "tracker": {"points_written": ack.points_written, "points_pending": ack.points_pending},
+    }
+
+
+def _write_summary(summary: Mapping[str, Any], folder: Path) -> None:
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> None:
+    sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
+    screen.say(f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}")
+    screen.say(f"model:  {model_name(cfg)}, {parts.num_parameters:,} parameters, {cfg.train.precision}")
+    screen.say(f"folder: {_short(folder)}")
+
+
+def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    rows = {}
+    if cfg.tracking.enabled:
+        uri = without_password(str(cfg.tracking.uri))
+        rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
+        pending = summary["tracker"]["points_pending"]
+        rows["next"] = (
+            f"python -m runner sync {_short(folder)}" if pending or not summary["run_id"] else "python -m runner ui"
+        )
+    rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
+    return rows
+
+
+def _short(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+class _Clock:
+    """Seconds since the process began, in laps."""
+
+    used = False
+
+    def __init__(self) -> None:
+        import psutil
+
+        born = psutil.Process().create_time()
+        # of a process's first run: its start and imports; a sweep's later runs and a notebook's begin when they begin
+        self.before = max(0.0, time.time() - born) if not _Clock.used else 0.0
+        _Clock.used = True
+        self._began = self._lap = time.perf_counter()
+
+    def lap(self) -> float:
+        before, self._lap = self._lap, time.perf_counter()
+        return self._lap - before
+
+    def total(self) -> float:
+        return self.before + time.perf_counter() - self._began

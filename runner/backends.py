@@ -1,0 +1,95 @@
+"""A device and what YAML says of its kind go in; torch's global switches are set, the run's arithmetic comes out."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a step computes: `autocast()` opens the context of each forward pass; `scaler` keeps fp16 gradients in range."""
+
+    name: str
+    autocast: Callable[[], AbstractContextManager[Any]]
+    scaler: torch.amp.GradScaler | None
+
+
+def precision(name: str, *, device: torch.device) -> Precision:
+    """fp32 and tf32 compute in float32; bf16 and fp16 by autocast, with weights and optimizer in float32."""
+    if name not in HALVES:
+        return Precision(name, nullcontext, None)
+    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+    return Precision(name, lambda: torch.autocast(device.type, HALVES[name]), scaler)
+
+
+def set_switches(
+    device: torch.device,
+    *,
+    precision: str,
+    deterministic: bool,
+    num_threads: int | None = None,
+    memory_fraction: float | None = None,
+    cudnn_benchmark: bool = True,
+) -> None:
+    """Sets what torch keeps per process, each switch both ways, so that a run does not inherit the one before it."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it first makes a handle
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        torch.backends.cudnn.deterministic = deterministic
+        torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
+        torch.cuda.set_per_process_memory_fraction(memory_fraction or 1.0, device)
+        torch.cuda.reset_peak_memory_stats(device)
+    elif device.type == "mps" and memory_fraction is not None:
+        torch.mps.set_per_process_memory_fraction(memory_fraction)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch on every device; weights and permutations draw from CPU generators only."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """What the run took at most: the allocator's peak on CUDA, what the driver holds on MPS, else the process's own peak."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        import resource  # POSIX only
+    except ImportError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if os.uname().sysname == "Darwin" else int(peak) * 1024  # bytes on macOS, KiB elsewhere
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """What a data set may be measured against: the device's free memory; None where it can't be asked for."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+    if device.type == "xpu":
+        return torch.xpu.mem_get_info(device)[0]
+    import psutil
+
+    return int(psutil.virtual_memory().available)

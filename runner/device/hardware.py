@@ -1,0 +1,233 @@
+"""Nothing goes in; a frozen description of this machine comes out. All that asks the hardware stands here."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+SECONDS_FOR_NVIDIA_SMI = 5
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator. None: nobody could tell."""
+
+    name: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    capability: tuple[int, int] | None = None  # CUDA's compute capability
+    uuid: str = ""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What explains that a GPU is missing; costs a process to find out, since cuInit in ours would break later forks."""
+
+    library_error: str | None = None  # why libcuda does not load; None: it loads
+    cuda: int | None = None  # the newest CUDA it can serve, 12040 for 12.4
+    init_code: int | None = None  # cuInit's answer; 0 is well
+    num_gpus: int = 0
+    kernel_module: str = ""  # the first line of /proc/driver/nvidia/version
+    gpu_on_bus: bool = False
+    in_container: bool = False
+    in_wsl: bool = False
+    mig: bool = False  # a GPU is in MIG mode
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine, as far as the choice of a device asks for it."""
+
+    system: str = "linux"  # sys.platform
+    machine: str = "x86_64"
+    macos: str = ""
+    rosetta: bool = False  # an x86 Python on an Apple-silicon Mac
+    cpu_name: str = "CPU"
+    num_cpus: int = 1
+    memory_bytes: int | None = None
+    free_memory_bytes: int | None = None
+    torch_version: str = ""
+    cuda_build: str | None = None  # the CUDA that torch was built for
+    hip_build: str | None = None
+    arch_list: tuple[str, ...] = ()  # sm_90, compute_120, ...: what torch has kernels for
+    mps_built: bool = False
+    xpu_built: bool = False
+    cuda: tuple[Gpu, ...] = ()  # by index
+    xpu: tuple[Gpu, ...] = ()
+    mps: Gpu | None = None
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES
+    container_visible: str | None = None  # NVIDIA_VISIBLE_DEVICES
+    driver: Driver | None = None  # None: not asked yet
+
+    def devices(self) -> dict[str, Gpu]:
+        """Every device that is there, by the name that `device=` takes; the CPU last."""
+        found = {f"cuda:{index}": gpu for index, gpu in enumerate(self.cuda)}
+        found |= {"mps": self.mps} if self.mps else {}
+        found |= {f"xpu:{index}": gpu for index, gpu in enumerate(self.xpu)}
+        return found | {"cpu": Gpu(self.cpu_name, self.memory_bytes, self.free_memory_bytes)}
+
+    def name_of(self, device: str) -> str:
+        """What the device is called by its maker."""
+        return self.devices()[device].name
+
+
+def probe() -> Hardware:
+    """This machine as torch sees it. Milliseconds without a GPU; the first call with one initialises CUDA."""
+    import psutil
+    import torch
+
+    memory = psutil.virtual_memory()
+    return Hardware(
+        system=sys.platform,
+        machine=platform.machine(),
+        macos=platform.mac_ver()[0],
+        rosetta=_under_rosetta(),
+        cpu_name=_cpu_name(),
+        num_cpus=os.cpu_count() or 1,
+        memory_bytes=memory.total,
+        free_memory_bytes=memory.available,
+        torch_version=str(torch.__version__),
+        cuda_build=torch.version.cuda,
+        hip_build=torch.version.hip,
+        arch_list=tuple((getattr(torch._C, "_cuda_getArchFlags", lambda: "")() or "").split()),
+        mps_built=torch.backends.mps.is_built(),
+        xpu_built=torch.xpu._is_compiled(),
+        cuda=_cuda_gpus(),
+        xpu=_xpu_gpus(),
+        mps=_mps_gpu(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        container_visible=os.environ.get("NVIDIA_VISIBLE_DEVICES"),
+    )
+
+
+def diagnose(hardware: Hardware) -> Hardware:
+    """The same, with the driver's facts: what explains a missing GPU. Starts a process, about 0.1 s."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", _ASK_DRIVER], capture_output=True, text=True, timeout=60, check=False
+    )
+    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"init_code": 999}
+    modes = _nvidia_smi("mig.mode.current")
+    driver = Driver(
+        **answer,
+        kernel_module=_first_line("/proc/driver/nvidia/version"),
+        gpu_on_bus=any(
+            _first_line(str(vendor)) == "0x10de" for vendor in Path("/sys/bus/pci/devices").glob("*/vendor")
+        ),
+        in_container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        in_wsl=Path("/dev/dxg").exists(),
+        mig=any(row == ["Enabled"] for row in modes),
+    )
+    return replace(hardware, driver=driver)
+
+
+def _cuda_gpus() -> tuple[Gpu, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        found.append(
+            Gpu(about.name, about.total_memory, None, (about.major, about.minor), str(getattr(about, "uuid", "")))
+        )
+    # mem_get_info makes a context of some 400 MB on the GPU it asks; with several GPUs nvidia-smi is asked instead.
+    # Its order is not CUDA's, so they are matched by uuid
+    free: dict[str, str] = {}
+    if len(found) > 1:
+        free = {row[0].removeprefix("GPU-"): row[1] for row in _nvidia_smi("uuid,memory.free") if len(row) == 2}
+    return tuple(
+        replace(
+            gpu,
+            free_bytes=int(free[gpu.uuid]) * 2**20
+            if free.get(gpu.uuid, "").isdigit()
+            else torch.cuda.mem_get_info(index)[0],
+        )
+        for index, gpu in enumerate(found)
+    )
+
+
+def _xpu_gpus() -> tuple[Gpu, ...]:
+    import torch
+
+    if not torch.xpu.is_available():
+        return ()
+    found = (torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count()))
+    return tuple(Gpu(about.name, about.total_memory) for about in found)
+
+
+def _mps_gpu() -> Gpu | None:
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return None
+    try:
+        torch.zeros(1, device="mps")  # a virtual Mac may say that it has one and refuse every tensor (pytorch#125197)
+        total = torch.mps.recommended_max_memory()
+        return Gpu(f"{_cpu_name()} GPU", total, max(0, total - torch.mps.driver_allocated_memory()))
+    except RuntimeError:
+        return None
+
+
+def _nvidia_smi(query: str) -> list[list[str]]:
+    """Rows of a query; none where the program is missing, fails or hangs."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_FOR_NVIDIA_SMI, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+
+
+def _cpu_name() -> str:
+    if sys.platform == "darwin":
+        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        return done.stdout.strip() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _under_rosetta() -> bool:
+    if sys.platform != "darwin":
+        return False
+    value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+    failed = ctypes.CDLL(None).sysctlbyname(b"sysctl.proc_translated", ctypes.byref(value), ctypes.byref(size), None, 0)
+    return not failed and value.value == 1
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().splitlines()[0].strip()
+    except (OSError, IndexError):
+        return ""
+
+
+#: runs in a process of its own, with nothing but the standard library: asks NVIDIA's driver what it can do
+_ASK_DRIVER = """
+import ctypes, json, sys
+found = {}
+try:
+    cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+except OSError as error:
+    found["library_error"] = str(error)
+else:
+    number = ctypes.c_int(0)
+    if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
+        found["cuda"] = number.value
+    found["init_code"] = cuda.cuInit(0)
+    if found["init_code"] == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+        found["num_gpus"] = number.value
+print(json.dumps(found))
+"""

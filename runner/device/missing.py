@@ -1,0 +1,180 @@
+"""A device's name and a machine go in; why it can't be used there, and what to do about it, come out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.device.hardware import Driver, Gpu, Hardware
+
+#: macOS that torch 2.13's MPS needs; its headers gate features from 14 up
+OLDEST_MACOS = 14
+CUDA_WHEELS = "install torch's CUDA build (pytorch.org/get-started/locally)"
+
+#: cuInit's answers that have a cause of their own (cuda.h)
+CU_INIT = {
+    3: ("the driver is not initialised", "start a fresh process"),
+    34: (
+        "libcuda is the stub of the CUDA toolkit, not the driver's",
+        "take the toolkit's stubs folder out of LD_LIBRARY_PATH",
+    ),
+    46: ("the GPU is in exclusive mode and another process has it", "end that process, or sudo nvidia-smi -c 0"),
+    100: ("the driver finds no GPU", "see that the GPU is in its slot and on in the machine's firmware"),
+    101: ("CUDA_VISIBLE_DEVICES names a GPU that is not there", "unset CUDA_VISIBLE_DEVICES"),
+    802: ("the GPUs' switch is not ready", "start nvidia-fabricmanager"),
+    803: ("the driver's kernel module and its libraries have different versions", "reboot, or load the module again"),
+    804: ("CUDA's compatibility libraries do not serve this GPU", "take cuda-compat out of LD_LIBRARY_PATH"),
+    999: ("the driver fails with an unknown error", "sudo modprobe nvidia_uvm, or reboot"),
+}
+
+
+@dataclass(frozen=True)
+class Why:
+    """The cause of an absence and its mend."""
+
+    cause: str
+    mend: str
+
+
+def why_not(device: str, hardware: Hardware) -> Why | None:
+    """Why `device` (cpu, cuda[:N], mps, xpu[:N]) can't be used on this machine; None if it can."""
+    kind, _, number = device.partition(":")
+    index = int(number or 0)
+    if kind == "cuda":
+        return _cuda(index, hardware)
+    if kind == "mps":
+        return _mps(index, hardware)
+    if kind == "xpu":
+        return _xpu(index, hardware)
+    return None
+
+
+def _cuda(index: int, machine: Hardware) -> Why | None:
+    if index < len(machine.cuda):
+        return _architecture(machine.cuda[index], machine)
+    if machine.cuda:
+        return _index(index, machine)
+    if machine.cuda_build is None and machine.hip_build is None:
+        return _cpu_only(machine)
+    if machine.visible is not None and machine.visible.strip() in ("", "-1", "NoDevFiles"):
+        return Why(f"CUDA_VISIBLE_DEVICES={machine.visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+    if machine.hip_build is not None:
+        return Why("torch's ROCm build finds no AMD GPU", "see that rocminfo lists it and that you may open /dev/kfd")
+    return _driver(machine, machine.driver or Driver())
+
+
+def _cpu_only(machine: Hardware) -> Why:
+    cause = f"torch {machine.torch_version} is a CPU-only build"
+    if machine.system == "darwin":
+        return Why(f"{cause}, and a Mac has no CUDA", "device=mps")
+    driver = machine.driver or Driver()
+    if driver.gpu_on_bus or driver.kernel_module:
+        return Why(f"{cause}, and there is an NVIDIA GPU in this machine", CUDA_WHEELS)
+    return Why(f"{cause}, and this machine shows no NVIDIA GPU either", f"on a machine with one, {CUDA_WHEELS}")
+
+
+def _driver(machine: Hardware, driver: Driver) -> Why:
+    if driver.in_container and (machine.container_visible or "") in ("void", "none"):
+        cause = f"the container was started with NVIDIA_VISIBLE_DEVICES={machine.container_visible}"
+        return Why(cause, "docker run --gpus all")
+    if driver.library_error is not None:
+        return _no_library(driver)
+    built = (machine.cuda_build or "").split(".")[0]
+    if built.isdigit() and driver.cuda is not None and driver.cuda < int(built) * 1000:
+        serves = f"{driver.cuda // 1000}.{driver.cuda % 1000 // 10}"
+        cause = (
+            f"the NVIDIA driver is too old: it serves CUDA up to {serves}, and torch was built for {machine.cuda_build}"
+        )
+        return Why(cause, f"update the driver, or install a torch built for CUDA {serves}")
+    if driver.mig and driver.num_gpus == 0:
+        cause = "the GPU is in MIG mode, and this process has no slice of it"
+        return Why(
+            cause, "CUDA_VISIBLE_DEVICES=MIG-... with a name from nvidia-smi -L, or make one with nvidia-smi mig -cgi"
+        )
+    if driver.init_code and driver.init_code != 100:
+        cause, mend = CU_INIT.get(driver.init_code, ("the driver does not start", "see cuda.h for the code, or reboot"))
+        return Why(f"{cause} (cuInit gave {driver.init_code})", mend)
+    if machine.visible:
+        cause = f"CUDA_VISIBLE_DEVICES={machine.visible!r} names no GPU that is there"
+        return Why(cause, "unset CUDA_VISIBLE_DEVICES, or take a number from nvidia-smi -L")
+    cause, mend = CU_INIT[100]
+    return Why(cause, mend)
+
+
+def _no_library(driver: Driver) -> Why:
+    if driver.in_container:
+        return Why("the NVIDIA driver is not in this container", "docker run --gpus all")
+    if driver.in_wsl:
+        return Why("WSL has no NVIDIA driver", "install NVIDIA's driver in Windows, and nothing in WSL")
+    if driver.kernel_module:
+        cause = f"the NVIDIA driver's library does not load ({driver.library_error})"
+        return Why(cause, "install the driver's libraries (libcuda.so.1) beside its kernel module")
+    if driver.gpu_on_bus:
+        return Why("there is an NVIDIA GPU and no driver for it", "install NVIDIA's driver")
+    return Why(
+        "no NVIDIA driver is installed, and no NVIDIA GPU shows", "use a machine with an NVIDIA GPU and its driver"
+    )
+
+
+def _index(index: int, machine: Hardware) -> Why:
+    last = len(machine.cuda) - 1
+    there = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
+    if any("MIG" in gpu.name or gpu.uuid.startswith("MIG") for gpu in machine.cuda) or (
+        machine.driver and machine.driver.mig
+    ):
+        return Why("with MIG a process sees one slice, cuda:0", "device=cuda:0, with the slice in CUDA_VISIBLE_DEVICES")
+    if machine.visible:
+        cause = f"CUDA_VISIBLE_DEVICES={machine.visible!r} shows {len(machine.cuda)} and numbers them from 0: {there}"
+        return Why(cause, f"device=cuda:{last}, or add the GPU to CUDA_VISIBLE_DEVICES")
+    return Why(f"this machine has {len(machine.cuda)} CUDA device{'s' if last else ''}: {there}", f"device=cuda:{last}")
+
+
+def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
+    """Kernels run on the same major version from their minor up; intermediate code (compute_) on anything newer."""
+    if gpu.capability is None or not machine.arch_list or machine.hip_build is not None:
+        return None
+    major, minor = gpu.capability
+    here = 10 * major + minor
+    for name in machine.arch_list:
+        kind, _, digits = name.partition("_")
+        number = int(digits.rstrip("af") or 0) if digits.rstrip("af").isdigit() else 0
+        if (kind == "sm" and number // 10 == major and number <= here) or (kind == "compute" and 0 < number <= here):
+            return None
+    cause = f"{gpu.name} has compute capability {major}.{minor}, and torch {machine.torch_version} has kernels for {' '.join(machine.arch_list)}"
+    return Why(cause, "install a torch build that lists this capability")
+
+
+def _mps(index: int, machine: Hardware) -> Why | None:
+    if machine.mps is not None:
+        return Why("a Mac has one GPU", "device=mps") if index else None
+    if machine.system != "darwin":
+        return Why(f"mps is Apple's GPU, and this machine runs {machine.system}", "use a Mac with Apple silicon")
+    if machine.rosetta:
+        return Why(
+            "this Python is an x86 one, under Rosetta on an Apple-silicon Mac",
+            "install an arm64 Python, and torch in it",
+        )
+    if machine.machine != "arm64":
+        return Why("this Mac has an Intel processor", "use a Mac with Apple silicon")
+    if not machine.mps_built:
+        return Why(
+            f"torch {machine.torch_version} was built without MPS",
+            "install torch's wheel for macOS arm64: pip install torch",
+        )
+    if (version := machine.macos.split(".")[0]).isdigit() and int(version) < OLDEST_MACOS:
+        return Why(f"macOS {machine.macos} is too old", f"update to macOS {OLDEST_MACOS} or newer")
+    return Why("Metal offers no GPU here", "run outside of the virtual machine or sandbox")
+
+
+def _xpu(index: int, machine: Hardware) -> Why | None:
+    if index < len(machine.xpu):
+        return None
+    if machine.xpu:
+        return Why(
+            f"this machine has {len(machine.xpu)} Intel GPU(s), from xpu:0", f"device=xpu:{len(machine.xpu) - 1}"
+        )
+    if not machine.xpu_built:
+        return Why(
+            f"torch {machine.torch_version} was built without Intel GPUs (XPU)",
+            "install torch's XPU build (pytorch.org/get-started/locally)",
+        )
+    return Why("torch finds no Intel GPU", "install Intel's GPU driver, and see that sycl-ls lists the GPU")

@@ -1,0 +1,36 @@
+"""A device of a machine goes in; the precisions that it computes in come out. Pure."""
+
+from __future__ import annotations
+
+from runner.device.hardware import Hardware
+from runner.errors import Fault, RunnerError
+
+#: what has bf16 and tf32 in its arithmetic units: NVIDIA's Ampere and later
+AMPERE = (8, 0)
+
+
+def precisions(device: str, hardware: Hardware) -> dict[str, str]:
+    """Each precision with "" if the device does it, else why it does not."""
+    kind = device.partition(":")[0]
+    answers = dict.fromkeys(("fp32", "bf16", "fp16", "tf32"), "")
+    if kind == "cuda":
+        capability = hardware.cuda[int(device.partition(":")[2] or 0)].capability
+        if hardware.hip_build is not None:
+            answers["tf32"] = "tf32 is NVIDIA's"
+        elif capability is not None and capability < AMPERE:
+            old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+            answers |= {"bf16": old, "tf32": old}
+    else:
+        answers["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
+    return answers
+
+
+def check_precision(precision: str, device: str, hardware: Hardware) -> None:
+    """Raises a RunnerError when the device does not compute in `precision`, with the nearest one that it does."""
+    answers = precisions(device, hardware)
+    if why := answers[precision]:
+        near = {"bf16": "fp16", "tf32": "fp32"}[precision]
+        does = ", ".join(name for name, no in answers.items() if not no)
+        raise RunnerError(
+            Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", f"train.precision={near}")
+        )

@@ -1,0 +1,41 @@
+"""A mistake that a person can mend goes in; a message in three parts comes out: asked, so, write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake: what was asked, what is so instead, and what to write."""
+
+    asked: str
+    so: str
+    write: str
+
+    def __str__(self) -> str:
+        parts = (("asked", self.asked), ("so", self.so), ("write", self.write))
+        return "\n".join(f"  {name + ':':<7}{_hang(text)}" for name, text in parts)
+
+
+class RunnerError(Exception):
+    """One or more faults of the person's; the command line prints it without a traceback and exits with 2."""
+
+    def __init__(self, *faults: Fault) -> None:
+        super().__init__(*faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n\n".join(str(fault) for fault in self.faults)
+
+
+def nearest(word: str, choices: Iterable[str]) -> list[str]:
+    """The choices that look most like `word`, best first; empty when none comes near."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    return [by_lower[hit] for hit in difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)]
+
+
+def _hang(text: str) -> str:
+    return text.strip().replace("\n", "\n" + " " * 9)

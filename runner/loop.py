@@ -1,0 +1,127 @@
+"""A step, batches and a metric buffer go in; a trained model and how the training went come out. No files, no YAML."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner.data.loaders import Batches
+from runner.metrics import MetricBuffer
+from runner.step import Step
+from runner.stop import Stop
+
+
+@dataclass
+class Best:
+    """The best value so far and the step it was reached at."""
+
+    metric: str
+    mode: str  # min | max
+    value: float | None = None  # None: nothing measured yet
+    step: int = 0
+
+    def improves(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        return self.value is None or (value < self.value if self.mode == "min" else value > self.value)
+
+
+@dataclass
+class Progress:
+    """Where a training stands; what a resumed run goes on from."""
+
+    best: Best
+    step: int = 0
+    epoch: int = 0  # whole epochs done
+    epochs_without_best: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a training ends, whichever comes first."""
+
+    num_epochs: int
+    num_steps: int
+    max_seconds: float | None = None
+    patience: int | None = None  # epochs without a better value; None: no early stopping
+    save_every_seconds: float | None = None
+    save_every_steps: int | None = None
+
+
+def train(
+    step: Step,
+    batches: Batches,
+    *,
+    optimizer: Optimizer,
+    schedule: LRScheduler | None,
+    buffer: MetricBuffer,
+    progress: Progress,
+    limits: Limits,
+    accumulate_steps: int,
+    evaluate: Callable[[], Mapping[str, float]],
+    keep: Callable[[str], None],
+    stop: Stop,
+) -> str:
+    """Trains until a limit, and returns which: finished, patience, max_seconds, or stopped (by a signal).
+
+    evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
+    keep: writes the state as "last" or "best". Nothing else here waits for the device.
+    """
+    started = saved = time.monotonic()
+    rate: float | None = None
+    while progress.step < limits.num_steps and progress.epoch < limits.num_epochs:
+        for group in _groups(batches.epoch(progress.epoch), accumulate_steps):
+            if optimizer.param_groups[0]["lr"] != rate:
+                rate = optimizer.param_groups[0]["lr"]
+                buffer.note("train/lr", float(rate))
+            buffer.write(step(group))
+            progress.step += 1
+            if schedule is not None:
+                schedule.step()
+            if progress.step >= limits.num_steps:
+                break
+            if stop.signal is not None:
+                return "stopped"
+            now = time.monotonic()
+            if limits.max_seconds is not None and now - started >= limits.max_seconds:
+                return "max_seconds"
+            if _is_due(limits, progress.step, now - saved):
+                keep("last")
+                saved = now
+        progress.epoch += 1
+        if not _judge(evaluate(), progress, limits, keep):
+            return "patience"
+        if stop.signal is not None:
+            return "stopped"
+    return "finished"
+
+
+def _is_due(limits: Limits, step: int, seconds: float) -> bool:
+    by_steps = limits.save_every_steps is not None and step % limits.save_every_steps == 0
+    return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
+
+
+def _judge(values: Mapping[str, float], progress: Progress, limits: Limits, keep: Callable[[str], None]) -> bool:
+    """Keeps the weights when they are the best so far. False: patience is at its end."""
+    best = progress.best
+    if best.metric not in values:
+        return True
+    progress.epochs_without_best += 1
+    if best.improves(values[best.metric]):
+        best.value, best.step = values[best.metric], progress.step
+        progress.epochs_without_best = 0
+        keep("best")
+    return limits.patience is None or progress.epochs_without_best < limits.patience
+
+
+def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    iterator = iter(items)
+    while group := tuple(islice(iterator, size)):
+        yield group

@@ -1,0 +1,19 @@
+"""A batch of anything goes in, (B, ...); one linear map of its flattened rows comes out, (B, out_features)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Linear(nn.Module):
+    """Logistic regression, when the task is classification. Starts at zero: every class equally likely."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(in_features, out_features)
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
+        output: Tensor = self.output(inputs.flatten(1))
+        return output

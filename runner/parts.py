@@ -1,0 +1,199 @@
+"""A checked configuration goes in; the run's parts come out, built and placed. The only caller of `build()`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner import backends, config
+from runner.data.loaders import Batches, load
+from runner.data.source import Source, as_source
+from runner.data.split import Splits, split
+from runner.device import Choice, Hardware, check_precision, choose
+from runner.errors import Fault, RunnerError
+from runner.loop import Best, Limits
+from runner.optim import AveragedWeights, make_optimizer
+from runner.placement import place
+from runner.targets import build
+from runner.targets import faults as target_faults
+from runner.task import Task
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with. Everything lies on `device`."""
+
+    device: torch.device
+    source: Source
+    splits: Splits
+    residency: str  # where the data lies and why, in words
+    train: Batches
+    val: Batches | None
+    test: Batches | None
+    model: nn.Module
+    model_node: dict[str, Any]  # what the model was built from, the data's facts filled in
+    task: Task
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    average: AveragedWeights | None
+    precision: backends.Precision
+    limits: Limits
+    best: Best
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is evaluated and kept: the averaged weights, where there are any."""
+        return self.average.model if self.average else self.model
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def check(cfg: DictConfig, hardware: Hardware) -> Choice:
+    """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
+
+    Raises: RunnerError with every fault.
+    """
+    found = config.faults(cfg)
+    choice = None
+    try:
+        choice = choose(OmegaConf.select(cfg, "device"), hardware)
+        precision = OmegaConf.select(cfg, "train.precision")
+        if precision in config.PRECISIONS:
+            check_precision(precision, choice.device, hardware)
+    except RunnerError as error:
+        found += error.faults
+    for key in config.BUILT:
+        if not OmegaConf.is_missing(cfg, key) and OmegaConf.is_dict(cfg[key]):
+            found += target_faults(config.target_node(cfg, key), key=key)
+    found += _not_in_this_version(cfg)
+    if found or choice is None:
+        raise RunnerError(*found)
+    return choice
+
+
+def prepare(cfg: DictConfig, device: torch.device) -> Parts:
+    """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
+
+    Raises: RunnerError for data or a model that can't be had as the configuration says.
+    """
+    _set_switches(cfg, device)
+    shared, node = config.shared_data_settings(cfg), _resolved(cfg, "data")
+    source = as_source(build(node, key="data"), name=shared["name"] or "data")
+    splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
+    loaders, residency = _loaders(cfg, shared, splits, device)
+    steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
+    num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
+    _fill_facts(cfg, {**source.facts, "num_steps": num_steps})
+
+    model_node = _resolved(cfg, "model")
+    backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
+    with device if cfg.placement.init == "device" else contextlib.nullcontext():
+        model = build(model_node, key="model")
+    model = place(model, device)
+    if cfg.train.compile:
+        model.compile()
+    optimizer = make_optimizer(build(_resolved(cfg, "optimizer"), key="optimizer"), model, device=device)
+    make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
+    stopping = cfg.train.early_stopping
+    metric = stopping.metric or "val/loss"
+    return Parts(
+        device=device,
+        source=source,
+        splits=splits,
+        residency=residency,
+        train=loaders["train"],
+        val=loaders.get("val"),
+        test=loaders.get("test"),
+        model=model,
+        model_node=model_node,
+        task=build(_resolved(cfg, "task"), key="task"),
+        optimizer=optimizer,
+        schedule=make_schedule(optimizer) if make_schedule else None,
+        average=AveragedWeights(model, decay=cfg.train.ema_decay) if cfg.train.ema_decay else None,
+        precision=backends.precision(cfg.train.precision, device=device),
+        limits=Limits(
+            num_epochs=math.ceil(num_steps / steps_per_epoch),
+            num_steps=num_steps,
+            max_seconds=cfg.train.max_seconds,
+            patience=stopping.patience,
+            save_every_seconds=cfg.train.checkpoint_every_seconds,
+            save_every_steps=cfg.train.checkpoint_every_steps,
+        ),
+        best=Best(metric, stopping.mode or ("max" if "acc" in metric else "min")),
+    )
+
+
+def _set_switches(cfg: DictConfig, device: torch.device) -> None:
+    settings = dict(cfg.backends.get(device.type, {}))
+    backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
+    backends.seed_everything(cfg.seed)
+
+
+def _loaders(
+    cfg: DictConfig, shared: dict[str, Any], splits: Splits, device: torch.device
+) -> tuple[dict[str, Batches], str]:
+    train_size = cfg.train.batch_size
+    eval_size = cfg.train.eval_batch_size or train_size
+    loaders: dict[str, Batches] = {}
+    reason = ""
+    for name in ("train", "val", "test"):
+        rows = getattr(splits, name)
+        if rows is None:
+            continue
+        loaders[name], why = load(
+            rows,
+            residency=shared["residency"],
+            free_bytes=backends.free_memory_bytes(device),
+            batch_size=train_size if name == "train" else eval_size,
+            device=device,
+            seed=cfg.seed,
+            shuffle=name == "train",
+            num_workers=shared["num_workers"],
+        )
+        reason = reason or why
+    return loaders, reason
+
+
+def _fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:
+    """What the person set stays; the rest comes from the data."""
+    for key in cfg.facts:
+        if OmegaConf.is_missing(cfg.facts, key) and key in facts:
+            cfg.facts[key] = facts[key]
+
+
+def _resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return config.target_node(cfg, key, resolve=True)
+    except OmegaConfBaseException as error:
+        known = ", ".join(
+            f"{name}={cfg.facts[name]}" for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)
+        )
+        so = f"it needs a fact that this data does not give ({str(error).splitlines()[0]}); it gives {known}"
+        raise RunnerError(
+            Fault(f"{key}={cfg[key].get('_target_')}", so, f"the value itself instead of ${{facts....}} in {key}")
+        ) from None
+
+
+def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
+    found = []
+    if OmegaConf.select(cfg, "train.cuda_graph") is True:
+        found.append(
+            Fault("train.cuda_graph=true", "this version captures no CUDA graphs yet", "train.cuda_graph=false")
+        )
+    num_processes = OmegaConf.select(cfg, "train.num_processes")
+    if isinstance(num_processes, int) and num_processes > 1:
+        asked = f"train.num_processes={num_processes}"
+        found.append(Fault(asked, "this version trains in one process", "train.num_processes=auto"))
+    return found

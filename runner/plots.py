@@ -1,0 +1,94 @@
+"""The points of a run's folder go in; pictures of its curves come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Points = Mapping[str, Sequence[tuple[int, float]]]
+#: wide enough for a screen; more points than pixels say nothing
+MOST_POINTS = 2000
+
+
+def draw_curves(points: Points, folder: Path, *, title: str, best: tuple[str, int] | None = None) -> list[Path]:
+    """One picture for each kind of value (loss, accuracy, ...), its splits together; returns the files, about 0.3 s each.
+
+    best: the metric and the step of the kept weights, marked in its picture.
+    """
+    kinds: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
+    for name, series in points.items():
+        split, _, kind = name.partition("/")
+        if split in ("train", "val", "test") and len(series) > 0:
+            kinds.setdefault(kind, {})[split] = series
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for kind, splits in kinds.items():
+        if any(len(series) > 1 for series in splits.values()):
+            mark = best[1] if best and best[0].partition("/")[2] == kind else None
+            drawn.append(_draw(kind, splits, folder / f"{kind.replace('/', '_')}.png", title=title, mark=mark))
+    return drawn
+
+
+def _draw(
+    kind: str, splits: Mapping[str, Sequence[tuple[int, float]]], path: Path, *, title: str, mark: int | None
+) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colors = {"train": "#4878d0", "val": "#ee854a", "test": "#2f2f2f"}
+    positive = True
+    for split, series in splits.items():
+        steps, values = np.array([step for step, _ in series]), np.array([value for _, value in series])
+        positive = positive and bool((values[np.isfinite(values)] > 0).all())
+        if split == "test":
+            axes.plot(
+                steps[-1:],
+                values[-1:],
+                "*",
+                color=colors[split],
+                markersize=12,
+                label=f"test {values[-1]:.4f}",
+                zorder=5,
+            )
+        elif split == "train" and len(values) > 50:
+            axes.plot(*_thinned(steps, values), color=colors[split], alpha=0.25, linewidth=0.8)
+            axes.plot(*_thinned(steps, _smooth(values)), color=colors[split], label="train, smoothed")
+        else:
+            axes.plot(
+                *_thinned(steps, values),
+                marker="o" if len(values) < 60 else None,
+                markersize=3,
+                color=colors[split],
+                label=split,
+            )
+    if mark is not None:
+        axes.axvline(mark, color="#888888", linestyle=":", linewidth=1, label=f"best, step {mark}")
+    if kind == "loss" and positive:
+        axes.set_yscale("log")
+    axes.set(title=title, xlabel="step", ylabel=kind)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A centred mean over a 25th of the run; what isn't finite stays out."""
+    width = max(3, len(values) // 25)
+    kernel = np.ones(width)
+    finite = np.isfinite(values)
+    sums = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
+    counts = np.convolve(finite.astype(float), kernel, mode="same")
+    return sums / np.maximum(counts, 1)
+
+
+def _thinned(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    stride = max(1, len(steps) // MOST_POINTS)
+    return steps[::stride], values[::stride]

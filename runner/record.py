@@ -1,0 +1,171 @@
+"""A run's parts and what happened in it go in; what its journal, its page in MLflow and summary.json say comes out."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import runner
+from runner import backends, provenance
+from runner.config import without_password
+from runner.device import Choice, Hardware
+from runner.loop import Best
+from runner.parts import Parts
+from runner.placement import map_tensors
+from runner.tracking.journal import Journal
+
+EXAMPLE = "journal/example.pt"
+NUM_EXAMPLE_ROWS = 4
+
+
+@dataclass
+class Record:
+    """What happened, collected as it happens."""
+
+    status: str = "failed"
+    error: str | None = None
+    ending: str = ""
+    num_steps: int = 0
+    num_epochs: int = 0
+    num_samples: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("start", "setup", "train", "evaluate"), 0.0)
+    )
+    pulls: int = 0
+    points: int = 0
+    unexpected: list[str] = field(default_factory=list)
+
+
+def introduce(
+    journal: Journal, cfg: DictConfig, parts: Parts, *, choice: Choice, hardware: Hardware, folder: Path
+) -> None:
+    """Writes what the run is, before its first step: configuration, tags, data set, code."""
+    git = provenance.git_state()
+    tags = {
+        "device": choice.device,
+        "device_name": hardware.name_of(choice.device),
+        "device_reason": choice.reason,
+        "runner_version": runner.__version__,
+        "mlflow.user": _user(),
+        "mlflow.source.name": "python -m runner",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": _note(cfg, parts, choice, folder),
+    }
+    if git is not None:
+        tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
+    journal.event(
+        "start",
+        uid=uuid.uuid4().hex,
+        experiment=cfg.tracking.experiment or parts.source.name,
+        run_name=cfg.name or f"{model_name(cfg)} {parts.source.name} {choice.device}",
+        start_ms=int(time.time() * 1000),
+        params=parameters(cfg),
+        tags=tags,
+        system_metrics=cfg.tracking.system_metrics,
+        expects_model=cfg.tracking.log_model,
+    )
+    sizes = dict(parts.splits.sizes)
+    journal.event(
+        "dataset",
+        name=parts.source.name,
+        digest=parts.splits.fingerprint[:32],
+        source=parts.source.origin,
+        source_type="local",
+        schema=json.dumps({"facts": _jsonable(cfg.facts)}),
+        profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
+        context="training",
+    )
+    (folder / "environment.txt").write_text(provenance.environment())
+    for name in ("rerun.yaml", "environment.txt"):
+        journal.event("artifact", path=name, to="")
+    if git is not None and git.diff:
+        (folder / "git.diff").write_text(git.diff)
+        journal.event("artifact", path="git.diff", to="")
+
+
+def publish_model(journal: Journal, parts: Parts, folder: Path) -> None:
+    """Leaves the kept weights' recipe and a few rows in the journal; the publisher makes the model of MLflow from them."""
+    batches = parts.val or parts.train
+    batch = next(iter(batches.epoch(0)))
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
+    journal.event("model", node=parts.model_node, weights="checkpoints/best.pt", example=EXAMPLE)
+
+
+def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:
+    """What summary.json holds, but for the tracker's part and the seconds after training."""
+    train_seconds = record.seconds["train"]
+    per_second = 1 / train_seconds if train_seconds else 0.0
+    best = record.best or parts.best
+    return {
+        "status": record.status,
+        "error": record.error,
+        "run_id": None,
+        "tracking_uri": without_password(str(cfg.tracking.uri)) if cfg.tracking.enabled else None,
+        "device": choice.device,
+        "device_reason": choice.reason,
+        "num_epochs": record.num_epochs,
+        "num_steps": record.num_steps,
+        "num_samples": record.num_samples,
+        "num_parameters": parts.num_parameters,
+        "metrics": record.metrics,
+        "best": {"metric": best.metric, "value": best.value, "step": best.step},
+        "ending": record.ending,
+        "seconds": record.seconds,
+        "steps_per_second": record.num_steps * per_second,
+        "samples_per_second": record.num_samples * per_second,
+        "peak_memory_bytes": backends.peak_memory_bytes(parts.device),
+        "host_reads": {"pulls": record.pulls, "points": record.points, "unexpected": len(record.unexpected)},
+        "tracker": {"points_written": 0, "points_pending": record.points if cfg.tracking.enabled else 0},
+        "versions": provenance.versions(),
+    }
+
+
+def parameters(cfg: DictConfig) -> dict[str, str]:
+    """The resolved configuration by dotted key; no passwords."""
+    flat: dict[str, str] = {}
+
+    def walk(node: Any, key: str) -> None:
+        if isinstance(node, Mapping) and node:
+            for name, child in node.items():
+                walk(child, f"{key}.{name}" if key else str(name))
+        else:
+            flat[key] = without_password(str(node)) if node is not None else "null"
+
+    walk({key: node for key, node in _jsonable(cfg).items() if key != "hydra"}, "")
+    return flat
+
+
+def model_name(cfg: DictConfig) -> str:
+    return str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
+
+
+def _jsonable(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
+
+
+def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path) -> str:
+    sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
+    return (
+        f"**{model_name(cfg)}** ({parts.num_parameters:,} parameters) on **{parts.source.name}** ({sizes} rows), "
+        f"on **{choice.device}**: {choice.reason}.\n\n"
+        f"Again: `python -m runner -cd {folder} -cn rerun`, or with rerun.yaml from this run's artifacts."
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return "unknown"

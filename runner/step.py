@@ -1,0 +1,125 @@
+"""A group of batches on the device goes in; one optimizer step is taken, and its values come out as 0-d tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.backends import Precision
+from runner.host_reads import HostRead, HostReads
+from runner.optim import AveragedWeights
+from runner.placement import num_rows
+from runner.task import Task
+
+Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+
+
+def make_step(
+    model: nn.Module,
+    task: Task,
+    *,
+    optimizer: Optimizer,
+    precision: Precision,
+    clip_grad_norm: float | None = None,
+    average: AveragedWeights | None = None,
+) -> Step:
+    """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
+
+    More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
+    With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    scaler = precision.scaler
+
+    def learn(batch: Any, share: float | None) -> Mapping[str, Tensor]:
+        with precision.autocast():
+            values = task(model, batch)
+        loss = next(iter(values.values()))
+        if share is not None:
+            loss = loss * share
+        (scaler.scale(loss) if scaler else loss).backward()
+        return values
+
+    def move() -> Tensor | None:
+        norm = None
+        if clip_grad_norm is not None:
+            if scaler:
+                scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        if average:
+            average.update()
+        return norm
+
+    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        if len(batches) == 1:
+            values = {name: value.detach() for name, value in learn(batches[0], None).items()}
+        else:
+            values = _mean_over(batches, learn)
+        norm = move()
+        if norm is not None:
+            values["grad_norm"] = norm
+        return values
+
+    return step
+
+
+def _mean_over(batches: Sequence[Any], learn: Callable[[Any, float | None], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    rows = [num_rows(batch) for batch in batches]
+    means: dict[str, Tensor] = {}
+    for batch, count in zip(batches, rows, strict=True):
+        share = count / sum(rows)
+        for name, value in learn(batch, share).items():
+            part = value.detach() * share
+            means[name] = means[name] + part if name in means else part
+    return means
+
+
+@torch.inference_mode()
+def evaluate(model: nn.Module, task: Task, batches: Any, *, precision: Precision) -> dict[str, float]:
+    """The task's values over a whole split, each row counting the same. Waits for the device once, at the end."""
+    was_training = model.training
+    model.eval()
+    names: tuple[str, ...] = ()
+    sums, count = torch.zeros(()), 0
+    for batch in batches.epoch(0):
+        with precision.autocast():
+            values = task(model, batch)
+        rows = num_rows(batch)
+        part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
+        sums = sums + part if names else part
+        names = tuple(values)
+        count += rows
+    model.train(was_training)
+    return dict(zip(names, (sums / count).tolist(), strict=True))
+
+
+def watched(step: Step, *, device: torch.device, guard: str, found: list[HostRead]) -> Step:
+    """The step with the guard on it: its first call (or each, with guard="always") is watched for reads of the device.
+
+    What is found is added to `found`. A watched step takes some ten times longer; with "first_step" all later calls
+    cost one more function call (under 0.1 us).
+    """
+    if guard == "off":
+        return step
+
+    def watch(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        nonlocal current
+        with HostReads(device) as reads:
+            values = step(batches)
+        found.extend(reads.found)
+        if guard == "first_step":
+            current = step
+        return values
+
+    current = watch
+    return lambda batches: current(batches)

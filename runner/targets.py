@@ -1,0 +1,214 @@
+"""A node with a `_target_` goes in; the object comes out, if its target is allowed: the one way from YAML to code.
+
+Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts,
+torch's modules, losses and optimizers, and modules that lie in the current folder, which are the person's own code.
+More prefixes come from the command line (`--allow timm`), never from a configuration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Fault, RunnerError, nearest
+
+TRUSTED = (
+    "runner.models",
+    "runner.data",
+    "runner.task",
+    "runner.optim",
+    "torch.nn",
+    "torch.optim",
+)
+#: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
+ALLOW_VARIABLE = "RUNNER_ALLOW"
+HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+
+
+def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
+    """Builds what `node` describes, nested nodes first (`hydra.utils.instantiate`).
+
+    own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
+    Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
+    """
+    found = faults(node, key=key, own_code=own_code)
+    if found:
+        raise RunnerError(*found)
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, RunnerError):
+            raise cause from None
+        write = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
+        so = f"it failed with {type(cause).__name__}: {cause}{_where(cause)}"
+        raise RunnerError(Fault(f"{key}._target_={node['_target_']}", so, write)) from cause
+
+
+def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
+    """What is wrong with the targets in `node` and with the names of their arguments. Imports the targets' modules."""
+    return [fault for path, inner in _targets(node, key) for fault in _target_faults(path, inner, own_code)]
+
+
+def locate(target: str, *, own_code: bool = True) -> Any:
+    """The class or function that a dotted path names. Raises: RunnerError when it is not allowed or not there."""
+    allowed = allowed_prefixes(target) if own_code else TRUSTED
+    if not _under(target, allowed):
+        raise RunnerError(Fault(f"_target_={target}", _refusal(target, allowed), _allowed_write(target)))
+    thing, module = _import(target)
+    home = str(getattr(thing, "__module__", None) or module)
+    if not callable(thing) or inspect.ismodule(thing) or not _under(home, allowed):
+        # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
+        so = (
+            f"it leads to {home}.{getattr(thing, '__name__', thing)}, which is not a part that a configuration may name"
+        )
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target)))
+    return thing
+
+
+def allowed_prefixes(target: str) -> tuple[str, ...]:
+    """The prefixes allowed here: ours, those of --allow, and the target's first word if it lies in the current folder."""
+    more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
+    first = target.split(".")[0]
+    if first.isidentifier() and first not in ("conf", "runner", "tests"):
+        here = Path.cwd()
+        if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
+            more += (first,)
+    return TRUSTED + more
+
+
+def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, dict):
+        if node.get("_target_") is not None:
+            yield path, node
+        for name, child in node.items():
+            yield from _targets(child, f"{path}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _targets(child, f"{path}[{index}]")
+
+
+def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Fault]:
+    target = str(node["_target_"])
+    try:
+        thing = locate(target, own_code=own_code)
+    except RunnerError as error:
+        return [Fault(f"{path}.{fault.asked}", fault.so, fault.write) for fault in error.faults]
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return []  # some builtins tell no signature; the call will tell
+    takes = {name: kind for name, kind in signature.parameters.items() if name != "self"}
+    kinds = {parameter.kind for parameter in takes.values()}
+    given = [name for name in node if name not in HYDRA_KEYS]
+    found = []
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        found += [_refused_argument(path, name, node[name], thing, list(takes)) for name in given if name not in takes]
+    if not node.get("_partial_") and not node.get("_args_"):
+        needed = [
+            name
+            for name, p in takes.items()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        for name in needed:
+            if name not in node:
+                so = f"{thing.__name__} needs an argument {name}"
+                found.append(Fault(f"{path}._target_={target}", so, f"+{path}.{name}=..."))
+    return found
+
+
+def _refused_argument(path: str, name: str, value: Any, thing: Any, takes: list[str]) -> Fault:
+    hits = nearest(name, takes) or takes
+    write = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
+    return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", write)
+
+
+def _import(target: str) -> tuple[Any, str]:
+    """Imports the longest module that the path begins with and follows the rest by attribute."""
+    words = target.split(".")
+    if not all(word.isidentifier() for word in words):
+        raise RunnerError(Fault(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
+    thing: Any = _import_module(words[0], target)
+    for index, word in enumerate(words[1:], start=1):
+        if not hasattr(thing, word) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
+            _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
+        if not hasattr(thing, word):
+            raise RunnerError(_no_such_name(target, thing, word))
+        thing = getattr(thing, word)
+    return thing, words[0]
+
+
+def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if missing_is_fine and error.name == name:
+            return None
+        if error.name == name:
+            raise RunnerError(_no_module(name, target)) from None
+        so = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
+        raise RunnerError(
+            Fault(f"_target_={target}", so, f"pip install {error.name}, or take that import out")
+        ) from error
+    except Exception as error:
+        so = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
+        raise RunnerError(Fault(f"_target_={target}", so, "the same once that line is mended")) from error
+
+
+def _no_module(name: str, target: str) -> Fault:
+    here = [path.stem for path in Path.cwd().glob("*.py")] + [
+        path.parent.name for path in Path.cwd().glob("*/__init__.py")
+    ]
+    hits = nearest(name, here)
+    rest = target[len(name) :]
+    write = (
+        " or ".join(f"_target_={hit}{rest}" for hit in hits)
+        or f"a file {name}.py in the current folder, {Path.cwd().name}/"
+    )
+    return Fault(f"_target_={target}", f"there is no module {name} here", write)
+
+
+def _no_such_name(target: str, thing: Any, word: str) -> Fault:
+    name = getattr(thing, "__name__", str(thing))
+    public = [item for item in dir(thing) if not item.startswith("_")]
+    hits = nearest(word, public)
+    head = target[: target.index(word)] if word in target else name + "."
+    write = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
+    return Fault(f"_target_={target}", f"{name} has no {word}", write)
+
+
+def _refusal(target: str, allowed: tuple[str, ...]) -> str:
+    return f"{target} is not a part that a configuration may name here; allowed are {', '.join(allowed)} and modules in the current folder"
+
+
+def _allowed_write(target: str) -> str:
+    first = target.split(".")[0]
+    hits = nearest(target, TRUSTED)
+    by_name = f"_target_={hits[0]}..., or " if hits else ""
+    return f"{by_name}your own class in a file of the current folder (_target_=my_models.Net), or --allow {first} if you trust it"
+
+
+def _under(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the person's own code that the error passed through."""
+    if isinstance(error, SyntaxError):
+        return f" ({Path(error.filename or '?').name}:{error.lineno})"
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and file.name != "targets.py":
+            line = f" ({file.name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return line

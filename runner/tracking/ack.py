@@ -1,0 +1,57 @@
+"""How far a run has got into MLflow goes in; journal/ack.json comes out, whole or not at all, and back again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.tracking.records import FILE as JOURNAL
+from runner.tracking.records import count_points
+
+FILE = "journal/ack.json"  # in a run's folder
+
+
+@dataclass(frozen=True)
+class Ack:
+    """What the store has of a journal, and what keeps it from having the rest."""
+
+    offset: int = 0  # where the first record begins that the store has not acknowledged
+    points_written: int = 0
+    points_pending: int = 0
+    points_rejected: int = 0  # refused for good; they stand in journal/rejected.jsonl
+    uri: str = ""  # of the store, without a password; a relative sqlite path made absolute
+    uid: str = ""  # of the journal's run
+    run_id: str | None = None
+    experiment_id: str | None = None
+    state: str = "waiting"  # waiting, publishing, unreachable, ended, died, stopped
+    error: str | None = None  # the last one, None once it is overcome
+    ended: bool = False  # the run's end has reached the store
+    postponed: tuple[dict[str, Any], ...] = ()  # artifacts and models that the store has not taken yet
+    warnings: tuple[str, ...] = ()  # what was left out for good, and why
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store has everything, up to the run's end."""
+        return self.ended and not self.points_pending and not self.postponed
+
+
+def read_ack(folder: Path) -> Ack:
+    """The last acknowledgement, its pending points counted anew. An unreadable file counts as none: replays are harmless."""
+    try:
+        fields = json.loads((folder / FILE).read_text())
+        ack = Ack(**{**fields, "postponed": tuple(fields["postponed"]), "warnings": tuple(fields["warnings"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        ack = Ack()
+    return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
+
+
+def write_ack(folder: Path, ack: Ack) -> None:
+    """Writes beside the file and renames. Not synced: after a power cut an older one costs a replay, no more."""
+    path = folder / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".writing")
+    beside.write_text(json.dumps(dataclasses.asdict(ack), indent=1) + "\n")
+    beside.replace(path)

@@ -1,0 +1,53 @@
+"""A name as the configuration has it goes in; the nearest one that MLflow takes comes out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+from collections.abc import Mapping
+
+MOST_NAME = 250  # characters, in MLflow 3
+MOST_PARAM = 6000
+MOST_TAG = 8000
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
+
+
+def spell(name: str) -> str:
+    """`model.layers[0]` becomes `model.layers.0`; what MLflow refuses becomes `_`; a long name ends in a digest of itself."""
+    spelled = _REFUSED.sub("_", _INDEX.sub(r".\1", name))
+    if (spelled and posixpath.normpath(spelled) != spelled) or spelled.startswith(("/", "..")) or spelled in ("", "."):
+        parts = [part if part.strip(".") else "_" * len(part) for part in spelled.split("/") if part]
+        spelled = "/".join(parts) or "_"
+    return _shortened(spelled, name)
+
+
+def spell_all(values: Mapping[str, object], *, most: int) -> dict[str, str]:
+    """Spells the names and cuts the values to `most` characters; two names that would fall together stay apart."""
+    spelled: dict[str, str] = {}
+    for name, value in values.items():
+        key = spell(name)
+        if key in spelled:
+            key = _with_digest(key, name)
+        spelled[key] = cut(str(value), most=most)
+    return spelled
+
+
+def cut(text: str, *, most: int) -> str:
+    """The text, or its beginning and how long it was."""
+    if len(text) <= most:
+        return text
+    note = f"... ({len(text)} characters)"
+    return text[: most - len(note)] + note
+
+
+def _shortened(spelled: str, name: str) -> str:
+    return spelled if len(spelled) <= MOST_NAME else _with_digest(spelled, name)
+
+
+def _with_digest(spelled: str, name: str) -> str:
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{spelled[: MOST_NAME - 9]}_{digest}"

@@ -1,0 +1,64 @@
+"""What every test gets: `--device`, folders of its own, and a look at what it left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="real hardware to run the device tests on, e.g. cuda:0 or mps")
+
+
+@pytest.fixture(scope="session")
+def device(request) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fails a test that leaves a thread, a process or an environment variable."""
+    environment, threads = dict(os.environ), set(threading.enumerate())
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    changed = {name for name in environment.keys() ^ os.environ.keys() if not name.startswith("PYTEST_")}
+    changed |= {name for name in environment.keys() & os.environ.keys() if environment[name] != os.environ[name]}
+    changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}
+    assert not changed, f"environment variables left changed: {changed}"
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [thread for thread in threading.enumerate() if thread not in threads and not _is_torchs(thread)]
+        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
+        running = [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        if not left and not running:
+            return
+        threading.Event().wait(0.02)  # one that is just ending
+    assert not left, f"threads left: {left}"
+    assert not running, f"processes left: {running}"
+
+
+def _is_torchs(thread: threading.Thread) -> bool:
+    return (
+        thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread"))
+        or (thread.daemon
+        and "torch" in repr(thread))
+    )
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """A person's empty folder as the current one; modules imported from it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and file.startswith(str(tmp_path)):
+            del sys.modules[name]

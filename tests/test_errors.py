@@ -1,0 +1,18 @@
+from runner.errors import Fault, RunnerError, nearest
+
+
+def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
+    text = str(RunnerError(Fault("device=cud", "there is no device cud", "device=cuda")))
+    assert [line.split(":")[0].strip() for line in text.splitlines()] == ["asked", "so", "write"]
+    assert "device=cuda" in text
+
+
+def test_all_faults_are_printed():
+    error = RunnerError(Fault("a", "b", "c"), Fault("d", "e", "f"))
+    assert len(error.faults) == 2
+    assert str(error).count("write:") == 2
+
+
+def test_nearest_ignores_case_and_keeps_the_real_spelling():
+    assert nearest("relu", ["ReLU", "Tanh"]) == ["ReLU"]
+    assert nearest("zzz", ["ReLU"]) == []

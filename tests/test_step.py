@@ -1,0 +1,130 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from runner.backends import precision
+from runner.data.loaders import Resident
+from runner.optim import AveragedWeights
+from runner.step import evaluate, make_step, watched
+from runner.task import Classification
+
+CPU = torch.device("cpu")
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def rows(count=60):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=generator), torch.randint(3, (count,), generator=generator)
+
+
+def make(model, optimizer=None, name="fp32", **settings):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_step(model, Classification(), optimizer=optimizer, precision=precision(name, device=CPU), **settings)
+
+
+def test_a_step_is_the_textbooks_step_to_the_bit():
+    model, other = net(), net()
+    inputs, targets = rows()
+    values = make(model)([(inputs, targets)])
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    loss = nn.functional.cross_entropy(other(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    assert values["loss"].item() == loss.item()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters(), strict=True))
+    assert not values["loss"].requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("cuts", [(20, 20, 20), (25, 25, 10)])
+def test_accumulated_batches_count_by_their_rows(cuts):
+    model, other = net(), net()
+    inputs, targets = rows()
+    batches = list(zip(inputs.split(cuts), targets.split(cuts), strict=True))
+    values, whole = make(model)(batches), make(other)([(inputs, targets)])
+    torch.testing.assert_close(values["loss"], whole["loss"])
+    torch.testing.assert_close(values["accuracy"], whole["accuracy"])
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
+    model = net()
+    before = copy.deepcopy(model)
+    norm = make(model, clip_grad_norm=0.01)([rows()])["grad_norm"]
+    moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before.parameters(), strict=True)]).norm()
+    assert norm > 0.01
+    assert moved.item() == pytest.approx(0.1 * 0.01, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_half_precision_learns_with_float32_weights(name):
+    model = net()
+    step = make(model, torch.optim.Adam(model.parameters(), lr=0.01, fused=True), name=name)
+    losses = [step([rows()])["loss"].item() for _ in range(60)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_the_average_is_updated_after_the_step():
+    model = net()
+    average = AveragedWeights(model, decay=0.5)
+    before = model[0].weight.detach().clone()
+    make(model, average=average)([rows()])
+    torch.testing.assert_close(average.model[0].weight, (before + model[0].weight.detach()) / 2)
+
+
+def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
+    model = nn.Sequential(nn.Dropout(0.5), net())
+    inputs, targets = rows(50)
+    batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
+    values = evaluate(model, Classification(), batches, precision=precision("fp32", device=CPU))
+    logits = model.eval()(inputs)
+    assert values["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
+    assert values["accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+    model.train()
+    evaluate(model, Classification(), batches, precision=precision("fp32", device=CPU))
+    assert model.training
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, inputs):
+        if inputs.sum() > 1e9:  # a read of the device
+            return inputs
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize(("guard", "found"), [("first_step", 1), ("always", 3), ("off", 0)])
+def test_the_guard_tells_of_reads_in_the_step(guard, found):
+    reads = []
+    step = watched(make(Reader()), device=CPU, guard=guard, found=reads)
+    for _ in range(3):
+        step([rows()])
+    assert len(reads) == found
+    assert all("test_step.py" in str(read) for read in reads)
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_grad_norm": 1.0}, {"name": "bf16"}, {"name": "fp16"}])
+def test_a_sound_step_reads_nothing(settings):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    reads = []
+    step = watched(
+        make(model, optimizer, average=AveragedWeights(model, decay=0.9), **settings),
+        device=CPU,
+        guard="always",
+        found=reads,
+    )
+    for _ in range(2):
+        step([rows(30), rows(30)])
+    assert [str(read) for read in reads] == []
