@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
+from runner.version import __version__
+
 __all__ = ["__version__", "run"]
 
 

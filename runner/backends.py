@@ -42,7 +42,7 @@ def set_switches(
     cudnn_benchmark: bool = True,
 ) -> None:
     """Sets what torch keeps per process, each switch both ways, so that a run does not inherit the one before it."""
-    if deterministic:
+    if deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it first makes a handle
     torch.use_deterministic_algorithms(deterministic)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -18,16 +18,8 @@ def show(*, as_json: bool) -> int:
     facts = describe(diagnose(probe()))
     if as_json:
         print(json.dumps(facts, indent=2))
-        return 0
-    console = Console(highlight=False)
-    console.print(_table(facts["devices"]))
-    for missing in facts["missing"]:
-        console.print(
-            f"[bold]no {missing['device']}[/]: {missing['cause']}; to have it: {missing['mend']}", soft_wrap=True
-        )
-    auto = facts["auto"]
-    console.print(f"\ndevice=auto takes [bold]{auto['device']}[/] ({auto['reason']})", soft_wrap=True)
-    console.print(f"torch {facts['torch']}, {facts['platform']}", soft_wrap=True)
+    else:
+        _print(facts)
     return 0
 
 
@@ -61,14 +53,28 @@ def _device(name: str, gpu: Gpu, hardware: Hardware) -> dict[str, Any]:
     }
 
 
+def _print(facts: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    console.print(_table(facts["devices"]))
+    for item in facts["devices"]:
+        if not item["usable"]:
+            console.print(f"[bold]{item['device']} is not usable[/]: {item['why_not']}", soft_wrap=True)
+    for missing in facts["missing"]:
+        console.print(
+            f"[bold]no {missing['device']}[/]: {missing['cause']}; to have it: {missing['mend']}", soft_wrap=True
+        )
+    auto = facts["auto"]
+    console.print(f"\ndevice=auto takes [bold]{auto['device']}[/] ({auto['reason']})", soft_wrap=True)
+    console.print(f"torch {facts['torch']}, {facts['platform']}", soft_wrap=True)
+
+
 def _table(devices: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("device", "name", "free", "of", "precisions"):
         table.add_column(heading, justify="right" if heading in ("free", "of") else "left", overflow="fold")
     for item in devices:
-        note = "" if item["usable"] else f" (not usable: {item['why_not']})"
         free, total = _gib(item["free_bytes"]), _gib(item["total_bytes"])
-        table.add_row(item["device"], item["name"] + note, free, total, " ".join(item["precisions"]))
+        table.add_row(item["device"], item["name"], free, total, " ".join(item["precisions"]))
     return table
 
 
@@ -77,4 +83,4 @@ def _gib(count: int | None) -> str:
 
 
 def _is(kind: str, item: dict[str, Any]) -> bool:
-    return item["device"].partition(":")[0] == kind
+    return bool(item["device"].partition(":")[0] == kind)

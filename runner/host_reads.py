@@ -40,7 +40,7 @@ READING_CALLS = {
     "numpy": "tensor.numpy()",
     "tolist": "tensor.tolist()",
 }
-COPIES_TO_HOST = ("tensor.cpu()", "tensor.to('cpu')")
+COPIES_TO_HOST = {"cpu": "tensor.cpu()", "to": "tensor.to('cpu')"}
 #: kernels that read a value, or whose result has a size that only the values tell
 READING_KERNELS = {
     *(aten._linalg_check_errors, aten._local_scalar_dense, aten._unique, aten._unique2, aten.allclose, aten.bincount),
@@ -139,7 +139,7 @@ class HostReads:
         here = (read.line, 0 if on is None else _storage(on))
         if self.host and self._copied == here and self.found[-1].what != what:
             return
-        self._copied = here if what in COPIES_TO_HOST else None
+        self._copied = here if what in COPIES_TO_HOST.values() else None
         self.found.append(read)
 
     def _frames(self) -> Iterator[FrameType]:
@@ -223,7 +223,7 @@ class _Calls(TorchFunctionMode):
             reads.wait("tensor[list], a copy of the list to the device", on=target)
         value = args[2] if len(args) > 2 else None
         if isinstance(value, Tensor) and reads.lies_on_device(value):
-            reads.read(filter(_is_mask, index), "tensor[mask] = tensor")
+            reads.read(filter(_is_mask, index), "tensor[mask] = value")
 
     def _make(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         reads, data, device = self.reads, args[-1] if args else kwargs.get("data"), kwargs.get("device")
@@ -249,7 +249,7 @@ class _Calls(TorchFunctionMode):
         to_device = reads.lies_on_device(target) if isinstance(target, Tensor) else isinstance(target, torch.device)
         is_waiting = not (kwargs.get("non_blocking") or (len(args) > 3 and args[3]))
         if not to_device and is_waiting:
-            reads.read([tensor], COPIES_TO_HOST[1])
+            reads.read([tensor], COPIES_TO_HOST["to"])
         elif to_device and tensor in host:
             if is_waiting:
                 reads.wait("tensor.to(device), a copy from the host", on=tensor)
@@ -291,10 +291,11 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads, target, indices = self._reads, args[0], [index for index in args[1] if index is not None]
         if not reads.lies_on_device(target):
             return
-        # x[mask] = 0 writes where the mask is set; every other use of a mask first asks how many are
+        # x[mask] = 0 is a masked_fill (not on MPS, where C++ makes a tensor of the device of the 0); every other use of a
+        # mask first asks how many of it are set
         is_fill = len(args) > 2 and args[2].numel() == 1 and args[2].device.type == "cpu"
         if not is_fill:
-            reads.read(filter(_is_mask, indices), "tensor[mask]")
+            reads.read(filter(_is_mask, indices), "tensor[mask] = value" if len(args) > 2 else "tensor[mask]")
         if any(index.numel() and not _is_mask(index) and not reads.lies_on_device(index) for index in indices):
             reads.wait("tensor[index], a copy of the index to the device", on=target)
 
@@ -310,8 +311,9 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("non_blocking") or not source.numel() or reads.lies_on_device(source) == to_device:
             return
         name = f"tensor.{reads.call}()" if reads.call else "a copy"
-        there = READING_CALLS.get(reads.call, f"{name}, a copy to the host")
-        reads.wait(f"{name}, a copy to the device" if to_device else there, on=source)
+        there = COPIES_TO_HOST.get(reads.call, f"{name}, a copy to the host")
+        here = "tensor.to(device), a copy from the host" if reads.call == "to" else f"{name}, a copy to the device"
+        reads.wait(here if to_device else there, on=source)
 
 
 def _watch_synchronize(reads: HostReads, stack: ExitStack) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 
-from runner import __version__
+from runner.version import __version__
 
 
 @dataclass(frozen=True)

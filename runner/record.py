@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-import runner
 from runner import backends, provenance
 from runner.config import without_password
 from runner.device import Choice, Hardware
@@ -22,6 +21,7 @@ from runner.loop import Best
 from runner.parts import Parts
 from runner.placement import map_tensors
 from runner.tracking.journal import Journal
+from runner.version import __version__
 
 EXAMPLE = "journal/example.pt"
 NUM_EXAMPLE_ROWS = 4
@@ -56,7 +56,7 @@ def introduce(
         "device": choice.device,
         "device_name": hardware.name_of(choice.device),
         "device_reason": choice.reason,
-        "runner_version": runner.__version__,
+        "runner_version": __version__,
         "mlflow.user": _user(),
         "mlflow.source.name": "python -m runner",
         "mlflow.source.type": "LOCAL",

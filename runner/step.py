@@ -112,6 +112,8 @@ def watched(step: Step, *, device: torch.device, guard: str, found: list[HostRea
     if guard == "off":
         return step
 
+    current = step
+
     def watch(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         nonlocal current
         with HostReads(device) as reads:

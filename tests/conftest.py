@@ -44,10 +44,8 @@ def nothing_left_behind():
 
 
 def _is_torchs(thread: threading.Thread) -> bool:
-    return (
-        thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread"))
-        or (thread.daemon
-        and "torch" in repr(thread))
+    return thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread")) or (
+        thread.daemon and "torch" in repr(thread)
     )
 
 

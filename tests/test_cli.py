@@ -231,7 +231,7 @@ def test_from_python(folder):
     )
     assert summary["status"] == "finished"
     assert json.loads((folder / "run" / "summary.json").read_text()) == summary
-    with pytest.raises(RunnerError, match="train.num_epochs"):
+    with pytest.raises(RunnerError, match=r"train\.num_epochs"):
         runner.run(["train.epochz=1"])
 
 

@@ -74,7 +74,7 @@ READS = {
     "masked_select": (lambda x, y, m, t: x.masked_select(m), "masked_select()"),
     "mask": (lambda x, y, m, t: x[m], "tensor[mask]"),
     "row and mask": (lambda x, y, m, t: x[0, m[0]], "tensor[mask]"),
-    "write to mask": (lambda x, y, m, t: x.__setitem__(m, x.sum()), "tensor[mask] = tensor"),
+    "write to mask": (lambda x, y, m, t: x.__setitem__(m, x.sum()), "tensor[mask] = value"),
     "scalar index": (lambda x, y, m, t: x[t], "tensor[tensor]"),
     "slice": (lambda x, y, m, t: x[:t], "tensor[tensor]"),
     "list index": (lambda x, y, m, t: x[[0, 2]], "tensor[list], a copy of the list to the device"),
@@ -107,7 +107,7 @@ def test_a_read_is_found_once_and_named_as_it_is_written(name):
 
 def test_a_line_that_reads_twice_is_told_twice():
     x, _, mask, _ = tensors()
-    assert found(lambda: x.__setitem__(mask, x[mask])) == ["tensor[mask]", "tensor[mask] = tensor"]
+    assert found(lambda: x.__setitem__(mask, x[mask])) == ["tensor[mask]", "tensor[mask] = value"]
 
 
 NO_READS = {

@@ -139,7 +139,8 @@ def _architecture(gpu: Gpu, machine: Hardware) -> Why | None:
         number = int(digits.rstrip("af") or 0) if digits.rstrip("af").isdigit() else 0
         if (kind == "sm" and number // 10 == major and number <= here) or (kind == "compute" and 0 < number <= here):
             return None
-    cause = f"{gpu.name} has compute capability {major}.{minor}, and torch {machine.torch_version} has kernels for {' '.join(machine.arch_list)}"
+    kernels = f"torch {machine.torch_version} has kernels for {' '.join(machine.arch_list)}"
+    cause = f"{gpu.name} has compute capability {major}.{minor}, and {kernels}"
     return Why(cause, "install a torch build that lists this capability")
 
 

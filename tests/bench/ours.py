@@ -19,6 +19,7 @@ def main() -> None:
         np.savez(Path(folder) / "digits60k.npz", x=inputs, y=targets)
         words = [
             "data=arrays",
+            "model=mlp",
             f"data.path={folder}/digits60k.npz",
             "data.val_fraction=0",
             "data.test_fraction=0",

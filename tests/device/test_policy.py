@@ -1,0 +1,231 @@
+"""The choice of a device as tables over described machines: no GPU is needed, and nothing is mocked."""
+
+import pytest
+
+from runner.device import Driver, Gpu, Hardware, check_precision, choose, diagnose, parse, precisions, probe, resolve
+from runner.device.hardware import GIB
+from runner.errors import RunnerError
+
+
+def gpu(free, total=80, capability=(9, 0), name="H100"):
+    return Gpu(name, total * GIB, round(free * GIB), capability)
+
+
+KERNELS = ("sm_75", "sm_80", "sm_90", "compute_120")
+LAPTOP = Hardware(torch_version="2.13.0+cpu", driver=Driver(library_error="not found"))
+CUDA = dict(torch_version="2.13.0+cu130", cuda_build="13.0", arch_list=KERNELS, driver=Driver(cuda=13000, init_code=0))
+ONE = Hardware(**CUDA, cuda=(gpu(70),))
+EIGHT = Hardware(**CUDA, cuda=tuple(gpu(free) for free in (10, 70, 70, 5, 79.5, 0.5, 40, 60)))
+FULL = Hardware(**CUDA, cuda=(gpu(0.5), gpu(0.2)))
+MIXED = Hardware(**CUDA, cuda=(gpu(8, 8, (6, 1), "GTX 1080"), gpu(3, 80)))
+OLD = Hardware(**CUDA, cuda=(gpu(8, 8, (6, 1), "GTX 1080"),))
+MAC = Hardware(
+    system="darwin",
+    machine="arm64",
+    macos="15.5",
+    torch_version="2.13.0",
+    mps_built=True,
+    mps=Gpu("M2 GPU", 12 * GIB, 9 * GIB),
+)
+INTEL = Hardware(torch_version="2.13.0+xpu", xpu_built=True, xpu=(Gpu("Arc"), Gpu("Arc")))
+
+
+@pytest.mark.parametrize(
+    ("value", "machine", "device", "reason"),
+    [
+        ("auto", LAPTOP, "cpu", "no accelerator here; no cuda: torch 2.13.0+cpu is a CPU-only build"),
+        ("auto", ONE, "cuda:0", "the only GPU, 70.0 of 80.0 GiB free"),
+        ("auto", EIGHT, "cuda:4", "the most free memory, 79.5 of 80.0 GiB"),
+        ("auto", FULL, "cuda:0", "nearly full"),
+        ("auto", MIXED, "cuda:1", "not cuda:0: GTX 1080 has compute capability 6.1"),
+        ("auto", OLD, "cpu", "compute capability 6.1"),
+        ("auto", MAC, "mps", "the Mac's GPU"),
+        ("auto", INTEL, "xpu:0", "Intel"),
+        ("cpu", EIGHT, "cpu", "as asked"),
+        ("cuda", EIGHT, "cuda:4", "the most free memory"),
+        ("cuda:3", EIGHT, "cuda:3", "as asked"),
+        ("mps", MAC, "mps", "as asked"),
+        ("mps:0", MAC, "mps", "as asked"),
+        ("xpu", INTEL, "xpu:0", "as asked"),
+        ("xpu:1", INTEL, "xpu:1", "as asked"),
+        ("all", LAPTOP, "cpu", "no accelerator"),
+        ("all", ONE, "cuda:0", "the only accelerator"),
+        ("all", MAC, "mps", "the only accelerator"),
+        (["cuda:1", "cpu"], EIGHT, "cuda:1", "as asked"),
+        (["cuda:1", "cpu"], ONE, "cpu", "not cuda:1: this machine has 1 CUDA device: cuda:0"),
+        (["mps", "cuda", "cpu"], EIGHT, "cuda:4", "not mps: mps is Apple's GPU"),
+        (["cuda:9", "auto"], MAC, "mps", "not cuda:9"),
+    ],
+)
+def test_the_choice_and_its_reason(value, machine, device, reason):
+    choice = resolve(parse(value), machine)
+    assert choice.device == device
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "mend"),
+    [
+        ("cud", "device=cuda"),
+        ("gpu", "device=cuda"),
+        ("CUDA:0", "device=cuda:0"),
+        ("cuda:-1", "device=cuda:0"),
+        ("cuda0", "device=cuda:0"),
+        ("cuda:0,1", "device=[cuda:0,cuda:1]"),
+        ("", "device=auto"),
+        (None, "device=auto"),
+        (3, "device=cuda:3"),
+        (-1, "device=cuda:0"),
+        (True, "device=auto"),
+        (1.5, "device=auto"),
+        ({}, "device=auto"),
+        ([], "device=auto"),
+        ([["cpu"]], "device=auto"),
+        (["cpu", "cud"], "device=cuda"),
+        (["all", "cpu"], "device=all"),
+        ("cpu:0", "device=cpu"),
+        ("mps:1", "device=mps"),
+        ("metal", "device=mps"),
+        ("tpu", "device=cpu"),
+    ],
+)
+def test_every_wrong_form_is_told_the_right_one(value, mend):
+    with pytest.raises(RunnerError) as caught:
+        parse(value)
+    assert mend in str(caught.value)
+
+
+def linux(**facts):
+    return Hardware(torch_version="2.13.0+cu130", cuda_build="13.0", arch_list=KERNELS, **facts)
+
+
+def mac(**facts):
+    return Hardware(
+        **{
+            "system": "darwin",
+            "machine": "arm64",
+            "macos": "15.5",
+            "torch_version": "2.13.0",
+            "mps_built": True,
+            **facts,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "cause", "mend"),
+    [
+        ("cuda", LAPTOP, "CPU-only build", "CUDA build"),
+        (
+            "cuda",
+            Hardware(torch_version="2.13.0+cpu", driver=Driver(gpu_on_bus=True)),
+            "there is an NVIDIA GPU",
+            "CUDA build",
+        ),
+        ("cuda", MAC, "a Mac has no CUDA", "device=mps"),
+        ("cuda", linux(driver=Driver(library_error="x")), "no NVIDIA driver is installed", "its driver"),
+        (
+            "cuda",
+            linux(driver=Driver(library_error="x", gpu_on_bus=True)),
+            "no driver for it",
+            "install NVIDIA's driver",
+        ),
+        ("cuda", linux(driver=Driver(library_error="x", kernel_module="580")), "does not load", "libcuda.so.1"),
+        ("cuda", linux(driver=Driver(library_error="x", in_container=True)), "not in this container", "--gpus all"),
+        ("cuda", linux(driver=Driver(library_error="x", in_wsl=True)), "WSL", "in Windows"),
+        (
+            "cuda",
+            linux(container_visible="void", driver=Driver(in_container=True)),
+            "NVIDIA_VISIBLE_DEVICES=void",
+            "--gpus all",
+        ),
+        (
+            "cuda",
+            linux(driver=Driver(cuda=12040, init_code=0)),
+            "too old: it serves CUDA up to 12.4",
+            "update the driver",
+        ),
+        (
+            "cuda",
+            linux(visible="", driver=Driver(cuda=13000)),
+            "CUDA_VISIBLE_DEVICES='' hides",
+            "unset CUDA_VISIBLE_DEVICES",
+        ),
+        ("cuda", linux(visible="-1", driver=Driver(cuda=13000)), "hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
+        ("cuda", linux(visible="7", driver=Driver(cuda=13000, init_code=100)), "names no GPU", "nvidia-smi -L"),
+        ("cuda", linux(driver=Driver(cuda=13000, init_code=803)), "different versions (cuInit gave 803)", "reboot"),
+        ("cuda", linux(driver=Driver(cuda=13000, init_code=802)), "switch is not ready", "fabricmanager"),
+        ("cuda", linux(driver=Driver(cuda=13000, init_code=0, mig=True)), "MIG mode", "MIG-..."),
+        (
+            "cuda:1",
+            linux(cuda=(gpu(8, name="H100 MIG 1g.10gb"),), driver=Driver(mig=True)),
+            "one slice",
+            "device=cuda:0",
+        ),
+        ("cuda:1", ONE, "1 CUDA device: cuda:0", "device=cuda:0"),
+        ("cuda:9", EIGHT, "8 CUDA devices: cuda:0 to cuda:7", "device=cuda:7"),
+        ("cuda:1", linux(visible="3", cuda=(gpu(8),), driver=Driver()), "numbers them from 0", "add the GPU"),
+        ("cuda:0", OLD, "compute capability 6.1", "install a torch build"),
+        ("mps", LAPTOP, "this machine runs linux", "Apple silicon"),
+        ("mps", mac(machine="x86_64", rosetta=True), "Rosetta", "arm64 Python"),
+        ("mps", mac(machine="x86_64"), "Intel processor", "Apple silicon"),
+        ("mps", mac(mps_built=False), "built without MPS", "pip install torch"),
+        ("mps", mac(macos="13.6"), "macOS 13.6 is too old", "macOS 14 or newer"),
+        ("mps", mac(), "Metal offers no GPU", "virtual machine"),
+        ("xpu", LAPTOP, "built without Intel GPUs", "XPU build"),
+        ("xpu", Hardware(xpu_built=True), "no Intel GPU", "sycl-ls"),
+        ("xpu:2", INTEL, "2 Intel GPU", "device=xpu:1"),
+        ("cuda", Hardware(hip_build="6.4", torch_version="2.13.0+rocm"), "no AMD GPU", "rocminfo"),
+    ],
+)
+def test_a_missing_device_is_told_why_and_what_there_is(device, machine, cause, mend):
+    with pytest.raises(RunnerError) as caught:
+        resolve(parse(device), machine)
+    text = str(caught.value)
+    assert cause in text
+    assert mend in text
+    assert "here: " in text
+    assert "cpu" in text
+
+
+def test_newer_hardware_runs_from_intermediate_code():
+    assert resolve(parse("cuda:0"), linux(cuda=(gpu(8, capability=(12, 1)),), driver=Driver())).device == "cuda:0"
+
+
+def test_a_list_with_nothing_there_tells_each_cause():
+    with pytest.raises(RunnerError) as caught:
+        resolve(parse(["cuda:1", "mps"]), LAPTOP)
+    assert len(caught.value.faults) == 2
+
+
+def test_several_accelerators_at_once_are_refused_with_the_way_out():
+    with pytest.raises(RunnerError, match="-m device=cuda:0,cuda:1"):
+        resolve(parse("all"), FULL)
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "machine", "mend"),
+    [
+        ("tf32", "cpu", LAPTOP, "train.precision=fp32"),
+        ("tf32", "mps", MAC, "train.precision=fp32"),
+        ("bf16", "cuda:0", OLD, "train.precision=fp16"),
+        ("tf32", "cuda:0", OLD, "train.precision=fp32"),
+    ],
+)
+def test_a_precision_that_the_device_lacks(precision, device, machine, mend):
+    with pytest.raises(RunnerError, match=mend.replace(".", r"\.")):
+        check_precision(precision, device, machine)
+
+
+def test_the_precisions_of_each_kind():
+    assert not any(precisions("cuda:0", ONE).values())
+    assert precisions("mps", MAC)["bf16"] == ""
+    check_precision("fp16", "cpu", LAPTOP)
+
+
+def test_this_machine_is_described_and_the_cpu_is_always_there():
+    hardware = diagnose(probe())
+    assert hardware.driver is not None
+    assert hardware.devices()["cpu"].total_bytes > 0
+    assert choose("cpu", hardware).device == "cpu"
+    assert choose("auto", hardware).device in hardware.devices()
