@@ -172,7 +172,7 @@ def ui(words: list[str]) -> int:
     if uri.startswith("http"):
         print(f"{config.without_password(uri)} is a server already: open it in a browser")
         return 0
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1"]
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1"]
     os.execv(sys.executable, [*command, "--port", settings.get("--port", "5000")])
 
 

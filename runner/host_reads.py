@@ -256,7 +256,7 @@ class _Calls(TorchFunctionMode):
             host.discard([tensor])
 
 
-class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Kernels(TorchDispatchMode):
     """Sees the kernels that the calls end in, also those that C++ starts by itself."""
 
     def __init__(self, reads: HostReads) -> None:
@@ -265,6 +265,11 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            with self:  # composed ops (item, to) come as they are there, not as their parts
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         self._look(func, args, kwargs)
         result = func(*args, **kwargs)
         host, inputs = self._reads.host, _tensors((args, kwargs))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections import UserDict
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,49 +21,54 @@ NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 def map_tensors(tree: T, change: Callable[[Tensor], Tensor]) -> T:
     """`change` applied to every tensor in dicts, lists, tuples, NamedTuples and dataclasses; all else passes.
 
-    Where nothing changed, the very same object comes back, so that a batch in its place costs no copy.
+    Where nothing changed the very same object comes back, so a batch that is in its place costs no copy. Containers
+    keep their class; a dataclass is copied without running its `__init__` again.
     """
-    return _map(tree, change)  # type: ignore[no-any-return]
+    return cast(T, _map(tree, change))
 
 
 def move(tree: T, device: torch.device, *, non_blocking: bool = False) -> T:
     """The tree on `device`, in float32 where the device has no float64; what lies there already is not copied.
 
-    non_blocking: only for CUDA and pinned memory; towards MPS it is refused, since it can read freed memory there
-    (pytorch#83015, #189690).
+    non_blocking: for CUDA alone, from pinned memory; the caller keeps the streams in order.
+    Raises: ValueError for a non-blocking copy elsewhere. Towards MPS it is silently wrong (pytorch#83015, #189690).
     """
     if non_blocking and device.type != "cuda":
         raise ValueError(f"non_blocking copies are safe towards CUDA only, not {device.type}")
-    return map_tensors(
-        tree, lambda tensor: tensor.to(device, legal_dtype(tensor.dtype, device), non_blocking=non_blocking)
-    )
+
+    def carry(tensor: Tensor) -> Tensor:
+        # narrowed first: MPS refuses to receive float64
+        return tensor.to(legal_dtype(tensor.dtype, device)).to(device, non_blocking=non_blocking)
+
+    return map_tensors(tree, carry)
 
 
 def place(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module on `device`, its 64-bit floats narrowed where the device has none."""
-    if device.type in NO_FLOAT64:
-        module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))
+    """The same module with parameters and buffers on `device`, 64-bit floats narrowed where the device has none."""
+    if not supports_float64(device):
+        module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))  # as Module.to() does
     return module.to(device)
+
+
+def supports_float64(device: torch.device) -> bool:
+    return device.type not in NO_FLOAT64
 
 
 def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """`dtype`, or what takes its place on a device that does not have it."""
-    return NARROWER.get(dtype, dtype) if device.type in NO_FLOAT64 else dtype
+    return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
 
 
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """Every tensor of a nested batch."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors(value)
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for field in dataclasses.fields(tree):
-            yield from tensors(getattr(tree, field.name))
+def tensors(tree: Any) -> list[Tensor]:
+    """Every tensor of a nested batch, in the order in which `map_tensors` meets them."""
+    found: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(tree, see)
+    return found
 
 
 def num_bytes(tree: Any) -> int:
@@ -69,36 +76,38 @@ def num_bytes(tree: Any) -> int:
 
 
 def num_rows(tree: Any) -> int:
-    """The first dimension of the first tensor; 0 when there is none."""
-    first = next(tensors(tree), None)
-    return 0 if first is None or first.dim() == 0 else len(first)
+    """The first dimension of the first tensor; 0 where there is none."""
+    found = tensors(tree)
+    return len(found[0]) if found and found[0].dim() else 0
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return change(tree)
-    if isinstance(tree, dict):
-        values = {key: _map(value, change) for key, value in tree.items()}
-        if all(values[key] is value for key, value in tree.items()):
-            return tree
-        return values if type(tree) is dict else _same_mapping(tree, values)
+    if isinstance(tree, dict | UserDict):  # UserDict: the batches of transformers
+        changed = {key: new for key, old in tree.items() if (new := _map(old, change)) is not old}
+        return _with_items(tree, changed) if changed else tree
     if isinstance(tree, list | tuple):
         items = [_map(item, change) for item in tree]
         if all(new is old for new, old in zip(items, tree, strict=True)):
             return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        old = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree) if field.init}
-        new = {name: _map(value, change) for name, value in old.items()}
-        return tree if all(new[name] is old[name] for name in old) else dataclasses.replace(tree, **new)
+        old_values = {field.name: getattr(tree, field.name, None) for field in dataclasses.fields(tree)}
+        changed = {name: new for name, old in old_values.items() if (new := _map(old, change)) is not old}
+        return _with_fields(tree, changed) if changed else tree
     return tree
 
 
-def _same_mapping(tree: Any, values: dict[Any, Any]) -> Any:
-    """A mapping of the same class (OrderedDict, defaultdict, a batch class of some library) with other values."""
-    import copy
-
-    new = copy.copy(tree)
-    for key, value in values.items():
+def _with_items(mapping: Any, changed: dict[Any, Any]) -> Any:
+    new = copy.copy(mapping)  # keeps the class and what it carries: OrderedDict, defaultdict, a library's batch
+    for key, value in changed.items():
         new[key] = value
+    return new
+
+
+def _with_fields(record: Any, changed: dict[str, Any]) -> Any:
+    new = copy.copy(record)
+    for name, value in changed.items():
+        object.__setattr__(new, name, value)  # a frozen one refuses setattr
     return new

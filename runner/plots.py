@@ -43,7 +43,8 @@ def _draw(
     axes = figure.subplots()
     colors = {"train": "#4878d0", "val": "#ee854a", "test": "#2f2f2f"}
     positive = True
-    for split, series in splits.items():
+    for split in (name for name in colors if name in splits):
+        series = splits[split]
         steps, values = np.array([step for step, _ in series]), np.array([value for _, value in series])
         positive = positive and bool((values[np.isfinite(values)] > 0).all())
         if split == "test":

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from runner.metrics import Window
 
@@ -47,9 +47,9 @@ class Screen:
             return
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True) as self._bar:

@@ -84,7 +84,7 @@ def _mean_over(batches: Sequence[Any], learn: Callable[[Any, float | None], Mapp
     return means
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def evaluate(model: nn.Module, task: Task, batches: Any, *, precision: Precision) -> dict[str, float]:
     """The task's values over a whole split, each row counting the same. Waits for the device once, at the end."""
     was_training = model.training

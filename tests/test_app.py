@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from runner import cli
 from runner.data.digits import digits
-from runner.data.loaders import permutation
+from runner.data.order import permutation
 from runner.data.split import split
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points

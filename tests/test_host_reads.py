@@ -144,6 +144,14 @@ def test_what_reads_nothing_is_left_in_peace(name):
     assert found(lambda: NO_READS[name](*given)) == []
 
 
+def test_reads_are_found_in_inference_mode_too():
+    x, y, mask, t = tensors()
+    with torch.inference_mode():
+        assert found(lambda: (t.item(), x.to("cpu"), torch.where(mask), F.one_hot(y))) == [
+            *("tensor.item()", "tensor.to('cpu')", "where()", "one_hot()")
+        ]
+
+
 def test_what_joins_the_host_with_the_device_is_the_devices():
     x, *_ = tensors()
     assert found(lambda: float(torch.tensor(2.0) * x.sum())) == ["float(tensor)"]

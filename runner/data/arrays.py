@@ -2,121 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runner.data.source import Source, as_source, from_arrays
+from runner.data.files import TABLE, Arrays, opened
+from runner.data.source import GIVEN, Source, from_arrays
 from runner.errors import Fault, RunnerError, nearest
 
-SPLITS = ("train", "val", "test")
+#: the last column of a table of floats is taken as classes up to so many different whole numbers
+MOST_CLASSES_IN_A_COLUMN = 100
 
 
 def arrays(
-    path: str, inputs: str = "x", targets: str = "y", targets_path: str | None = None, kind: str = "auto"
+    path: str,
+    inputs: str = "x",
+    *,
+    targets: str = "y",
+    targets_path: str | None = None,
+    kind: str = "auto",
+    float_inputs: bool = True,
 ) -> Source:
-    """The arrays `inputs` (N, ...) and `targets` (N,) or (N, T) of a file in the person's folder.
+    """The arrays `inputs` (N, ...) and `targets` (N,) or (N, T) of a file, by their names in it.
 
-    npz and safetensors: by those names; x_train, y_train, x_test, y_test (and _val) are taken as given splits.
-    npy: the targets lie in `targets_path`, or in the last column of a table. kind: auto, classification, regression.
-    Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for.
+    npz, safetensors: where the file has x_train and y_train instead of x and y, they are taken, and x_val, y_val,
+    x_test and y_test are its own splits. npy: the targets lie in `targets_path` or in the last column of a table.
+    targets_path: another file for the targets. kind: auto (floats are a regression, all else classes),
+    classification, regression. float_inputs=False leaves integers as they are.
+    Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
-    file = _existing(path, "data.path")
-    if file.suffix == ".npy":
-        return _from_npy(file, path, targets_path, kind)
-    if file.suffix == ".npz":
-        found: Mapping[str, Any] = _read(file, "data.path", lambda: _numpy(file))
-    elif file.suffix == ".safetensors":
-        found = _read(file, "data.path", lambda: _safetensors(file))
-    else:
-        so = f"files of kind {file.suffix or 'without an ending'} are not read here"
-        raise RunnerError(Fault(f"data.path={path}", so, "a file that ends in .npz, .npy or .safetensors"))
-    if inputs not in found and f"{inputs}_train" in found:
-        parts = {
-            name: _pair(found, f"{inputs}_{name}", f"{targets}_{name}", file, path, kind)
-            for name in SPLITS
-            if f"{inputs}_{name}" in found
-        }
-        return as_source(parts, name=file.stem)
-    return _pair(found, inputs, targets, file, path, kind)
+    settings: dict[str, Any] = {"kind": kind, "keep_integers": not float_inputs, "origin": path}
+    with ExitStack() as stack:
+        found = stack.enter_context(opened(path, key="data.path"))
+        if targets_path is not None:
+            others = stack.enter_context(opened(targets_path, key="data.targets_path"))
+        elif TABLE in found:
+            return _from_table(found[TABLE], path, settings)
+        else:
+            others = found
+        suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
+        columns = (
+            Column("data.inputs", inputs, found, path),
+            Column("data.targets", targets, others, targets_path or path),
+        )
+        train = _part(columns, suffix, path, settings)
+        there = [name for name in GIVEN if suffix and any(f"{c.name}_{name}" in found for c in columns)]
+        return replace(
+            train, given={name: _part(columns, f"_{name}", path, settings, like=train).rows for name in there}
+        )
 
 
-def _pair(found: Mapping[str, Any], inputs: str, targets: str, file: Path, path: str, kind: str) -> Source:
-    for key, name in (("inputs", inputs), ("targets", targets)):
-        if name not in found:
-            listed = ", ".join(f"{item} {tuple(found[item].shape)}" for item in found) or "nothing"
-            hits = nearest(name, found) or list(found)
-            write = " or ".join(f"data.{key}={hit}" for hit in hits[:3]) or "a file with arrays in it"
-            raise RunnerError(Fault(f"data.{key}={name}", f"{file.name} has no array {name}; it has {listed}", write))
-    return from_arrays(found[inputs], found[targets], name=file.stem, origin=path, kind=kind)
+@dataclass(frozen=True)
+class Column:
+    """One of the two things that a file is asked for."""
+
+    key: str  # data.inputs or data.targets
+    name: str
+    found: Arrays
+    path: str
+
+    def fault(self, suffix: str) -> Fault | None:
+        """What to write when the file does not have it."""
+        if TABLE in self.found or self.name + suffix in self.found:
+            return None
+        listed = ", ".join(f"{item} {shape}" for item, shape in self.found.shapes.items()) or "nothing in it"
+        names = [item.removesuffix(suffix) for item in self.found if item.endswith(suffix)]
+        write = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
+        so = f"{Path(self.path).name} has no array {self.name}{suffix}; it has {listed}"
+        return Fault(f"{self.key}={self.name}", so, write or f"a file with an array {self.name}{suffix}")
+
+    def called(self, suffix: str) -> str:
+        file = Path(self.path).name
+        return f"the array of {file}" if TABLE in self.found else f"array {self.name}{suffix} of {file}"
+
+    def read(self, suffix: str) -> Any:
+        return self.found[TABLE if TABLE in self.found else self.name + suffix]
 
 
-def _from_npy(file: Path, path: str, targets_path: str | None, kind: str) -> Source:
-    table = _read(file, "data.path", lambda: _numpy(file))
-    if targets_path is not None:
-        other = _existing(targets_path, "data.targets_path")
-        answers = _read(other, "data.targets_path", lambda: _numpy(other))
-        return from_arrays(table, answers, name=file.stem, origin=path, kind=kind)
+def _part(
+    columns: tuple[Column, Column], suffix: str, path: str, settings: dict[str, Any], *, like: Source | None = None
+) -> Source:
+    if faults := [fault for column in columns if (fault := column.fault(suffix))]:
+        raise RunnerError(*faults)
+    inputs, targets = columns
+    return from_arrays(
+        inputs.read(suffix),
+        targets.read(suffix),
+        name=Path(path).stem,
+        asked=f"data.path={path}",
+        called=(inputs.called(suffix), targets.called(suffix)),
+        like=like,
+        **settings,
+    )
+
+
+def _has_splits(found: Arrays, others: Arrays, inputs: str, targets: str) -> bool:
+    return found is others and inputs not in found and targets not in found and f"{inputs}_train" in found
+
+
+def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
+    """The last column is what the others tell of."""
+    asked = f"data.path={path}"
     if table.ndim != 2 or table.shape[1] < 2:
         so = f"its array is {table.shape}; without data.targets_path the targets are the last column of a table"
-        raise RunnerError(Fault(f"data.path={path}", so, "data.targets_path=FILE.npy"))
-    answers = table[:, -1]
-    if kind == "classification" or (
-        kind == "auto" and np.array_equal(answers, answers.round()) and len(np.unique(answers)) <= 100
-    ):
-        answers = answers.astype(np.int64)
-    return from_arrays(table[:, :-1], answers, name=file.stem, origin=path, kind=kind)
-
-
-def _existing(path: str, key: str) -> Path:
-    file = Path(path).expanduser()
-    if file.is_file():
-        return file
-    folder = file.parent
-    if file.is_dir():
-        so, names = "that is a folder", [f"{path.rstrip('/')}/{item.name}" for item in sorted(file.iterdir())]
-    elif not folder.is_dir():
-        so, names = f"there is no folder {folder}", []
-    else:
-        so = f"there is no such file in {folder.resolve().name}/"
-        by_name = {item.name: str(item) for item in folder.iterdir()}
-        names = [by_name[hit] for hit in nearest(file.name, by_name)] or [
-            str(item) for item in sorted(folder.glob("*.np[yz]"))
-        ]
-    write = " or ".join(f"{key}={name}" for name in names[:3]) or f"{key}=FILE, relative to the current folder"
-    raise RunnerError(Fault(f"{key}={path}", so, write))
-
-
-def _read(file: Path, key: str, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except RunnerError:
-        raise
-    except PermissionError:
-        raise RunnerError(Fault(f"{key}={file}", "you may not read that file", f"chmod u+r {file}")) from None
-    except Exception as error:
-        if "pickle" in str(error):
-            so = "it holds Python objects, which could run code when they are read; only plain arrays are"
-            raise RunnerError(
-                Fault(f"{key}={file}", so, "the file saved again from arrays of numbers or texts")
-            ) from None
-        so = f"it can't be read as {file.suffix}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'broken'}"
-        raise RunnerError(Fault(f"{key}={file}", so, "a whole file, saved by numpy or safetensors")) from None
-
-
-def _numpy(file: Path) -> Any:
-    """An array (npy) or all of them by name (npz)."""
-    with file.open("rb") as opened:  # numpy leaves a broken file open
-        found = np.load(opened, allow_pickle=False)
-        return dict(found) if file.suffix == ".npz" else found
-
-
-def _safetensors(file: Path) -> dict[str, Any]:
-    try:
-        from safetensors.numpy import load_file
-    except ImportError:
-        so = "reading .safetensors takes a package that is not installed"
-        raise RunnerError(Fault(f"data.path={file}", so, 'pip install "runner[safetensors]"')) from None
-    return load_file(file)
+        raise RunnerError(Fault(asked, so, "data.targets_path=FILE.npy"))
+    targets = table[:, -1]
+    if settings["kind"] == "auto" and table.dtype.kind in "fiu":
+        values = np.unique(targets)
+        are_classes = len(values) <= MOST_CLASSES_IN_A_COLUMN and np.array_equal(values, np.round(values))
+        said = f"{len(values)} classes in its last column" if are_classes else "its last column is a regression's"
+        settings |= {"kind": "classification" if are_classes else "regression", "origin": f"{path} (auto: {said})"}
+    called = ("the columns but the last", "the last column")
+    return from_arrays(table[:, :-1], targets, name=Path(path).stem, asked=asked, called=called, **settings)

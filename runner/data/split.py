@@ -6,113 +6,143 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from runner.data.source import Source, copy_rows
+from runner.data.order import SPLIT, generator
+from runner.data.source import GIVEN, Source
 from runner.errors import Fault, RunnerError
-from runner.placement import num_rows, tensors
+from runner.placement import map_tensors, num_rows, tensors
 
-#: a fingerprint reads at most so many bytes of each tensor, evenly spread: a big set must not cost seconds
+#: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
 FINGERPRINT_BYTES = 64 * 2**20
+FINGERPRINT_BLOCKS = 1024
 
 
 @dataclass(frozen=True)
 class Splits:
+    """What is trained, validated and tested on; None where there is no such split."""
+
     train: Any  # nested tensors on the host, or a Dataset
     val: Any | None
     test: Any | None
     sizes: dict[str, int]
-    fingerprint: str  # SHA-256 of the whole source, hexadecimal
+    fingerprint: str  # of the whole source, 64 hexadecimal digits; see `fingerprint()`
 
 
 def split(source: Source, *, val_fraction: float, test_fraction: float, limit: int | None, seed: int) -> Splits:
-    """Cuts the source by a CPU generator; where it has labels, each class is cut in the same proportion.
+    """Cuts the source, each class in the same proportion where it has labels; the seed alone decides.
 
-    A split that the source brings itself is used whole and not cut again. limit: rows kept before the cut, None for all.
+    A split that the source brings itself is used whole and its fraction is not cut. limit: so many rows, in the
+    classes' proportions, are kept before the cut; None for all. Rows keep their order within a split.
     Raises: RunnerError when a split would be empty.
     """
-    generator = torch.Generator().manual_seed(seed)
-    total = _length(source.rows)
-    fractions = {
-        "test": 0.0 if "test" in source.given else test_fraction,
-        "val": 0.0 if "val" in source.given else val_fraction,
-    }
-    if sum(fractions.values()) >= 1:
-        asked = f"data.val_fraction={val_fraction} data.test_fraction={test_fraction}"
-        raise RunnerError(
-            Fault(asked, "together they leave nothing to train on", "data.val_fraction=0.1 data.test_fraction=0.1")
-        )
-    rest = _spread(torch.arange(total), source.labels, generator)
-    if limit is not None:
-        rest = rest[:limit]
-    parts: dict[str, Tensor] = {}
-    kept = len(rest)
-    for name, fraction in fractions.items():
-        count = round(kept * fraction)
-        if fraction > 0 and count == 0:
-            so = f"of {kept} rows that is none"
-            raise RunnerError(Fault(f"data.{name}_fraction={fraction}", so, f"more rows, or data.{name}_fraction=0"))
-        parts[name], rest = _take(rest, source.labels, count, generator)
-    if len(rest) == 0:
-        raise RunnerError(
-            Fault(f"data={source.name}", f"{kept} rows leave nothing to train on", "more rows, or smaller fractions")
-        )
-    found = {"train": _select(source.rows, rest)}
-    for name in ("val", "test"):
-        if name in source.given:
-            found[name] = source.given[name]
-        elif len(parts[name]):
-            found[name] = _select(source.rows, parts[name])
-    sizes = {name: _length(rows) for name, rows in found.items()}
+    cut = {"test": test_fraction, "val": val_fraction}
+    cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
+    draw = generator(seed, SPLIT)
+    rest = torch.arange(length(source.rows))
+    if limit is not None and limit < len(rest):
+        rest, _ = take(rest, limit, labels=source.labels, generator=draw)
+    counts = {name: round(len(rest) * fraction) for name, fraction in cut.items()}
+    if faults := _empty_splits(len(rest), cut, counts):
+        raise RunnerError(*faults)
+    found = dict(source.given)
+    for name, count in counts.items():
+        taken, rest = take(rest, count, labels=source.labels, generator=draw)
+        found[name] = select(source.rows, taken)
+    found["train"] = select(source.rows, rest)
+    sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
     return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source))
 
 
+def take(
+    indices: Tensor,  # (K,) int64, ascending
+    count: int,
+    *,
+    labels: Tensor | None,  # (N,) int64
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """`count` of the indices at random and the others, both ascending.
+
+    With labels, what is taken of a class differs from its exact share by less than one row. A class of one row stays
+    with the others as long as it can: it can be learned there, and measured nowhere else.
+    """
+    order = torch.randperm(len(indices), generator=generator)
+    if labels is None:
+        return indices[order[:count].sort().values], indices[order[count:].sort().values]
+    classes, sizes = labels[indices[order]].unique(return_inverse=True, return_counts=True)[1:]
+    share = _shares(sizes, count, generator)
+    by_class = classes.argsort(stable=True)
+    rank = torch.empty_like(by_class)  # of each row within its class, in random order
+    rank[by_class] = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[classes[by_class]]
+    is_taken = rank < share[classes]
+    return indices[order[is_taken].sort().values], indices[order[~is_taken].sort().values]
+
+
+def _shares(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(C,) rows to take of each class, `count` in all: the exact share rounded down, and one more for the largest
+    remainders (Hamilton's method, in integers), chance deciding between equal ones."""
+    whole = sizes * count
+    total = int(sizes.sum())
+    share, remainder = whole // total, whole % total
+    remainder[sizes == 1] = -1
+    order = torch.randperm(len(sizes), generator=generator)
+    largest = order[remainder[order].argsort(descending=True, stable=True)]
+    share[largest[: count - int(share.sum())]] += 1
+    return share
+
+
+def select(rows: Any, indices: Tensor) -> Any:
+    """The rows at `indices`, (K,) int64, ascending; the very same object where that is all of them."""
+    if len(indices) == length(rows):
+        return rows
+    if isinstance(rows, Dataset):
+        return Subset(rows, indices.tolist())
+    return map_tensors(rows, lambda tensor: tensor.index_select(0, indices))
+
+
+def length(rows: Any) -> int:
+    return len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
+
+
 def fingerprint(source: Source) -> str:
-    """SHA-256 over the source's values, shapes and types; of a Dataset, over its name and length."""
-    digest = hashlib.sha256()
-    for rows in (source.rows, *source.given.values()):
+    """SHA-256 over the source's values, shapes, types and class names, splits of its own included.
+
+    Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class and its length.
+    """
+    digest = hashlib.sha256(repr(source.classes).encode())
+    for name, rows in (("rows", source.rows), *sorted(source.given.items())):
         if isinstance(rows, Dataset):
-            digest.update(f"{type(rows).__name__} {_length(rows)}".encode())
+            digest.update(f"{name} {type(rows).__qualname__} {length(rows)}".encode())
             continue
         for tensor in tensors(rows):
-            digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-            flat = tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-            stride = max(1, flat.numel() // FINGERPRINT_BYTES)
-            digest.update(np.ascontiguousarray(flat[::stride].numpy()).data)
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            for block in _blocks(tensor):
+                digest.update(block.numpy().data)
     return digest.hexdigest()
 
 
-def _spread(indices: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
-    """A random order in which every beginning has the classes in about the same proportion as the whole."""
-    order = indices[torch.randperm(len(indices), generator=generator)]
-    if labels is None:
-        return order
-    classes = labels[order]
-    position = torch.empty(len(order), dtype=torch.float64)
-    for label in classes.unique():
-        members = (classes == label).nonzero()[:, 0]
-        # the k-th of n members of a class goes to the fraction (k + u) / n of the whole
-        jitter = torch.rand(1, generator=generator, dtype=torch.float64)
-        position[members] = (torch.arange(len(members), dtype=torch.float64) + jitter) / len(members)
-    return order[torch.argsort(position, stable=True)]
+def _blocks(tensor: Tensor) -> list[Tensor]:
+    """The bytes to read of a tensor, whole or in blocks."""
+    if tensor.numel() == 0:
+        return []
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    if len(flat) <= FINGERPRINT_BYTES:
+        return [flat]
+    size = FINGERPRINT_BYTES // FINGERPRINT_BLOCKS
+    step = (len(flat) - size) // (FINGERPRINT_BLOCKS - 1)
+    return [flat[start : start + size] for start in range(0, step * FINGERPRINT_BLOCKS, step)]
 
 
-def _take(indices: Tensor, labels: Tensor | None, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """`count` of the indices, evenly spread over the classes, and the others."""
-    if count == 0:
-        return indices[:0], indices
-    order = _spread(indices, labels, generator)
-    return order[:count], order[count:]
-
-
-def _select(rows: Any, indices: Tensor) -> Any:
-    if isinstance(rows, Dataset):
-        return Subset(rows, indices.tolist())
-    return copy_rows(rows, indices)
-
-
-def _length(rows: Any) -> int:
-    return len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
+def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> list[Fault]:
+    faults = []
+    for name, fraction in cut.items():
+        if counts[name] == 0:
+            so = f"of {total:,} rows that is none"
+            faults.append(Fault(f"data.{name}_fraction={fraction}", so, f"data.{name}_fraction=0, or more rows"))
+    if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
+        asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
+        so = f"of {total:,} rows they leave none to train on"
+        faults.append(Fault(asked, so, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
+    return faults

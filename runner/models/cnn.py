@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
+from runner.models.sizes import probability, widths
 
 
 class CNN(nn.Module):
     """Blocks of two 3x3 convolutions with BatchNorm and ReLU, each halving the image, then the mean over what is left.
 
-    Kaiming-normal weights (He et al. 2015). input_shape: (C, H, W); each block needs at least 2 pixels a side.
+    Kaiming-normal weights (He et al. 2015); LeCun-normal ones and zero biases at the output. input_shape: (C, H, W),
+    whose sides need 2 pixels for each time they are halved: 2 ** len(channels).
     """
 
     def __init__(
-        self, input_shape: Sequence[int], out_features: int, channels: Sequence[int] = (32, 64), dropout: float = 0.0
+        self, input_shape: Sequence[int], out_features: int, channels: Sequence[int] = (32, 64), *, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        least = 2 ** len(channels)
-        if len(input_shape) != 3 or min(input_shape[1:]) < least:
-            asked = f"model=cnn on inputs of shape {tuple(input_shape)}"
-            so = f"it takes images (channels, height, width) of {least} pixels a side or more"
-            raise RunnerError(Fault(asked, so, "model=mlp, or fewer model.channels, or inputs of that shape"))
+        dropout = probability(dropout, key="model.dropout")
+        channels = widths(channels, key="model.channels", example="[32,64]")
+        _check_shape(input_shape, least=2 ** len(channels))
         blocks: list[nn.Module] = []
         size = input_shape[0]
         for width in channels:
@@ -32,10 +32,25 @@ class CNN(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(size, out_features)
+        nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
+        nn.init.zeros_(self.output.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, C, H, W) -> (B, out_features)
         output: Tensor = self.output(self.dropout(self.blocks(inputs).mean((2, 3))))
         return output
+
+
+def _check_shape(shape: Sequence[int], *, least: int) -> None:
+    asked = f"model=cnn on inputs of shape {tuple(shape)}"
+    if len(shape) == 2:
+        so = "it takes images of shape (channels, height, width), and these have no channels"
+        raise RunnerError(Fault(asked, so, "the inputs saved as x[:, None], or model=mlp"))
+    if len(shape) != 3:
+        so = "it takes images of shape (channels, height, width)"
+        raise RunnerError(Fault(asked, so, "model=mlp, which takes any shape, or inputs that are images"))
+    if min(shape[1:]) < least:
+        so = f"its channels halve the image until a side of {least} pixels is 1, and these sides are shorter"
+        raise RunnerError(Fault(asked, so, "model=mlp, or a shorter list in model.channels"))
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.models.sizes import probability, widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -21,7 +23,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 class MLP(nn.Module):
     """Linear layers with an activation, and dropout where asked, between them. No hidden sizes: a linear map.
 
-    Kaiming-normal weights (He et al. 2015) in the hidden layers, small ones at the output, zero biases.
+    Kaiming-normal weights in the hidden layers (He et al. 2015; gain 5/3 for tanh, else that of relu), LeCun-normal
+    ones at the output, so that all signals start with a spread of about 1; zero biases.
     """
 
     def __init__(
@@ -29,28 +32,23 @@ class MLP(nn.Module):
         in_features: int,
         out_features: int,
         hidden_sizes: Sequence[int] = (256,),
+        *,
         activation: str = "relu",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
         make = activation_class(activation)
-        if any(size < 1 for size in hidden_sizes):
-            raise RunnerError(
-                Fault(f"model.hidden_sizes={list(hidden_sizes)}", "a width is 1 or more", "model.hidden_sizes=[256]")
-            )
-        if not 0 <= dropout < 1:
-            raise RunnerError(Fault(f"model.dropout={dropout}", "it is 0 or more and less than 1", "model.dropout=0.1"))
+        gain = 5 / 3 if activation == "tanh" else math.sqrt(2)
+        dropout = probability(dropout, key="model.dropout")
         layers: list[nn.Module] = []
         size = in_features
-        for width in hidden_sizes:
-            layers += [_linear(size, width), make()]
+        for width in widths(hidden_sizes, key="model.hidden_sizes", example="[256,256]"):
+            layers += [_linear(size, width, gain=gain), make()]
             if dropout:
                 layers.append(nn.Dropout(dropout))
             size = width
         self.hidden = nn.Sequential(*layers)
-        self.output = nn.Linear(size, out_features)
-        nn.init.normal_(self.output.weight, std=size**-0.5)
-        nn.init.zeros_(self.output.bias)
+        self.output = _linear(size, out_features, gain=1.0)
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, out_features)
         output: Tensor = self.output(self.hidden(inputs.flatten(1)))
@@ -60,15 +58,14 @@ class MLP(nn.Module):
 def activation_class(name: str) -> type[nn.Module]:
     """The module class of an activation's name. Raises: RunnerError with the nearest one."""
     if name not in ACTIVATIONS:
-        write = " or ".join(f"model.activation={hit}" for hit in nearest(name, ACTIVATIONS) or ACTIVATIONS)
-        raise RunnerError(
-            Fault(f"model.activation={name}", f"there is no such one; there are {', '.join(ACTIVATIONS)}", write)
-        )
+        write = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
+        so = f"there is no such activation here; there are {', '.join(ACTIVATIONS)}"
+        raise RunnerError(Fault(f"model.activation={name}", so, write))
     return ACTIVATIONS[name]
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def _linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
-    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.normal_(layer.weight, std=gain / math.sqrt(inputs))
     nn.init.zeros_(layer.bias)
     return layer

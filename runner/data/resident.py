@@ -1,0 +1,70 @@
+"""A split on the host goes in, once; batches that lie on the device come out, gathered there by index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.data.order import permutation
+from runner.placement import map_tensors, move, num_bytes, num_rows, tensors
+
+#: gathered at once, in bytes of rows: the cost of a call is shared by several batches, the copy stays in the caches
+GATHER_BYTES = 2**20
+MOST_BATCHES_A_GATHER = 64
+
+
+class Resident:
+    """The whole split on the device: one copy, then no more. Extra memory: some batches, 1 MiB or one batch each time.
+
+    An epoch is one permutation, drawn on the host and moved once. Batches are views of a copy that nobody keeps, so a
+    model that writes into its inputs does no harm.
+    """
+
+    def __init__(self, rows: Any, *, batch_size: int, device: torch.device, seed: int, shuffle: bool) -> None:
+        self.num_rows, self.batch_size = num_rows(rows), batch_size
+        self._rows = move(rows, device)
+        self._tensors = tensors(self._rows)
+        # (inputs, targets), the most common case: the nesting is zip's own
+        self._is_flat = type(rows) is tuple and all(isinstance(part, Tensor) for part in rows)
+        self._device, self._seed, self._shuffle = device, seed, shuffle
+        batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, self.num_rows))
+        self._batches_a_gather = min(MOST_BATCHES_A_GATHER, max(1, GATHER_BYTES // batch_bytes))
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
+        """The batches of epoch `number` from `first_batch` on. Waits for nothing: the host runs ahead of the device."""
+        size = self.batch_size * self._batches_a_gather
+        order = None
+        if self._shuffle:
+            order = permutation(self.num_rows, seed=self._seed, epoch=number)
+            if self._device.type == "cuda":  # from pinned memory the copy waits for nothing
+                order = move(order.pin_memory(), self._device, non_blocking=True)
+            else:
+                order = move(order, self._device)
+        for start in range(first_batch * self.batch_size, self.num_rows, size):
+            gather = _gather(order, start, min(start + size, self.num_rows))
+            parts = [gather(tensor).split(self.batch_size) for tensor in self._tensors]
+            batches = zip(*parts, strict=True)
+            yield from batches if self._is_flat else map(self._nested, batches)
+
+    def _nested(self, batch: tuple[Tensor, ...]) -> Any:
+        """The rows' own nesting around the tensors of a batch."""
+        leaves = iter(batch)
+        return map_tensors(self._rows, lambda _: next(leaves))
+
+    def close(self) -> None:
+        pass
+
+
+def _gather(order: Tensor | None, start: int, stop: int) -> Callable[[Tensor], Tensor]:
+    """What copies the rows from start to stop of the order; without one, of the rows themselves."""
+    if order is None:
+        return lambda tensor: tensor[start:stop].clone()
+    chosen = order[start:stop]
+    return lambda tensor: tensor.index_select(0, chosen)

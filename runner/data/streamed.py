@@ -1,0 +1,114 @@
+"""Rows on the host or a Dataset go in; batches that lie on the device come out, read and copied one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from runner.data.order import BATCH, mixed, permutation
+from runner.data.reader import Planned, Reader
+from runner.placement import move, num_rows, tensors
+
+#: processes that read a Dataset, where nothing is said: more only help where a row takes very long
+MOST_WORKERS = 4
+
+
+class Streamed:
+    """Batches that come over one by one, in Resident's order: for what is too big for the device, or is no tensor.
+
+    rows: nested tensors, or a map-style Dataset, whose rows are put together by torch's rules. num_workers: processes
+    that read; None for none with tensors in memory and a few with a Dataset. They stay from one epoch to the next and
+    end with `close()`, or with an epoch that is left in the middle.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        shuffle: bool,
+        num_workers: int | None = None,
+    ) -> None:
+        self._rows, self.batch_size = rows, batch_size
+        self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
+        self._device, self._seed, self._shuffle = device, seed, shuffle
+        self._num_workers = automatic_workers(rows) if num_workers is None else num_workers
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._idle: Reader | None = None
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
+        """The batches of epoch `number` from `first_batch` on; waits for the host's reading, on CUDA never for a copy."""
+        reader, finished = self._idle or self._reader(), False
+        self._idle = None  # another epoch beside this one gets its own
+        try:
+            batches = reader.read(self._plan(number, first_batch))
+            if self._side is None:
+                for batch in batches:
+                    yield move(batch, self._device)
+            else:
+                yield from copied_ahead(batches, self._device, side=self._side)
+            finished = True
+        finally:
+            if finished and self._idle is None:
+                self._idle = reader
+            else:
+                reader.close()
+
+    def close(self) -> None:
+        """Ends the processes that wait for the next epoch; another epoch would start new ones."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    def _plan(self, number: int, first_batch: int) -> Iterator[Planned]:
+        """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before."""
+        order = permutation(self.num_rows, seed=self._seed, epoch=number) if self._shuffle else None
+        for index in range(first_batch, self.num_batches):
+            rows = range(index * self.batch_size, min((index + 1) * self.batch_size, self.num_rows))
+            chosen = list(rows) if order is None else order[rows.start : rows.stop].tolist()
+            yield mixed(self._seed, BATCH, number, index), chosen
+
+    def _reader(self) -> Reader:
+        return Reader(self._rows, num_workers=self._num_workers, pin_memory=self._side is not None)
+
+
+def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.cuda.Stream) -> Iterator[Any]:
+    """The batches on a CUDA device, each copied on the stream `side` while the step before it computes.
+
+    batches: in pinned memory, which torch keeps until the copy is over. The host waits for nothing here.
+    """
+
+    def copy() -> Any:
+        for batch in batches:
+            with torch.cuda.stream(side):
+                return move(batch, device, non_blocking=True)
+        return end
+
+    end = object()
+    ahead = copy()
+    while ahead is not end:
+        batch = ahead
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)  # for the copy of this batch: that of the next one is not on its way yet
+        for tensor in tensors(batch):
+            tensor.record_stream(current)  # made on `side`: else the next copy may get its memory while a step reads it
+        ahead = copy()
+        yield batch
+
+
+def automatic_workers(rows: Any) -> int:
+    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most."""
+    if not isinstance(rows, Dataset):
+        return 0
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, allowed)

@@ -1,0 +1,140 @@
+"""What a person calls inputs and targets goes in; tensors on the host come out, checked: float32, or classes 0..C-1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.errors import Fault, RunnerError
+
+KINDS = ("auto", "classification", "regression")
+REGRESSION = "floats for a regression (of a file: data.kind=regression)"
+#: of unsigned integers, torch's kernels know uint8 only
+WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
+
+
+def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integers: bool = False) -> Tensor:
+    """(N, ...) float32, all of it finite; a row that is one number becomes a row of one column.
+
+    values: a tensor, an array or nested lists of numbers. keep_integers: integers stay what they are, for tokens and
+    bytes. asked, called: how the message names them. Memory is shared where nothing has to change.
+    Raises: RunnerError for what is no array of numbers, has no rows or no columns, or holds NaN or infinity.
+    """
+    array = _rows_of(values, asked, called)
+    if array.dtype.kind not in "fiub":
+        so = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
+        raise RunnerError(Fault(asked, so, "the same rows as an array of numbers, texts turned into numbers first"))
+    if array.ndim == 1:
+        array = array[:, None]
+    if keep_integers and array.dtype.kind in "iu":
+        return _shared(array.astype(WIDER.get(array.dtype.name, array.dtype.newbyteorder("=")), copy=False))
+    return to_floats(array, asked=asked, called=called)
+
+
+def to_targets(
+    values: Any, *, asked: str, called: str = "the targets", kind: str = "auto", like: Sequence[str] | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Classes, (N,) int64, and their names; or numbers to come near to, (N, T) float32, and no names.
+
+    kind: auto (floats are numbers, all else is classes), classification or regression. Any integers or texts are
+    classes, numbered from 0 in sorted order, or as in `like`, the names of another split.
+    Raises: RunnerError for what is neither, for NaN and infinity, and for a class that `like` does not have.
+    """
+    if kind not in KINDS:
+        so = f"targets are taken as one of {', '.join(KINDS)}"
+        raise RunnerError(Fault(f"data.kind={kind}", so, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+    array = _rows_of(values, asked, called)
+    if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
+        if array.dtype.kind not in "fiub":
+            so = f"{called} hold {_kind_in_words(array.dtype)}, and a regression needs numbers"
+            raise RunnerError(Fault(asked, so, "data.kind=classification, or targets that are numbers"))
+        return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
+    return _numbered(_one_column(array, asked, called), asked, called, like)
+
+
+def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
+    """The array as float32, a tensor; raises a RunnerError for what is not finite in it."""
+    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, and is told below
+        tensor = _shared(array.astype(np.float32, copy=False))
+    low, high = torch.aminmax(tensor)  # one pass without memory of its own; NaN comes through
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        bad = ~torch.isfinite(tensor).flatten(1)
+        rows, columns = bad.any(1).nonzero()[:, 0], bad.any(0).nonzero()[:, 0]
+        so = (
+            f"{int(bad.sum()):,} values of {called} are NaN or infinite, in {_count(len(rows), 'row')} and "
+            f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
+        )
+        raise RunnerError(Fault(asked, so, "the same data with those rows mended or left out"))
+    return tensor
+
+
+def _rows_of(values: Any, asked: str, called: str) -> Any:
+    """(N, ...), with something in it."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values  # NumPy has no such type
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        so = f"{called} can't become an array: {str(error).splitlines()[0]}"
+        raise RunnerError(Fault(asked, so, "rows of the same length each, as an array or a tensor")) from None
+    if array.ndim == 0:
+        so = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
+        raise RunnerError(Fault(asked, so, "an array or a tensor whose first dimension counts the examples"))
+    if len(array) == 0:
+        raise RunnerError(Fault(asked, f"{called} have no rows", "a file or a function with rows in it"))
+    if array.size == 0:
+        raise RunnerError(Fault(asked, f"{called} have the shape {array.shape}: no columns", "a column or more a row"))
+    return array
+
+
+def _one_column(array: Any, asked: str, called: str) -> Any:
+    """(N,) of integers or texts."""
+    if array[0].size != 1:
+        so = f"{called} have the shape {array.shape}, and a class is one value a row"
+        raise RunnerError(Fault(asked, so, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
+    column = array.reshape(len(array))
+    if column.dtype.kind == "f":
+        to_floats(column[:, None], asked=asked, called=called)
+        if not np.array_equal(column, np.round(column)):
+            broken = column[column != np.round(column)][0]
+            so = f"{called} hold {broken}, and classes are whole numbers or texts"
+            raise RunnerError(Fault(asked, so, f"classes as integers or texts, or {REGRESSION}"))
+        return column.astype(np.int64)
+    if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
+        return column.astype(str)
+    if column.dtype.kind not in "iubUST":
+        so = f"{called} hold {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
+        raise RunnerError(Fault(asked, so, "targets as an array of integers, texts or floats"))
+    return column
+
+
+def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]]:
+    found, indices = np.unique(column, return_inverse=True)
+    names = tuple(item.decode(errors="replace") if isinstance(item, bytes) else str(item) for item in found.tolist())
+    if like is None:
+        return torch.from_numpy(indices.astype(np.int64)), names
+    number = {name: index for index, name in enumerate(like)}
+    if unknown := [name for name in names if name not in number]:
+        so = f"{called} hold classes that the training split lacks: {', '.join(unknown[:5])}"
+        raise RunnerError(Fault(asked, so, "rows of each class in the training split, or these rows left out"))
+    return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
+
+
+def _shared(array: Any) -> Tensor:
+    """The tensor over the array's memory; a copy of what is read-only or not in order."""
+    array = np.ascontiguousarray(array)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _kind_in_words(dtype: Any) -> str:
+    words = {"O": "Python objects", "c": "complex numbers", "M": "dates", "m": "durations"}
+    return words.get(dtype.kind, "texts" if dtype.kind in "UST" else str(dtype))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,25 @@
+"""The sizes that YAML gives for a model go in; they come out checked, or a RunnerError says which are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import Fault, RunnerError
+
+
+def widths(values: Any, *, key: str, example: str) -> list[int]:
+    """Whole numbers, 1 or more each. Raises: RunnerError."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise RunnerError(Fault(f"{key}={values}", "it is a list of widths, one a layer", f"{key}=[{values}]"))
+    if bad := [value for value in values if type(value) is not int or value < 1]:
+        so = f"a width is a whole number, 1 or more, and {bad[0]!r} is not"
+        raise RunnerError(Fault(f"{key}=[{','.join(map(str, values))}]", so, f"{key}={example}"))
+    return list(values)
+
+
+def probability(value: Any, *, key: str) -> float:
+    """0 or more and less than 1. Raises: RunnerError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise RunnerError(Fault(f"{key}={value}", "it is 0 or more and less than 1", f"{key}=0.1"))
+    return float(value)

@@ -1,0 +1,127 @@
+"""The step never reads the device: proved on any machine, and broken by every mutation that reads.
+
+On the CPU the watch of runner.host_reads stands in for the device; with `--device cuda:0` torch's own sync detector is
+armed as well. Never skipped.
+"""
+
+import contextlib
+import inspect
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import runner.loop
+import runner.step
+from runner.background import Background
+from runner.backends import precision
+from runner.data.loaders import Resident, Streamed
+from runner.host_reads import HostReads
+from runner.loop import Best, Limits, Progress
+from runner.metrics import MetricBuffer
+from runner.optim import AveragedWeights, make_optimizer, warmup_cosine
+from runner.stop import Stop
+from runner.task import Classification
+
+NUM_STEPS = 12
+
+
+@contextlib.contextmanager
+def detector(device):
+    """torch's own: any wait of the host for the device is an error."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def reads_of(device, *, loop=runner.loop, step=runner.step, loader=Resident, name="fp32"):
+    """What a training of some steps reads, from its first batch to its last row in the buffer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)).to(device)
+    optimizer = make_optimizer(torch.optim.Adam, model, device=device)
+    rows = torch.randn(100, 8), torch.randint(3, (100,))
+    background = Background()
+    buffer = MetricBuffer(device, lambda window: None, background=background, pull_every=1000)
+    take = step.make_step(
+        model,
+        Classification(),
+        optimizer=optimizer,
+        precision=precision(name, device=device),
+        clip_grad_norm=1.0,
+        average=AveragedWeights(model, decay=0.9),
+    )
+    batches = loader(rows, batch_size=10, device=device, seed=0, shuffle=True)
+    try:
+        with HostReads(device) as reads, detector(device):
+            loop.train(
+                take,
+                batches,
+                optimizer=optimizer,
+                schedule=warmup_cosine(optimizer, num_steps=NUM_STEPS),
+                buffer=buffer,
+                progress=Progress(Best("val/loss", "min")),
+                limits=Limits(num_epochs=9, num_steps=NUM_STEPS),
+                accumulate_steps=2,
+                evaluate=dict,
+                keep=lambda name: None,
+                stop=Stop(),
+            )
+    finally:
+        batches.close()
+        background.close()
+    return [str(read) for read in reads.found]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("loader", "copies"), [(Resident, 3), (Streamed, 10**9)], ids=["resident", "streamed"])
+def test_a_training_reads_nothing(device, loader, copies, name):
+    found = reads_of(device, loader=loader, name=name)
+    towards = [
+        read for read in found if "a copy from the host" in read
+    ]  # the permutation of each epoch, or streamed batches
+    assert [read for read in found if read not in towards] == []
+    assert len(towards) <= (
+        0 if device.type == "cuda" else copies
+    )  # there they come from pinned memory and wait for nothing
+
+
+def mutated(module, before, after):
+    """The module with one line of its source changed, as a new module."""
+    source = inspect.getsource(module)
+    assert source.count(before) == 1, f"{before!r} stands {source.count(before)} times in {module.__name__}"
+    new = types.ModuleType(module.__name__)
+    new.__file__ = module.__file__
+    exec(compile(source.replace(before, after), f"mutated_{module.__name__}.py", "exec"), new.__dict__)
+    return new
+
+
+WRITE = "buffer.write(step(group))"
+NORM = 'values["grad_norm"] = norm'
+MUTATIONS = {
+    "loss.item()": (runner.loop, WRITE, "values = step(group); values['loss'].item(); buffer.write(values)"),
+    "if loss > x": (runner.loop, WRITE, "values = step(group); 1 if values['loss'] > 9 else 0; buffer.write(values)"),
+    "f-string": (runner.loop, WRITE, "values = step(group); f\"{values['loss']:.3f}\"; buffer.write(values)"),
+    "print": (runner.loop, WRITE, "values = step(group); repr(values['loss']); buffer.write(values)"),
+    "tolist": (runner.loop, WRITE, "values = step(group); values['loss'].tolist(); buffer.write(values)"),
+    "cpu": (runner.loop, WRITE, "values = step(group); values['loss'].cpu(); buffer.write(values)"),
+    "float(grad_norm)": (runner.step, NORM, NORM + "; float(norm)"),
+    "numpy": (runner.step, NORM, NORM + "; norm.numpy()"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_a_mutation_that_reads_is_caught(device, mutation):
+    module, before, after = MUTATIONS[mutation]
+    new = mutated(module, before, after)
+    try:
+        found = reads_of(device, **{module.__name__.rpartition(".")[2]: new})
+    except RuntimeError as error:  # the detector of a real device
+        assert "synchroniz" in str(error)
+    else:
+        assert len(found) >= NUM_STEPS

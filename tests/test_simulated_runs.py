@@ -1,0 +1,56 @@
+"""The whole command on devices that this machine lacks: tensors that obey a device's rules, with the CPU's numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+from runner.tracking.memory import read_points
+
+TESTS = Path(__file__).parent
+RUNS = {
+    "mlp, streamed, clipped": ("model=mlp", "data.residency=stream", "train.clip_grad_norm=1"),
+    "cnn, averaged, cosine": ("model=cnn", "train.ema_decay=0.9", "scheduler=cosine"),
+    "regression, accumulated": ("data=synthetic", "data.num_rows=700", "data.num_classes=null", "task=regression", "model=linear",
+                                "train.accumulate_steps=2"),
+}  # fmt: skip
+SHORT = (
+    "train.num_epochs=2",
+    "train.batch_size=256",
+    "tracking.enabled=false",
+    "metrics.pull_every=4",
+    "placement.guard=off",
+)
+
+
+def run(device, words, folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
+    simulated = [str(TESTS / "simulated.py"), device, "--"] if device != "cpu" else []
+    command = [sys.executable, *simulated, "-m", "runner", f"device={device}", *SHORT, *words, "hydra.run.dir=run"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "run" / "summary.json").read_text()), read_points(folder / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+def test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit(words, tmp_path):
+    found = {}
+    for device in ("cpu", "cuda:1", "mps"):
+        folder = tmp_path / device.replace(":", "")
+        folder.mkdir()
+        found[device] = run(device, words, folder)
+    for device in ("cuda:1", "mps"):
+        summary, points = found[device]
+        assert (summary["status"], summary["device"]) == ("finished", device)
+        for name, series in found["cpu"][1].items():
+            if not name.startswith("speed/"):
+                assert points[name] == series, f"{name} on {device}"
+
+
+def test_a_missing_device_stays_missing():
+    assert cli.main(["device=cuda:1", "tracking.enabled=false"]) == 2
