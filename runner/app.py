@@ -19,8 +19,8 @@ from runner.plots import draw_curves
 from runner.record import Record, introduce, model_name, publish_model, summarise
 from runner.screen import Screen
 from runner.stop import Stop, listening
-from runner.tracking.ack import read_ack
-from runner.tracking.journal import Journal, read_points
+from runner.tracking.journal import Journal
+from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, train_and_test
 
@@ -54,7 +54,7 @@ def run(cfg: DictConfig, folder: Path, *, hardware: Hardware | None = None) -> d
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
         _write_summary(summary, folder)  # it is there even if nobody waits for the tracker
         if publisher is not None:
-            summary |= _last_words(publisher, cfg, screen, folder)
+            summary |= _last_words(publisher, cfg, screen)
     summary["seconds"] |= {"finish": clock.lap(), "total": clock.total()}
     _write_summary(summary, folder)
     screen.result(summary, folder=_short(folder), next_lines=_what_next(cfg, summary, folder))
@@ -114,14 +114,14 @@ def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, fold
     journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
 
 
-def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, folder: Path) -> dict[str, Any]:
+def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[str, Any]:
     """Waits for MLflow to have everything, but no longer than it answers."""
     try:
         ack = publisher.finish()
     except KeyboardInterrupt:
         screen.say("tracking: not waited for; what is left goes to MLflow in the background")
-        ack = read_ack(folder)
-    if ack.points_pending or not ack.ended:
+        ack = publisher.ack()
+    if not ack.is_complete:
         why = f" ({ack.error})" if ack.error else ""
         uri = without_password(str(cfg.tracking.uri))
         screen.say(f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal")

@@ -7,8 +7,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -173,7 +174,12 @@ def ui(words: list[str]) -> int:
         print(f"{config.without_password(uri)} is a server already: open it in a browser")
         return 0
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1"]
-    os.execv(sys.executable, [*command, "--port", settings.get("--port", "5000")])
+    return _become([*command, "--port", settings.get("--port", "5000")])
+
+
+def _become(command: list[str]) -> NoReturn:
+    """This process goes on as another program: signals and the exit code are that one's."""
+    os.execv(command[0], command)
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {"train": train, "devices": devices, "sync": sync, "ui": ui}
@@ -226,7 +232,7 @@ def _hydra(argv: list[str]) -> Iterator[None]:
 
 def _composer(flags: list[str]) -> mistakes.Compose:
     """Composes as the command line with these flags would, without running anything."""
-    values = dict(zip(flags, flags[1:], strict=False))
+    values = dict(pairwise(flags))
     name = values.get("--config-name") or values.get("-cn") or "config"
     folder = values.get("--config-dir") or values.get("-cd")
     extra = [f"hydra.searchpath=[file://{Path(folder).absolute()}]"] if folder else []

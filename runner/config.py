@@ -31,6 +31,11 @@ def _at_least(least: int) -> Any:
     return _value(f"{least} or more", lambda value: value >= least, max(least, 1))
 
 
+def _auto_or_count() -> Any:
+    text = "auto or a whole number, 1 or more"
+    return _value(text, lambda value: value == "auto" or (type(value) is int and value >= 1), "auto")
+
+
 def _more_than_zero() -> Any:
     return _value("more than 0", lambda value: value > 0, 1)
 
@@ -77,11 +82,7 @@ class Train:
     deterministic: bool = MISSING
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)
-    num_processes: Any = _value(
-        "auto or a whole number, 1 or more",
-        lambda value: value == "auto" or (type(value) is int and value >= 1),
-        "auto",
-    )
+    num_processes: Any = _auto_or_count()
 
 
 @dataclass

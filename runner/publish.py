@@ -1,147 +1,167 @@
-"""The folder of a run goes in; its page in MLflow comes out. The process that runs beside training: `-m runner.publish`."""
+"""A run's folder goes in; its page in MLflow comes out: `python -m runner.publish FOLDER`, beside the training."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
 import signal
 import sys
+import threading
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
-import mlflow
+from filelock import FileLock, Timeout
 
-from runner.targets import build
-from runner.tracking import store
-from runner.tracking.journal import read_events
-from runner.tracking.uploader import Unreachable, Uploader
+from runner.tracking import place, store
+from runner.tracking.patience import Patience
+from runner.tracking.publisher import GRACE, NOT_DELIVERED
+from runner.tracking.sync import LOCK
+from runner.tracking.uploader import Uploader
 
-NOT_DELIVERED = 3
-#: how often it looks by itself; a run says when it has news
-SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_BETWEEN_SYSTEM_METRICS = 1.0
+LOOK_SECONDS = 0.5  # it looks by itself, too: not every point comes with a wake
+POSTPONED_SECONDS = 30.0
+PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
 
-
-def main(folder: Path) -> int:
-    """Copies the journal until the training has said goodbye or is gone. Returns 0, or 3 when something is left."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-    _be_quiet()
-    uri = os.environ["MLFLOW_TRACKING_URI"]
-    pipe = Pipe(sys.stdin.fileno(), grace_seconds=float(os.environ.get("RUNNER_GRACE_SECONDS", "10")))
-    uploader = Uploader(
-        folder, uri, patience=pipe.patience, publish_model=lambda *event: publish_model(*event, uri=uri)
-    )
-    try:
-        uploader.connect()
-        with contextlib.ExitStack() as stack:
-            started = False
-            while True:
-                open_before = (
-                    pipe.is_open
-                )  # looked at before draining: nothing that was written before the end is missed
-                uploader.drain()
-                if uploader.ack.run_id and not started:
-                    started = True
-                    stack.enter_context(_beside(uploader))
-                if not open_before:
-                    break
-                pipe.wait(SECONDS_BETWEEN_LOOKS)
-        uploader.end("KILLED", end_ms=int(time.time() * 1000), why="the process ended without a word")
-    except Unreachable as silence:
-        print(f"not delivered: {silence}", flush=True)
-        return NOT_DELIVERED
-    return 0
+log = logging.getLogger("runner.publish")
 
 
-class Pipe:
-    """The training's end of the line: a byte is news, its closing is the end."""
+class Line:
+    """The training's end of the line, read by a thread of its own: the pipe never fills.
 
-    def __init__(self, file: int, *, grace_seconds: float) -> None:
-        self.is_open = True
-        self._file, self._grace_seconds = file, grace_seconds
-        self._closed_at = 0.0
+    A newline is news; "bye", with the grace seconds or without, or the end of the line is the end of the training.
+    """
+
+    def __init__(self, fd: int, *, grace_seconds: float) -> None:
+        self.grace_seconds = grace_seconds
+        self.closed_at: float | None = None  # of time.monotonic(); None while the training lives
+        self._news, self._closed = threading.Event(), threading.Event()
+        threading.Thread(target=self._read, args=(fd,), name="runner-line", daemon=True).start()
 
     def wait(self, seconds: float) -> None:
-        """Returns when there is news or the time is over."""
-        if select.select([self._file], [], [], seconds)[0] and not os.read(self._file, 65536):
-            self.is_open, self._closed_at = False, time.monotonic()
+        """Returns when there is news, or the time is over."""
+        self._news.wait(seconds)
+        self._news.clear()
 
-    def patience(self, silent_seconds: float) -> bool:
-        """Any silence is waited out while the training lives; after it, the grace period."""
-        if self.is_open:
-            self.wait(0)
-        return self.is_open or min(silent_seconds, time.monotonic() - self._closed_at) < self._grace_seconds
+    def wait_for_end(self, seconds: float) -> None:
+        """Returns when the training is over, or the time is; at the end it pauses a second at the most."""
+        if self._closed.is_set():
+            time.sleep(min(seconds, 1.0, self.grace_seconds / 4))
+        else:
+            self._closed.wait(seconds)
+
+    def _read(self, fd: int) -> None:
+        last = b""
+        while chunk := _read_some(fd):
+            *whole, last = (last + chunk).split(b"\n")
+            for word in whole:
+                if word.startswith(b"bye"):
+                    self.grace_seconds = float(word[3:] or self.grace_seconds)
+                    self._close()
+            self._news.set()
+        self._close()
+
+    def _close(self) -> None:
+        if self.closed_at is None:
+            self.closed_at = time.monotonic()
+            self._closed.set()
+            self._news.set()
 
 
-@contextlib.contextmanager
-def _beside(uploader: Uploader) -> Iterator[None]:
-    """What the run wants besides its points: the machine's load, and torch loaded before the model comes."""
-    start = next(record.data for record in read_events(uploader.folder) if record.event == "start")
-    monitor = None
-    if start["system_metrics"] and not uploader.ack.ended:
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+def follow(uploader: Uploader, line: Line, *, warm_up: Callable[[], None]) -> int:
+    """Sends the journal as it grows, until the training is over and all of it is sent. Returns 0, or 3 with a rest."""
+    patience = Patience()
+    is_warm = False
+    postponed_at = time.monotonic() + POSTPONED_SECONDS
+    while True:
+        closed_at = line.closed_at  # looked at before sending: nothing that was written before the end is missed
+        before = uploader.ack.offset
+        postponed = closed_at is not None or time.monotonic() > postponed_at
+        if postponed:
+            postponed_at = time.monotonic() + POSTPONED_SECONDS
+        sent = not uploader.has_run() or uploader.attempt(postponed=postponed)
+        if sent or uploader.ack.offset > before:
+            patience.worked()
+        if closed_at is not None:
+            if sent and uploader.abandon():
+                return 0
+            if patience.silent_seconds(since=closed_at) > line.grace_seconds:
+                return NOT_DELIVERED
+        if not sent:
+            line.wait_for_end(patience.pause_seconds())
+        elif uploader.wants_model and not is_warm:
+            is_warm = True
+            warm_up()
+        else:
+            line.wait(LOOK_SECONDS)
+            uploader.sample()
 
-        monitor = SystemMetricsMonitor(uploader.run_id, sampling_interval=SECONDS_BETWEEN_SYSTEM_METRICS)
-        monitor.start()
-    if start["expects_model"]:
-        import torch  # noqa: F401  a second that the end of the run does not wait for
+
+def main(argv: list[str]) -> int:
+    """The process. Returns 0, 3 when something is left in the journal, 1 for what should not happen."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+    folder, uri = Path(argv[0]), os.environ["MLFLOW_TRACKING_URI"]
+    line = Line(sys.stdin.fileno(), grace_seconds=float(os.environ.get(GRACE, "10")))
+    os.environ.update(store.SETTINGS)
+    if hasattr(os, "nice"):
+        os.nice(5)  # the training comes first
+    _write_masked(uri)
+    _import_mlflow(uri)
+
     try:
-        yield
-    finally:
-        if monitor is not None:
-            monitor.finish()
+        with FileLock(folder / LOCK, timeout=PREDECESSOR_SECONDS, thread_local=False):
+            return follow(Uploader(folder, uri, live=True), line, warm_up=_warm_up)
+    except Timeout:
+        log.error("another process is sending this run: nothing was sent from here")
+        return NOT_DELIVERED
+    except Exception:
+        log.exception("this should not happen")
+        return 1
 
 
-def publish_model(folder: Path, run_id: str, event: dict[str, Any], *, uri: str) -> None:
-    """Builds the model again from its configuration and its best weights, and logs it with a signature and an example.
+def _import_mlflow(uri: str) -> None:
+    """2 s, while the training reads its data; makes no store."""
+    import mlflow
 
-    As an exported graph (pt2) where torch can export it: that loads without this package and without pickle.
-    """
-    import torch
-
-    model = build(event["node"], key="model").eval()
-    weights = torch.load(folder / event["weights"], map_location="cpu", weights_only=True)["model"]
-    model.load_state_dict(weights)
-    example = torch.load(folder / event["example"], weights_only=True)
-    with torch.inference_mode():
-        outputs = model(example)
-    signature = mlflow.models.infer_signature(example.numpy(), outputs.float().numpy())
-    mlflow.set_tracking_uri(uri)
-    settings: dict[str, Any] = {
-        "name": "model",
-        "signature": signature,
-        "input_example": example.numpy(),
-        "pip_requirements": [f"torch=={torch.__version__.partition('+')[0]}", f"mlflow=={mlflow.__version__}", "numpy"],
-    }
-    with mlflow.start_run(run_id=run_id):
-        try:
-            mlflow.pytorch.log_model(model, serialization_format="pt2", **settings)
-        except Exception as error:
-            print(f"the model can't be exported as a graph ({type(error).__name__}); it is pickled instead", flush=True)
-            mlflow.pytorch.log_model(model, serialization_format="pickle", code_paths=_own_code(model), **settings)
+    if place.sqlite_path(uri):
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
-def _own_code(model: Any) -> list[str] | None:
-    """The file or the package of the current folder that the model's class comes from."""
-    first = type(model).__module__.split(".")[0]
-    found = [path for path in (Path.cwd() / f"{first}.py", Path.cwd() / first) if path.exists()]
-    return [str(found[0])] if found and first != "runner" else None
+def _warm_up() -> None:
+    from runner.tracking.logged_model import warm_up
+
+    try:
+        warm_up()
+    except Exception:
+        log.exception("the warm-up for the model failed; the model will say what is wrong")
 
 
-def _be_quiet() -> None:
-    warnings.simplefilter("ignore")
-    for name in ("mlflow", "alembic", "urllib3", "torch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+def _write_masked(uri: str) -> None:
+    """Whatever is written from here on, by MLflow too, goes to the log without the password."""
+    mask = place.masker(uri)
+    sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    log.setLevel(logging.INFO)
+
+
+class _Masked:
+    def __init__(self, stream: TextIO, mask: Callable[[str], str]) -> None:
+        self._stream, self._mask = stream, mask
+
+    def write(self, text: str) -> int:
+        return self._stream.write(self._mask(text))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def _read_some(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except Exception as error:
-        print(store.without_password(f"{type(error).__name__}: {error}"), flush=True)
-        raise
+    sys.exit(main(sys.argv[1:]))

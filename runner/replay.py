@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import time
 from pathlib import Path
 
 from runner.config import without_password
 from runner.errors import Fault, RunnerError
+from runner.tracking.ack import read_ack
+from runner.tracking.publisher import find_journals, sync
 
-SECONDS_FOR_AN_ANSWER = 10
+PLACES = ("outputs", "multirun")
 
 
 def replay(folders: list[Path], *, uri: str) -> int:
-    """Sends what is missing. Returns 0, or 1 when the store could not be reached. Raises: RunnerError for a missing folder."""
+    """Sends what is missing. Returns 0, or 1 when something is left. Raises: RunnerError for a folder that is not there."""
     faults = [
         Fault(f"sync {folder}", "there is no such folder", "sync outputs, or a run's own folder below it")
         for folder in folders
@@ -22,35 +21,18 @@ def replay(folders: list[Path], *, uri: str) -> int:
     ]
     if faults:
         raise RunnerError(*faults)
-    runs = find_runs(folders or [Path("outputs"), Path("multirun")])
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    from runner.publish import publish_model
-    from runner.tracking.uploader import Unreachable, Uploader
-
-    missing = 0
+    roots = folders or [Path(place) for place in PLACES if Path(place).is_dir()]
+    runs = [run for root in roots for run in find_journals(root)]
+    shown = without_password(uri)
+    complete = 0
     for run in runs:
-        uploader = Uploader(
-            run,
-            uri,
-            patience=lambda silent: silent < SECONDS_FOR_AN_ANSWER,
-            publish_model=lambda *event: publish_model(*event, uri=uri),
-        )
-        before = uploader.ack.points_written
-        try:
-            uploader.drain()
-            uploader.end("KILLED", end_ms=int(time.time() * 1000), why="the process ended without a word")
-        except Unreachable as silence:
-            print(f"{run}: {without_password(uri)} does not answer: {silence}")
-            missing += 1
-            continue
-        if sent := uploader.ack.points_written - before:
-            print(f"{run}: {sent:,} points sent, run {uploader.ack.run_id}")
-    print(f"{len(runs) - missing} of {len(runs)} runs are complete in {without_password(uri)}")
-    return int(missing > 0)
-
-
-def find_runs(folders: list[Path]) -> list[Path]:
-    """Every run's folder below the folders, oldest first."""
-    return sorted({path.parent.parent for folder in folders for path in folder.rglob("journal/journal.bin")})
+        before = read_ack(run)
+        after = sync(run, uri)
+        complete += after.is_complete
+        sent = after.points_written - (before.points_written if before.run_id == after.run_id else 0)
+        if sent:
+            print(f"{run}: {sent:,} points sent, run {after.run_id}")
+        if not after.is_complete:
+            print(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
+    print(f"{complete} of {len(runs)} runs are complete in {shown}")
+    return int(complete < len(runs))

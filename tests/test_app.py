@@ -81,13 +81,10 @@ def check_page(uri, run_id):
         item.path for item in client(uri).list_artifacts(run_id, "plots")
     }
     assert {"val/loss", "test/accuracy", "train/lr", "speed/steps_per_second"} <= run.data.metrics.keys()
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
         model = mlflow.pytorch.load_model(f"runs:/{run_id}/model")
         info = mlflow.models.get_model_info(f"runs:/{run_id}/model")
-    finally:
-        mlflow.set_tracking_uri(before)
     assert info.signature is not None
     inputs = digits().rows[0][:7]
     with torch.no_grad():
@@ -95,8 +92,7 @@ def check_page(uri, run_id):
 
 
 @pytest.mark.slow
-def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder, monkeypatch):
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder):
     assert cli.main([*SMALL, "device=cpu", "tracking.uri=sqlite:///runs.db"]) == 0
     found = summary(own_folder)
     uri = f"sqlite:///{own_folder}/runs.db"
@@ -266,7 +262,8 @@ def test_the_same_seed_gives_the_same_run(own_folder):
 
 def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder):
     (own_folder / "my_models.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(64, 10)\n"
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.layer = nn.Linear(64, 10)\n"
         "        self.calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        if self.calls == 8:\n"
         "            raise RuntimeError('the eighth')\n        return self.layer(inputs.flatten(1))\n"
     )

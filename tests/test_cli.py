@@ -123,7 +123,8 @@ MISTAKES = [
 def folder(own_folder):
     """A person's folder with modules and files, sound ones and broken ones."""
     (own_folder / "my_models.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Linear):\n    pass\n\nclass Broken(nn.Module):\n    def __init__(self, **sizes): raise ValueError('no')\n"
+        "from torch import nn\n\nclass Net(nn.Linear):\n    pass\n\nclass Broken(nn.Module):\n"
+        "    def __init__(self, **sizes): raise ValueError('no')\n"
     )
     (own_folder / "my_broken.py").write_text("import something_that_is_not_there\n")
     x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3

@@ -156,6 +156,8 @@ def test_what_joins_the_host_with_the_device_is_the_devices():
     x, *_ = tensors()
     assert found(lambda: float(torch.tensor(2.0) * x.sum())) == ["float(tensor)"]
     assert found(lambda: torch.zeros(()).add_(x.sum()).item()) == ["tensor.item()"]
+    moved = found(lambda: torch.arange(3).to(x.device).tolist())
+    assert moved == ["tensor.to(device), a copy from the host", "tensor.tolist()"]
 
 
 class Block(nn.Module):
@@ -342,6 +344,7 @@ def test_nothing_remains_also_after_a_failure():
     assert (torch.cpu.synchronize, torch.cuda.synchronize, torch.cuda.Event.synchronize) == before
     assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
     assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
     kept = [getattr(m, name) for m in step.model.modules() for name in vars(m) if name.endswith("_hooks")]
     assert kept and not any(kept)
 

@@ -14,8 +14,8 @@ from torch import nn
 
 import runner.loop
 import runner.step
-from runner.background import Background
 from runner.backends import precision
+from runner.background import Background
 from runner.data.loaders import Resident, Streamed
 from runner.host_reads import HostReads
 from runner.loop import Best, Limits, Progress

@@ -289,7 +289,7 @@ def keep_house(device):
         "thread": made[0].device == device,
         "deepcopy": torch.equal(copied.head.weight.grad, weight.grad) and copied.head.weight is not weight,
         "attention": F.scaled_dot_product_attention(q, q, q, is_causal=True).device == device,
-        "foreach": torch.optim.optimizer._default_to_fused_or_foreach([x], differentiable=False)[1],
+        "foreach": sys.modules["torch.optim.optimizer"]._default_to_fused_or_foreach([x], False)[1],
         "back": str(model.to("cpu").head.weight.device),
         "in place": tuple(torch.zeros(2, 3, device=device).t_().shape),
         "repr": repr(torch.ones(1).to(device)),

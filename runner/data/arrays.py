@@ -45,8 +45,8 @@ def arrays(
             others = found
         suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
         columns = (
-            Column("data.inputs", inputs, found, path),
-            Column("data.targets", targets, others, targets_path or path),
+            Column("data.inputs", inputs, targets, found, path),
+            Column("data.targets", targets, inputs, others, targets_path or path),
         )
         train = _part(columns, suffix, path, settings)
         there = [name for name in GIVEN if suffix and any(f"{c.name}_{name}" in found for c in columns)]
@@ -61,6 +61,7 @@ class Column:
 
     key: str  # data.inputs or data.targets
     name: str
+    other: str  # the name of the other one, which it can't be
     found: Arrays
     path: str
 
@@ -70,6 +71,7 @@ class Column:
             return None
         listed = ", ".join(f"{item} {shape}" for item, shape in self.found.shapes.items()) or "nothing in it"
         names = [item.removesuffix(suffix) for item in self.found if item.endswith(suffix)]
+        names = [name for name in names if name != self.other]
         write = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
         so = f"{Path(self.path).name} has no array {self.name}{suffix}; it has {listed}"
         return Fault(f"{self.key}={self.name}", so, write or f"a file with an array {self.name}{suffix}")

@@ -43,10 +43,8 @@ class Resident:
         order = None
         if self._shuffle:
             order = permutation(self.num_rows, seed=self._seed, epoch=number)
-            if self._device.type == "cuda":  # from pinned memory the copy waits for nothing
-                order = move(order.pin_memory(), self._device, non_blocking=True)
-            else:
-                order = move(order, self._device)
+            is_cuda = self._device.type == "cuda"  # from pinned memory the copy waits for nothing
+            order = move(order.pin_memory() if is_cuda else order, self._device, non_blocking=is_cuda)
         for start in range(first_batch * self.batch_size, self.num_rows, size):
             gather = _gather(order, start, min(start + size, self.num_rows))
             parts = [gather(tensor).split(self.batch_size) for tensor in self._tensors]

@@ -94,7 +94,7 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
 
 def _one_column(array: Any, asked: str, called: str) -> Any:
     """(N,) of integers or texts."""
-    if array[0].size != 1:
+    if array.size != len(array):
         so = f"{called} have the shape {array.shape}, and a class is one value a row"
         raise RunnerError(Fault(asked, so, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
     column = array.reshape(len(array))

@@ -20,17 +20,26 @@ class Ack:
 
     offset: int = 0  # where the first record begins that the store has not acknowledged
     points_written: int = 0
-    points_pending: int = 0
+    points_pending: int = 0  # in the journal and not in the store; counted by read_ack, not kept
     points_rejected: int = 0  # refused for good; they stand in journal/rejected.jsonl
     uri: str = ""  # of the store, without a password; a relative sqlite path made absolute
     uid: str = ""  # of the journal's run
     run_id: str | None = None
     experiment_id: str | None = None
-    state: str = "waiting"  # waiting, publishing, unreachable, ended, died, stopped
-    error: str | None = None  # the last one, None once it is overcome
+    error: str | None = None  # what keeps the rest from the store, None when nothing does
     ended: bool = False  # the run's end has reached the store
+    died: bool = False  # the run's process went without an end, and its status says so
     postponed: tuple[dict[str, Any], ...] = ()  # artifacts and models that the store has not taken yet
     warnings: tuple[str, ...] = ()  # what was left out for good, and why
+
+    @property
+    def state(self) -> str:
+        """One word: waiting, publishing, failing, ended or died."""
+        if self.error:
+            return "failing"
+        if self.ended or self.died:
+            return "ended" if self.ended else "died"
+        return "publishing" if self.run_id else "waiting"
 
     @property
     def is_complete(self) -> bool:
@@ -39,10 +48,11 @@ class Ack:
 
 
 def read_ack(folder: Path) -> Ack:
-    """The last acknowledgement, its pending points counted anew. An unreadable file counts as none: replays are harmless."""
+    """The last acknowledgement, its pending points counted anew; an unreadable file counts as none."""
     try:
         fields = json.loads((folder / FILE).read_text())
-        ack = Ack(**{**fields, "postponed": tuple(fields["postponed"]), "warnings": tuple(fields["warnings"])})
+        fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}
+        ack = Ack(**{name: value for name, value in fields.items() if name != "state"})
     except (OSError, ValueError, KeyError, TypeError):
         ack = Ack()
     return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
@@ -53,5 +63,7 @@ def write_ack(folder: Path, ack: Ack) -> None:
     path = folder / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
-    beside.write_text(json.dumps(dataclasses.asdict(ack), indent=1) + "\n")
+    fields = {"state": ack.state, **dataclasses.asdict(ack)}
+    del fields["points_pending"]
+    beside.write_text(json.dumps(fields, indent=1) + "\n")
     beside.replace(path)

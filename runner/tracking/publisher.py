@@ -3,96 +3,156 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
+from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import Ack, read_ack
-from runner.tracking.journal import journal_path
+from runner.tracking.records import FILE as JOURNAL
+from runner.tracking.records import has_records
+from runner.tracking.sync import find_journals, sync
 
+__all__ = ["Publisher", "find_journals", "sync"]
+
+LOG = "journal/publish.log"  # in a run's folder
+NOT_DELIVERED = 3  # the process's exit code when the store has not everything
+GRACE = "RUNNER_GRACE_SECONDS"
 PACKAGES = Path(__file__).resolve().parents[2]
+STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not waited for; a big model may take minutes
 
 
 class Publisher:
-    """The training side of the publishing process (runner.publish): starts it, wakes it, waits for it.
+    """The training's side of `python -m runner.publish`: starts it, wakes it, waits for it.
 
-    A process, because storing points takes the interpreter's lock: 75 ms of it for 1,000 points, which a loop of 2,500
-    steps a second makes in 0.2 s. It has a session of its own, so that Ctrl-C reaches the training alone; when the
-    training dies, its pipe closes, and the process sends what the journal holds and ends.
+    A process of its own, because storing 1,000 points holds the interpreter for 75 ms, and a loop of 2,500 steps a
+    second makes them in 0.2 s. It lives in its own session, so Ctrl-C does not reach it. When the training dies, its
+    pipe closes; then it sends what the journal holds, says so in MLflow, and ends.
     """
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        self._folder, self._process, self._log = folder, process, log
-        assert process.stdin is not None
-        self._pipe = process.stdin
-        os.set_blocking(self._pipe.fileno(), False)
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None) -> None:
+        """Use Publisher.start()."""
+        self._folder, self._process = folder, process
+        self._pipe = -1
+        if process is not None and process.stdin is not None:
+            self._pipe = process.stdin.fileno()
+            if hasattr(os, "set_blocking"):  # Windows has it from Python 3.12 on; the other end reads all the time
+                os.set_blocking(self._pipe, False)
 
     @classmethod
-    def start(cls, folder: Path, uri: str, *, grace_seconds: float = 10) -> Publisher:
-        """Starts the process; returns at once."""
-        log_path = journal_path(folder).parent / "publish.log"
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        log = log_path.open("ab")
-        process = subprocess.Popen(
-            # -P: a folder `runner` of the person's must not take the place of this package
-            [sys.executable, "-P", "-m", "runner.publish", str(folder.absolute())],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env=_environment(uri, grace_seconds),
-            start_new_session=True,
-        )
-        return cls(folder, process, log)
+    def start(cls, folder: Path, uri: str, *, grace_seconds: float = 10.0) -> Publisher:
+        """Starts the process and returns at once (about 2 ms). Never raises: a run goes on without its tracker.
+
+        grace_seconds: for how long it keeps trying a store that does not answer, once the training is over.
+        """
+        folder = folder.absolute()
+        log_path = folder / LOG
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with log_path.open("ab") as log:
+                # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.publish", str(folder)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    bufsize=0,
+                    env=_environment(uri, grace_seconds),
+                    start_new_session=True,
+                )
+        except OSError:
+            return cls(folder, None)
+        return cls(folder, process)
 
     def wake(self) -> None:
-        """Says that there is something new. Never waits, never fails: the process looks by itself, too."""
-        with contextlib.suppress(OSError):
-            os.write(self._pipe.fileno(), b".")
+        """Says that the journal has grown. Never waits, never raises."""
+        self._tell(b"\n")
 
-    def finish(self) -> Ack:
-        """Says that nothing more comes, and waits while the store takes it.
+    def ack(self) -> Ack:
+        """How far the store has got, and what is wrong if something is."""
+        ack = read_ack(self._folder)
+        code = None if self._process is None else self._process.poll()
+        if self._process is None:
+            return dataclasses.replace(ack, error="the publishing process could not be started")
+        if code not in (None, 0, NOT_DELIVERED):
+            error = f"the publishing process ended with exit code {code}; {self._folder / LOG} says more"
+            return dataclasses.replace(ack, error=ack.error or error)
+        return ack
 
-        A store that does not answer for the grace period ends that; the rest stays in the journal. Raises:
-        KeyboardInterrupt at once; the process then finishes by itself.
+    def finish(self, *, grace_seconds: float | None = None) -> Ack:
+        """Says goodbye and waits while the process makes progress; what is left then stays in the journal.
+
+        grace_seconds: instead of what start() was given.
+        Raises: KeyboardInterrupt at once; the process goes on by itself to the end of its patience.
         """
-        self._close_pipe()
-        self._process.wait()
-        return read_ack(self._folder)
+        self._say_goodbye(grace_seconds)
+        if self._process is not None:
+            try:
+                self._wait(self._process)
+            except BaseException:
+                self._leave()
+                raise
+        return self.ack()
 
     def __enter__(self) -> Publisher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """After finish() there is nothing left to do. Else the run failed before it began: the process is ended."""
-        self._close_pipe()
-        if self._process.poll() is None and not isinstance(error, KeyboardInterrupt):
-            self._process.terminate()
+    def __exit__(self, *error: object) -> None:
+        """After finish() there is nothing to do. A run that has not begun needs no process; else it is left to end."""
+        self._say_goodbye(None)
+        if self._process is None or self._process.poll() is not None:
+            return
+        if has_records(self._folder / JOURNAL):
+            self._leave()
+        else:
+            self._process.terminate()  # it holds nothing: it opens no store before the journal has a run
             self._process.wait()
-        self._log.close()
-        if self._process.returncode is None:
-            self._process.returncode = 0  # it goes on by itself; nobody here will wait for it
 
-    def _close_pipe(self) -> None:
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        last, seen = time.monotonic(), -1.0
+        while time.monotonic() - last < STUCK_SECONDS:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1.0)
+                return
+            with contextlib.suppress(OSError):
+                written = (self._folder / ACK).stat().st_mtime
+                last, seen = (last, seen) if written == seen else (time.monotonic(), written)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Lets the process end by itself; a thread waits for it, so that it leaves no zombie."""
+        if self._process is not None:
+            threading.Thread(target=self._process.wait, name="runner-publisher", daemon=True).start()
+
+    def _say_goodbye(self, grace_seconds: float | None) -> None:
+        """A word and the closing of the pipe: a data worker that was forked may hold the other copy of it open."""
+        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
+            return
+        self._tell(b"bye\n" if grace_seconds is None else b"bye %r\n" % grace_seconds)
+        self._pipe = -1
         with contextlib.suppress(OSError):
-            self._pipe.close()
+            self._process.stdin.close()
+
+    def _tell(self, words: bytes) -> None:
+        if self._pipe >= 0:
+            with contextlib.suppress(OSError):  # full: it has news enough; broken: ack() tells
+                os.write(self._pipe, words)
 
 
 def _environment(uri: str, grace_seconds: float) -> dict[str, str]:
-    """The URI travels here and not as an argument: it may hold a password, and arguments show in `ps`."""
-    paths = [str(PACKAGES), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        **os.environ,
+    """The URI goes here and not among the arguments: it may hold a password, and arguments show in `ps`.
+
+    One thread and no device: the cores and the memory on the GPU are the training's.
+    """
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
         "PYTHONPATH": os.pathsep.join(paths),
         "MLFLOW_TRACKING_URI": uri,
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # MLflow's own seven would block for four minutes
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-        "RUNNER_GRACE_SECONDS": str(grace_seconds),
-        "CUDA_VISIBLE_DEVICES": "",  # it computes on the host; a context on the GPU would cost the training memory
-        "PYTHONUNBUFFERED": "1",
+        GRACE: str(grace_seconds),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
     }

@@ -94,6 +94,20 @@ def count_points(path: Path, offset: int = 0) -> int:
     return total
 
 
+def has_records(path: Path) -> bool:
+    """Whether there is a complete record in the file, or a file at all."""
+    return path.is_file() and next(scan(path), None) is not None
+
+
+def begins_record(path: Path, offset: int) -> bool:
+    """Whether a record begins at `offset`, or will: the file's end counts."""
+    if not path.is_file() or offset > path.stat().st_size:
+        return offset == 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        return MAGIC.startswith(file.read(len(MAGIC)))
+
+
 def sound_end(path: Path) -> int:
     """Where the last complete record ends; reads the whole file. -1 for a file that is no journal."""
     with path.open("rb") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import posixpath
 import re
 from collections.abc import Mapping
 
@@ -17,12 +16,13 @@ _REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
 
 
 def spell(name: str) -> str:
-    """`model.layers[0]` becomes `model.layers.0`; what MLflow refuses becomes `_`; a long name ends in a digest of itself."""
+    """`model.layers[0]` becomes `model.layers.0`; what MLflow refuses becomes `_`; a long name ends in its digest."""
     spelled = _REFUSED.sub("_", _INDEX.sub(r".\1", name))
-    if (spelled and posixpath.normpath(spelled) != spelled) or spelled.startswith(("/", "..")) or spelled in ("", "."):
-        parts = [part if part.strip(".") else "_" * len(part) for part in spelled.split("/") if part]
-        spelled = "/".join(parts) or "_"
-    return _shortened(spelled, name)
+    parts = [part if part.strip(".") else "_" * len(part) for part in spelled.split("/") if part]  # a//b, ./a, a/..
+    spelled = "/".join(parts) or "_"
+    if spelled.startswith(".."):
+        spelled = "__" + spelled[2:]
+    return spelled if len(spelled) <= MOST_NAME else _with_digest(spelled, name)
 
 
 def spell_all(values: Mapping[str, object], *, most: int) -> dict[str, str]:
@@ -42,10 +42,6 @@ def cut(text: str, *, most: int) -> str:
         return text
     note = f"... ({len(text)} characters)"
     return text[: most - len(note)] + note
-
-
-def _shortened(spelled: str, name: str) -> str:
-    return spelled if len(spelled) <= MOST_NAME else _with_digest(spelled, name)
 
 
 def _with_digest(spelled: str, name: str) -> str:

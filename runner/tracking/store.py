@@ -1,61 +1,158 @@
-"""A tracking URI goes in; an open MLflow store and its experiment come out, made where they are not."""
+"""A tracking URI goes in; an open MLflow store comes out, and in it a run that is made once, however often one asks."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-import tempfile
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-SECONDS_FOR_A_NEW_STORE = 120
+from runner.tracking import place
+from runner.tracking.spelling import MOST_NAME, cut
 
-
-def connect(uri: str) -> Any:
-    """A client whose store answers. A new sqlite store is made and migrated by one process while the others wait."""
+if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    with _making(uri):
+UID_TAG = "runner.uid"
+#: MLflow's page opens on training runs, not on traces of language models
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+#: retries are ours: MLflow's own block for four minutes (measured: 246.7 s), and a repeated creation makes a second run
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
+
+
+class RunGoneError(Exception):
+    """The store has lost the run: it was made anew, or the run was deleted for good. Its journal can be replayed."""
+
+
+class RunDeletedError(Exception):
+    """The run lies in MLflow's bin: it takes nothing until somebody restores it."""
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards."""
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    os.environ.update(SETTINGS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow 3.17 uses what SQLAlchemy 2.1 deprecates
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def open_store(uri: str) -> MlflowClient:
+    """Imports MLflow (about 1 s) and opens the store; a new sqlite store is created first (about 2 s).
+
+    One process at a time creates it: MLflow's own migrations fail when several meet in an empty file.
+    Raises: what MLflow raises; whatever it is, asking again is safe.
+    """
+    from mlflow import MlflowClient  # 1 s, and nothing that trains may pay for it
+
+    path = place.sqlite_path(uri)
+    if path is None:
+        return MlflowClient(uri)
+    with FileLock(place.creation_lock(path), timeout=120, thread_local=False):
         client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
+        client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
     return client
 
 
-def experiment(client: Any, uri: str, name: str) -> str:
-    """The id of the experiment, made if need be; one that was deleted is brought back."""
-    with _making(uri):
-        known = client.get_experiment_by_name(name)
-        if known is None:
-            return str(client.create_experiment(name, artifact_location=_artifacts(uri)))
-        if known.lifecycle_stage == "deleted":
-            client.restore_experiment(known.experiment_id)
-        return str(known.experiment_id)
+def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, str]:
+    """The experiment's id and name; made if need be. One in MLflow's bin keeps its name: then NAME-2, NAME-3, ..."""
+    from mlflow.exceptions import MlflowException
+
+    for number in range(1, 1000):
+        wanted = name if number == 1 else f"{name}-{number}"
+        found = client.get_experiment_by_name(wanted)
+        if found is None:
+            try:
+                return client.create_experiment(wanted, place.artifact_root(uri), EXPERIMENT_TAGS), wanted
+            except MlflowException as error:  # another run was faster
+                found = client.get_experiment_by_name(wanted)
+                if found is None:
+                    raise error from None
+        if found.lifecycle_stage == "active":
+            return found.experiment_id, wanted
+    raise RuntimeError(f"a thousand experiments named {name} were deleted")
 
 
-def without_password(text: str) -> str:
-    """Text with the passwords of its URIs hidden."""
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", text)
+def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str) -> str:
+    """The id of the run that bears this uid. Looked for first: an earlier creation may have lost only its answer."""
+    from mlflow.entities import ViewType
+
+    wanted = f"tags.`{UID_TAG}` = '{uid}'"
+    order = ["attributes.start_time ASC"]
+    found = client.search_runs([experiment_id], wanted, run_view_type=ViewType.ALL, max_results=1, order_by=order)
+    if found:
+        return str(found[0].info.run_id)
+    given = start.get("tags") or {}
+    tags = {
+        name: str(given[name]) for name in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") if name in given
+    }
+    name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
+    run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
+    return str(run.info.run_id)
 
 
-def sqlite_file(uri: str) -> Path | None:
-    """The database's file, for an sqlite URI; None for every other store."""
-    match = re.match(r"sqlite(?:\+\w+)?:///(.+?)(?:\?.*)?$", uri)
-    return Path(match[1]).absolute() if match else None
+def check_run(client: MlflowClient, run_id: str) -> None:
+    """Asks for the run. Raises: RunGoneError, RunDeletedError, or what keeps the store from answering."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        from_store = isinstance(error, RestException) or not client.tracking_uri.startswith("http")
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST" and from_store:  # a proxy's 404 says nothing about the run
+            raise RunGoneError(f"the store has no run {run_id} any more") from error
+        raise
+    if run.info.lifecycle_stage != "active":
+        mend = f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
+        raise RunDeletedError(f"run {run_id} was deleted in MLflow; to go on: {mend}")
 
 
-def _making(uri: str) -> AbstractContextManager[Any]:
-    """Held while a store or an experiment may be made: eight processes that start at once must not make it eight times."""
-    file = sqlite_file(uri)
-    if file is None:
-        return nullcontext()
-    mark = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
-    return FileLock(Path(tempfile.gettempdir()) / f"runner-store-{mark}.lock", timeout=SECONDS_FOR_A_NEW_STORE)
+def is_refusal(error: Exception) -> bool:
+    """Whether the store has understood and will never take it. All else may pass: an outage, a full disk, a proxy."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    if not isinstance(error, MlflowException):
+        return False
+    return error.error_code == "INVALID_PARAMETER_VALUE" or (
+        isinstance(error, RestException) and error.error_code == "BAD_REQUEST"
+    )
 
 
-def _artifacts(uri: str) -> str | None:
-    """Beside the database, whatever folder the run was started from; a server decides for itself."""
-    file = sqlite_file(uri)
-    return None if file is None else (file.parent / "mlartifacts").as_uri()
+def explain(error: BaseException, *, uri: str) -> str:
+    """One line for a person, without passwords: what is wrong with the store, and the mend where there is one."""
+    where, text = place.shown(uri), str(error)
+    if "out-of-date database schema" in text:
+        return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
+    if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:
+        return f"{where} does not answer"
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return f"{where} does not answer in time"
+    if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
+        return f"{where} refuses these credentials (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    named = (
+        line
+        if type(error).__name__ in ("MlflowException", "RestException", *_OURS)
+        else f"{type(error).__name__}: {line}"
+    )
+    return cut(place.masker(uri)(named), most=400)
+
+
+_OURS = ("RunGoneError", "RunDeletedError")

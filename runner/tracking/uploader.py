@@ -1,235 +1,222 @@
-"""A run's journal goes in; its copy in MLflow comes out, each record once however often it is sent."""
+"""A run's folder and a tracking URI go in; its journal comes out in MLflow, in order, each record once."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import functools
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
+from runner.tracking import bulk, events, place, store
+from runner.tracking.ack import Ack
+from runner.tracking.logged_model import Build, publish_model
+from runner.tracking.progress import Progress
+from runner.tracking.records import FILE, Record, has_records, scan
+from runner.tracking.sending import grouped, send_in_halves, to_metrics
+from runner.tracking.system_metrics import SystemMetrics
 
-from runner.tracking import store
-from runner.tracking.ack import Ack, read_ack, write_ack
-from runner.tracking.journal import Points, Record, journal_path, scan
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
-T = TypeVar("T")
+MOST_POINTS = 1000  # in one call, MLflow takes no more
+MOST_ROWS = 20_000  # at once into a sqlite file: 0.2 s
+MOST_NAMED = 100  # params or tags in one call
 
-#: MLflow's limits (3.17): points and parameters a call, and the length of names and values
-POINTS_A_CALL = 1000
-PARAMS_A_CALL = 100
-LONGEST_PARAM, LONGEST_TAG, LONGEST_KEY = 6000, 8000, 250
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
-#: answers that sending again does not change
-REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED", "INVALID_STATE"}
-
-
-class Unreachable(Exception):
-    """The store has not answered for as long as the caller wanted to wait."""
+log = logging.getLogger("runner.publish")
 
 
 class Uploader:
-    """Sends one journal to one store.
+    """Sends one run's journal from the last acknowledged record on.
 
-    patience: asked after each failed call with the seconds since the last answer; False gives up (Unreachable).
-    publish_model: logs a `model` event; a model that can't be logged is a word in the ack, never a failed run.
+    The store merges the same (name, time, step, value) when it comes again, so what was sent without an answer is
+    sent again as it was. Nothing here waits between attempts: that is the caller's.
+
+    live: whether the run goes on beside this; then the machine is measured.
+    build: makes the model from its node (None: runner.targets.build).
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        uri: str,
-        *,
-        patience: Callable[[float], bool],
-        publish_model: Callable[[Path, str, dict[str, Any]], None] | None = None,
-    ) -> None:
-        self.folder, self._uri, self._patience, self._publish_model = folder, uri, patience, publish_model
+    def __init__(self, folder: Path, uri: str, *, live: bool = False, build: Build | None = None) -> None:
+        self.wants_model = False
+        self._folder, self._uri, self._live, self._build = folder, uri, live, build
+        self._journal = folder / FILE
+        self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
-        ack = read_ack(folder)
-        masked = store.without_password(uri)
-        # another store has nothing of this run yet
-        self.ack = ack if ack.uri in ("", masked) else Ack()
-        self.ack = replace(self.ack, uri=masked)
+        self._database: Path | None = None  # the store's file, when rows can be written into it
+        self._system_metrics: SystemMetrics | None = None
 
     @property
-    def client(self) -> MlflowClient:
+    def ack(self) -> Ack:
+        return self._progress.ack
+
+    def attempt(self, *, postponed: bool = False) -> bool:
+        """Sends all there is. Returns False when something stands in the way; `ack.error` says what.
+
+        postponed: whether to try once more what the store would not take before.
+        """
+        try:
+            for _ in self._send(postponed=postponed):
+                self.sample()
+        except store.RunGoneError as error:
+            log.warning("%s: it gets the whole journal again", error)
+            self._progress.begin_again()
+            return False
+        except Exception as error:
+            self._progress.fail(error)
+            return False
+        if self.ack.error and not self.ack.postponed:
+            self._progress.note(error=None)
+        return not (postponed and self.ack.postponed)
+
+    def has_run(self) -> bool:
+        """Whether the journal holds a run yet; before that no store is opened, or made."""
+        return has_records(self._journal)
+
+    def sample(self) -> None:
+        """Measures the machine, if it is time to."""
+        if self._system_metrics is not None:
+            self._system_metrics.sample()
+
+    def abandon(self) -> bool:
+        """Says in MLflow that the run's process is gone, if it left no end. False when MLflow does not answer."""
+        if self.ack.run_id is None or self.ack.ended or self.ack.died:
+            return True
+        try:
+            self._stop_measuring()
+            events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
+        except Exception as error:
+            self._progress.fail(error)
+            return False
+        self._progress.note(died=True, error=None)
+        return True
+
+    def _send(self, *, postponed: bool) -> Iterator[None]:
+        client = self._open()
+        for group in grouped(scan(self._journal, self.ack.offset), most=MOST_ROWS if self._database else MOST_POINTS):
+            if group[0].kind == "points":
+                self._send_points(client, group)
+            else:
+                self._send_event(client, group[0])
+            yield
+        for event in self.ack.postponed if postponed else ():
+            self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
+            self._send_lone(client, event)
+            yield
+
+    def _open(self) -> MlflowClient:
         if self._client is None:
-            self._client = self._insist(lambda: store.connect(self._uri))
+            client = store.open_store(self._uri)
+            if self.ack.run_id is not None:
+                store.check_run(client, self.ack.run_id)
+            path = place.sqlite_path(self._uri)
+            self._client, self._database = client, path if bulk.can_insert(path) else None
         return self._client
 
-    @property
-    def run_id(self) -> str:
-        assert self.ack.run_id is not None  # the start event comes first in every journal
+    def _run_id(self) -> str:
+        if self.ack.run_id is None:
+            raise ValueError(f"{self._journal} does not begin with a start: there is no run to send it to")
         return self.ack.run_id
 
-    def connect(self) -> None:
-        """Opens the store ahead of the first record; making a new one takes seconds."""
-        _ = self.client
+    def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
+        refused = []
+        if not self._insert_rows(client, records):
+            refused = self._send_values(client, "metrics", to_metrics(records), most=MOST_POINTS)
+            self._progress.reject("point", refused)
+        num_points = sum(record.num_points for record in records)
+        self._progress.note(
+            offset=records[-1].end,
+            points_written=self.ack.points_written + num_points - len(refused),
+            points_rejected=self.ack.points_rejected + len(refused),
+        )
 
-    def drain(self) -> bool:
-        """Sends every whole record that is there. True if there was one. Raises: Unreachable."""
-        before = self.ack.offset
-        waiting: list[Record] = []
-        size = 0
-        for record in scan(journal_path(self.folder), self.ack.offset):
-            if record.points is None:
-                self._send_points(waiting)
-                waiting, size = [], 0
-                self._send_event(record)
-                self._acknowledge(record.end)
-                continue
-            waiting.append(record)
-            size += record.points.values.size
-            if size >= POINTS_A_CALL:
-                self._send_points(waiting)
-                waiting, size = [], 0
-        self._send_points(waiting)
-        return self.ack.offset != before
+    def _insert_rows(self, client: MlflowClient, records: list[Record]) -> bool:
+        """Writes many points into a sqlite file at once. False when that can't be done, or not with these points."""
+        if self._database is None:
+            return False
+        series = bulk.by_key(records)
+        if self._send_values(client, "metrics", bulk.newest(series), most=MOST_POINTS):
+            return False
+        bulk.insert(self._database, self._run_id(), series)
+        return True
 
-    def end(self, status: str, *, end_ms: int, why: str) -> None:
-        """Closes a run whose process went without a goodbye."""
-        if self.ack.run_id is not None and not self.ack.ended:
-            self._insist(lambda: self.client.set_tag(self.run_id, "end", why))
-            self._insist(lambda: self.client.set_terminated(self.run_id, status, end_ms))
+    def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
+        """Sends values of one kind; returns those that the store refuses, and why."""
+        run_id = self._run_id()
+        send = functools.partial(_log_batch, client, run_id, kind)
+        refused = []
+        for begin in range(0, len(values), most):
+            found = send_in_halves(send, values[begin : begin + most])
+            if found:
+                store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
+            refused += found
+        return refused
 
-    def _send_points(self, records: list[Record]) -> None:
-        if not records:
-            return
-        metrics = [metric for record in records if record.points for metric in _metrics(record.points)]
-        for start in range(0, len(metrics), POINTS_A_CALL):
-            self._send_metrics(metrics[start : start + POINTS_A_CALL])
-        self.ack = replace(self.ack, points_written=self.ack.points_written + len(metrics))
-        self._acknowledge(records[-1].end)
-
-    def _send_metrics(self, metrics: list[Metric]) -> None:
-        """One call; what the store refuses for good is halved until the point that it means is found and left out."""
-        try:
-            self._insist(lambda: self.client.log_batch(self.run_id, metrics=metrics))
-        except MlflowException as refusal:
-            if len(metrics) > 1:
-                half = len(metrics) // 2
-                self._send_metrics(metrics[:half])
-                self._send_metrics(metrics[half:])
-                return
-            point = metrics[0]
-            self._note(f"refused {point.key}={point.value} at step {point.step}: {_line(refusal)}")
-            self.ack = replace(self.ack, points_written=self.ack.points_written - 1)
-
-    def _send_event(self, record: Record) -> None:
-        data = record.data
-        try:
-            match record.event:
-                case "start":
-                    self._start(data)
-                case "tags":
-                    self._log_batch(tags=data["tags"])
-                case "dataset":
-                    self._log_dataset(data)
-                case "artifact":
-                    self._log_artifact(self.folder / data["path"], data["to"] or None)
-                case "model":
-                    self._log_model(data)
-                case "end":
-                    self._insist(lambda: self.client.set_terminated(self.run_id, data["status"], data["end_ms"]))
-                    self.ack = replace(self.ack, ended=True)
-        except MlflowException as refusal:  # one record that the store will not take keeps no other back
-            self._note(f"refused {record.event}: {_line(refusal)}")
-
-    def _start(self, data: dict[str, Any]) -> None:
-        """Finds the run by its own mark before making it: a creation whose answer was lost must not make a second."""
-
-        def find_or_make() -> tuple[str, str]:
-            experiment_id = store.experiment(self.client, self._uri, data["experiment"])
-            mark = f"tags.uid = '{data['uid']}'"
-            if known := self.client.search_runs([experiment_id], mark, max_results=1):
-                return known[0].info.run_id, experiment_id
-            tags = {"uid": data["uid"]}
-            made = self.client.create_run(experiment_id, data["start_ms"], tags, data["run_name"])
-            return made.info.run_id, experiment_id
-
-        run_id, experiment_id = self._insist(find_or_make)
-        self.ack = replace(self.ack, run_id=run_id, experiment_id=experiment_id)
-        write_ack(self.folder, self.ack)
-        self._log_batch(params=data["params"], tags=data["tags"])
-
-    def _log_batch(self, *, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> None:
-        entries = [Param(legal_key(key), value[:LONGEST_PARAM]) for key, value in (params or {}).items()]
-        for start in range(0, len(entries), PARAMS_A_CALL):
-            part = entries[start : start + PARAMS_A_CALL]
-            self._insist(lambda part=part: self.client.log_batch(self.run_id, params=part))  # type: ignore[misc]
-        labels = [RunTag(key, value[:LONGEST_TAG]) for key, value in (tags or {}).items()]
-        if labels:
-            self._insist(lambda: self.client.log_batch(self.run_id, tags=labels))
-
-    def _log_dataset(self, data: dict[str, Any]) -> None:
-        fields = {name: data[name] for name in ("name", "digest", "source_type", "source", "schema", "profile")}
-        context = InputTag("mlflow.data.context", data["context"])
-        self._insist(lambda: self.client.log_inputs(self.run_id, [DatasetInput(Dataset(**fields), [context])]))
-
-    def _log_artifact(self, path: Path, to: str | None) -> None:
-        inside = path.resolve().is_relative_to(self.folder.resolve())
-        if not inside or not path.exists():
-            self._note(f"artifact {path.name} is not in the run's folder")
-        elif path.is_dir():
-            self._insist(lambda: self.client.log_artifacts(self.run_id, str(path), to))
+    def _send_event(self, client: MlflowClient, record: Record) -> None:
+        event = {"record": record.offset, "kind": record.kind, **dict(record.data)}  # type: ignore[arg-type]
+        done: dict[str, Any] = {}
+        if record.kind == "start":
+            self._start(client, event)
+        elif record.kind in ("params", "tags"):
+            self._send_named(client, record.kind, event[record.kind])
+        elif record.kind in ("dataset", "artifact", "model"):
+            self._send_lone(client, event)
+        elif record.kind == "end":
+            self._stop_measuring()
+            events.end(client, self._run_id(), event, had_died=self.ack.died)
+            done = {"ended": True, "died": False}
         else:
-            self._insist(lambda: self.client.log_artifact(self.run_id, str(path), to))
+            self._progress.warn(f"the event {record.kind} is unknown to this version and was left out")
+        self._progress.note(offset=record.end, **done)
 
-    def _log_model(self, data: dict[str, Any]) -> None:
-        if self._publish_model is None:
-            return
+    def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
+        if self.ack.run_id is None or self.ack.uid != event["uid"]:
+            experiment_id, name = store.experiment_of(client, event["experiment"], uri=self._uri)
+            if name != event["experiment"]:
+                self._progress.warn(
+                    f"the experiment {event['experiment']} was deleted in MLflow; this run is in {name}"
+                )
+            run_id = store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
+            self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
+        events.resume(client, self._run_id(), had_died=self.ack.died)
+        self._progress.note(ended=False, died=False)
+        self._send_named(client, "tags", event.get("tags") or {})
+        self._send_named(client, "params", event.get("params") or {})
+        self.wants_model = bool(event.get("expects_model", True))
+        if self._live and event.get("system_metrics"):
+            self._system_metrics = SystemMetrics(client, self._run_id(), start_ms=event["start_ms"])
+
+    def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
+        refused = self._send_values(client, kind, events.entities(kind, values), most=MOST_NAMED)
+        self._progress.reject(kind.removesuffix("s"), refused)
+        for entity, why in refused:
+            self._progress.warn(f"the {kind.removesuffix('s')} {entity.key} was refused: {why}")
+
+    def _send_lone(self, client: MlflowClient, event: dict[str, Any]) -> None:
+        """Sends what may fail by itself: what can't be had is a warning, what the store won't take now waits."""
+        run_id = self._run_id()
         try:
-            self._publish_model(self.folder, self.run_id, data)
+            if event["kind"] == "model":
+                experiment_id = str(self.ack.experiment_id)
+                publish_model(client, run_id, experiment_id, folder=self._folder, event=event, build=self._build)
+            else:
+                {"dataset": events.log_dataset, "artifact": events.log_artifact}[event["kind"]](
+                    client, run_id, self._folder, event
+                )
+        except events.LeftOutError as error:
+            self._progress.warn(f"{events.title(event)} was left out: {error}")
         except Exception as error:
-            self._note(f"the model was not logged: {type(error).__name__}: {_line(error)}")
+            store.check_run(client, run_id)  # raises when MLflow as a whole is away: then all that follows waits, too
+            if store.is_refusal(error):
+                self._progress.warn(f"{events.title(event)} was refused: {error}")
+            else:
+                self._progress.note(postponed=(*self.ack.postponed, event))
+                self._progress.fail(error, what=f"{events.title(event)} waits")
 
-    def _insist(self, call: Callable[[], T]) -> T:
-        """Calls until the store answers. Raises: MlflowException for a refusal, Unreachable when patience ends."""
-        pause, silent_since = FIRST_PAUSE, time.monotonic()
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                if isinstance(error, MlflowException) and error.error_code in REFUSALS and not _is_transport(error):
-                    raise
-                self.ack = replace(self.ack, error=_line(error))
-                write_ack(self.folder, self.ack)
-                if not self._patience(time.monotonic() - silent_since):
-                    raise Unreachable(_line(error)) from error
-            time.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
-
-    def _note(self, text: str) -> None:
-        print(text, flush=True)  # into journal/publish.log
-        self.ack = replace(self.ack, error=store.without_password(text))
-
-    def _acknowledge(self, offset: int) -> None:
-        self.ack = replace(self.ack, offset=offset)
-        write_ack(self.folder, self.ack)
+    def _stop_measuring(self) -> None:
+        if self._system_metrics is not None:
+            self._system_metrics.sample(now=True)
+            self._system_metrics = None
 
 
-def legal_key(key: str) -> str:
-    """A key as MLflow takes it: `model.layers[0]` becomes `model.layers.0`."""
-    key = re.sub(r"\[(\d+)\]", r".\1", key)
-    key = re.sub(r"[^\w\-./: ]", "_", key)
-    return re.sub(r"/{2,}", "/", key).strip("/.")[:LONGEST_KEY] or "_"
-
-
-def _metrics(points: Points) -> Iterator[Metric]:
-    keys = [legal_key(name) for name in points.names]
-    for step, time_ms, row in zip(points.steps.tolist(), points.times_ms.tolist(), points.values.tolist(), strict=True):
-        for key, value in zip(keys, row, strict=True):
-            yield Metric(key, value, time_ms, step)
-
-
-def _is_transport(error: MlflowException) -> bool:
-    return "Max retries" in str(error) or "failed with error code 5" in str(error)
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip()
-    return store.without_password(text.splitlines()[0][:300] if text else type(error).__name__)
+def _log_batch(client: MlflowClient, run_id: str, kind: str, values: Any) -> None:
+    client.log_batch(run_id, **{kind: list(values)})  # type: ignore[arg-type]

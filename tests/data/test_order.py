@@ -13,8 +13,8 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
 
 def test_the_order_is_this_one_on_every_machine():
     """A change here changes every run that was ever made."""
-    assert permutation(8, seed=0, epoch=0).tolist() == [7, 2, 1, 3, 6, 0, 4, 5]
-    assert permutation(8, seed=0, epoch=1).tolist() == [2, 0, 3, 5, 7, 1, 4, 6]
+    assert permutation(8, seed=0, epoch=0).tolist() == [4, 7, 2, 0, 1, 3, 5, 6]
+    assert permutation(8, seed=0, epoch=1).tolist() == [6, 1, 5, 4, 2, 0, 3, 7]
 
 
 def test_neighbouring_seeds_and_epochs_share_no_order():

@@ -1,0 +1,30 @@
+"""Attempts that fail and that work go in; how long to pause, and for how long nothing has worked, comes out."""
+
+from __future__ import annotations
+
+import time
+
+FIRST_SECONDS = 0.2
+LONGEST_SECONDS = 5.0
+
+
+class Patience:
+    """Pauses that double from one failed attempt to the next, up to five seconds."""
+
+    def __init__(self) -> None:
+        self._pause = FIRST_SECONDS
+        self._last = time.monotonic()
+
+    def worked(self) -> None:
+        """Something got through."""
+        self._pause = FIRST_SECONDS
+        self._last = time.monotonic()
+
+    def pause_seconds(self) -> float:
+        """How long to pause now; longer the next time."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_SECONDS)
+        return pause
+
+    def silent_seconds(self, *, since: float = 0.0) -> float:
+        """For how long nothing has worked, counted from `since` (of time.monotonic()) at the earliest."""
+        return time.monotonic() - max(self._last, since)

@@ -1,0 +1,51 @@
+"""Run folders go in; what their journals hold and MLflow has not got is there when it comes out, each point once."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from runner.tracking.ack import Ack, read_ack
+from runner.tracking.journal import is_being_written
+from runner.tracking.logged_model import Build
+from runner.tracking.patience import Patience
+from runner.tracking.records import FILE
+from runner.tracking.store import settings
+from runner.tracking.uploader import Uploader
+
+LOCK = "journal/publish.lock"  # in a run's folder: one process sends a journal at a time
+
+
+def sync(folder: Path, uri: str, *, grace_seconds: float = 10.0, build: Build | None = None) -> Ack:
+    """Sends what is missing, in this process; imports MLflow (1 s). A run whose process died is marked KILLED.
+
+    grace_seconds: for how long a store may fail to answer before this gives up; the ack's `error` then says why.
+    """
+    try:
+        with FileLock(folder / LOCK, timeout=0, thread_local=False), settings():
+            _send(Uploader(folder, uri, build=build), folder, grace_seconds=grace_seconds)
+    except Timeout:
+        error = "another process is sending this run at this moment"
+        return dataclasses.replace(read_ack(folder), error=error)
+    return read_ack(folder)
+
+
+def find_journals(root: Path) -> list[Path]:
+    """The folders of every run at or below `root` that has a journal, by name: the oldest first, as they are dated."""
+    return sorted(path.parent.parent for path in root.rglob(FILE))
+
+
+def _send(uploader: Uploader, folder: Path, *, grace_seconds: float) -> None:
+    patience = Patience()
+    while True:
+        before = uploader.ack.offset
+        if uploader.attempt(postponed=True) and (is_being_written(folder) or uploader.abandon()):
+            return
+        if uploader.ack.offset > before:
+            patience.worked()
+        if patience.silent_seconds() > grace_seconds:
+            return
+        time.sleep(patience.pause_seconds())

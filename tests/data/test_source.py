@@ -1,0 +1,150 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from runner.data.source import Source, as_source, facts_of, from_arrays
+from runner.errors import RunnerError
+
+X, Y = np.arange(24.0).reshape(6, 4), np.array([0, 1, 2, 0, 1, 2])
+
+
+class Rows(Dataset):
+    classes = ("a", "b")
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.zeros(2), index % 2
+
+
+def faults(found):
+    with pytest.raises(RunnerError) as caught:
+        as_source(found, name="mine")
+    assert all(fault.asked == "data=mine" for fault in caught.value.faults)
+    return caught.value.faults
+
+
+@pytest.mark.parametrize(
+    "found",
+    [(X, Y), [X, Y], (X.tolist(), Y.tolist()), (torch.tensor(X), torch.tensor(Y)), (pd.DataFrame(X), pd.Series(Y))],
+    ids=["arrays", "a list of two", "lists", "tensors", "pandas"],
+)
+def test_inputs_and_targets(found):
+    source = as_source(found, name="mine")
+    inputs, targets = source.rows
+    assert source.name == "mine"
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
+    assert inputs.tolist() == X.tolist()
+    assert targets.tolist() == source.labels.tolist() == Y.tolist()
+    assert source.facts == {"input_shape": [4], "in_features": 4, "num_classes": 3, "out_features": 3}
+    assert source.classes == ("0", "1", "2")
+
+
+def test_a_regression_has_no_classes():
+    source = as_source((np.zeros((6, 1, 2, 2)), np.ones((6, 3))), name="mine")
+    assert source.facts == {"input_shape": [1, 2, 2], "in_features": 4, "num_classes": None, "out_features": 3}
+    assert source.labels is None
+    assert source.classes == ()
+
+
+def test_a_tensor_dataset_is_its_tensors():
+    source = as_source(TensorDataset(torch.tensor(X), torch.tensor(Y)), name="mine")
+    assert [tuple(part.shape) for part in source.rows] == [(6, 4), (6,)]
+
+
+def test_a_dataset_stays_one():
+    rows = Rows()
+    source = as_source(rows, name="mine")
+    assert source.rows is rows
+    assert source.facts["out_features"] == 2
+    assert source.origin == "Rows"
+
+
+def test_a_source_gets_the_name():
+    source = Source("code", (torch.ones(2, 1), torch.ones(2, 1)), {})
+    assert as_source(source, name="mine").name == "mine"
+
+
+def test_splits_that_come_cut_are_kept_with_the_classes_of_train():
+    found = {"train": (X, ["c", "a", "b", "c", "a", "b"]), "val": (X[:2], ["b", "b"]), "test": (X[:1], ["c"])}
+    source = as_source(found, name="mine")
+    assert source.rows[1].tolist() == [2, 0, 1, 2, 0, 1]
+    assert {name: rows[1].tolist() for name, rows in source.given.items()} == {"val": [1, 1], "test": [2]}
+
+
+def test_a_given_split_may_lack_classes():
+    source = as_source({"train": (X, Y), "test": (X[:2], [2, 0])}, name="mine")
+    assert source.given["test"][1].tolist() == [2, 0]
+
+
+def test_a_given_split_is_a_regression_when_train_is():
+    source = as_source({"train": (X, Y / 2), "test": (X[:2], [2, 0])}, name="mine")
+    assert source.given["test"][1].tolist() == [[2.0], [0.0]]
+
+
+def test_given_splits_may_be_datasets():
+    source = as_source(
+        {"train": Rows(), "val": Rows(), "test": TensorDataset(torch.zeros(2, 2), torch.tensor([0, 1]))}, name="mine"
+    )
+    assert isinstance(source.given["val"], Rows)
+    assert [len(part) for part in source.given["test"]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("found", "so", "write"),
+    [
+        (None, "NoneType", "one of these forms"),
+        (X, "ndarray of shape (6, 4)", "one of these forms"),
+        ((X, Y, Y), "a tuple of 3", "one of these forms"),
+        ({"inputs": X}, "dict", "one of these forms"),
+        ((X, Y[:-1]), "the inputs have 6 rows and the targets 5", "as many targets as inputs"),
+        ({"train": (X, Y), "valid": (X, Y)}, "train, valid", "'val' instead of 'valid'"),
+        ({"val": (X, Y)}, "nothing to train on", "'train': (inputs, targets)"),
+        ({"train": (X, Y), "test": (X[:, :2], Y)}, "the inputs of test have [2]", "the same shape"),
+        ({"train": (X, Y / 2), "test": (X, np.ones((6, 2)))}, "the targets of test have 2", "the same shape"),
+        (
+            {"train": (X, Y), "test": (X[:1], [7])},
+            "the targets of test hold classes that the training split lacks: 7",
+            "rows of each class",
+        ),
+        (Source("s", (torch.ones(3, 1), torch.ones(2)), {}), "2 and 3 rows", "the same first dimension"),
+        (Source("s", (), {}), "no rows", "the same first dimension"),
+        (Source("s", torch.ones(3), {}, labels=torch.zeros(2)), "3 rows and 2 labels", "a label for each row"),
+        (Source("s", torch.ones(3), {}, given={"dev": torch.ones(1)}), "splits called dev", "'val': ..., 'test': ..."),
+    ],
+)
+def test_what_is_no_source(found, so, write):
+    (fault,) = faults(found)
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_what_is_wrong_on_both_sides_is_told_at_once():
+    bad = X.copy()
+    bad[0, 0] = np.nan
+    both = faults((bad, [None] * 6))
+    assert len(both) == 2
+    assert "the inputs" in both[0].so
+    assert "the targets" in both[1].so
+
+
+def test_the_message_names_what_was_asked_for():
+    with pytest.raises(RunnerError) as caught:
+        from_arrays(X, Y[:2], name="mine", asked="data.path=f.npz", called=("array x of f.npz", "array y of f.npz"))
+    (fault,) = caught.value.faults
+    assert fault.asked == "data.path=f.npz"
+    assert fault.so == "array x of f.npz have 6 rows and array y of f.npz 2"
+
+
+def test_integers_may_stay_in_every_split():
+    source = from_arrays(Y[:, None], Y, name="mine", keep_integers=True)
+    assert source.rows[0].dtype == torch.int64
+    assert from_arrays(Y[:, None], Y, name="mine").rows[0].dtype == torch.float32
+
+
+def test_facts_of_tensors():
+    assert facts_of(torch.ones(2, 3, 5), torch.ones(2, 7), num_classes=None)["out_features"] == 7
+    assert facts_of(torch.ones(2, 3, 5), torch.ones(2), num_classes=4)["in_features"] == 15

@@ -1,0 +1,202 @@
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from runner.data import split as room
+from runner.data.digits import digits
+from runner.data.source import Source, as_source
+from runner.data.split import fingerprint, split, take
+from runner.errors import RunnerError
+
+
+def numbered(count, classes=None, **settings):
+    """Rows that carry their own number, with the classes given."""
+    labels = None if classes is None else torch.tensor(classes)
+    return Source("mine", (torch.arange(float(count))[:, None], torch.arange(count)), {}, labels=labels, **settings)
+
+
+def cut(source, val=0.1, test=0.1, limit=None, seed=0):
+    return split(source, val_fraction=val, test_fraction=test, limit=limit, seed=seed)
+
+
+def numbers(rows):
+    return None if rows is None else rows[1].tolist()
+
+
+def faults(source, **settings):
+    with pytest.raises(RunnerError) as caught:
+        cut(source, **settings)
+    return caught.value.faults
+
+
+def test_every_row_is_in_one_split():
+    splits = cut(numbered(100))
+    assert splits.sizes == {"train": 80, "val": 10, "test": 10}
+    assert sorted(numbers(splits.train) + numbers(splits.val) + numbers(splits.test)) == list(range(100))
+    assert all(numbers(rows) == sorted(numbers(rows)) for rows in (splits.train, splits.val, splits.test))
+    assert splits.train[0][:, 0].tolist() == numbers(splits.train), "inputs and targets stay together"
+
+
+def test_the_seed_alone_decides():
+    torch.manual_seed(1)
+    first = cut(numbered(100), seed=5)
+    torch.manual_seed(2)
+    assert numbers(cut(numbered(100), seed=5).test) == numbers(first.test)
+    tests = {tuple(numbers(cut(numbered(100), seed=seed).test)) for seed in (*range(20), 2**32)}
+    assert len(tests) == 21
+
+
+def test_the_cut_is_this_one_on_every_machine():
+    """A change here changes every run that was ever made."""
+    assert numbers(cut(numbered(20, [0, 1] * 10)).test) == [0, 0]
+    assert numbers(cut(numbered(20)).test) == [0, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sizes", [[50, 50], [90, 7, 3], [178, 182, 177, 183, 181, 182, 181, 179, 174, 180], [11] * 40])
+def test_classes_keep_their_proportions(sizes, seed):
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    splits = cut(numbered(len(labels), labels.tolist()), val=0.15, test=0.2, seed=seed)
+    left = torch.tensor(sizes)
+    for rows in (splits.test, splits.val):
+        counts = labels[numbers(rows)].bincount(minlength=len(sizes))
+        exact = left * len(rows[1]) / left.sum()
+        assert (counts - exact).abs().max() < 1
+        left = left - counts
+    assert left.min() >= 1
+
+
+def test_the_sizes_are_rounded_to_the_nearest():
+    assert cut(as_source(digits(), name="digits")).sizes == {"train": 1437, "val": 180, "test": 180}
+
+
+def test_which_of_many_small_classes_are_taken_is_chance():
+    labels = torch.arange(200) // 2
+    found = [labels[numbers(cut(numbered(200, labels.tolist()), val=0, seed=seed).test)].unique() for seed in range(4)]
+    assert all(len(classes) == 20 for classes in found)
+    assert len({tuple(classes.tolist()) for classes in found}) == 4
+
+
+def test_the_only_row_of_a_class_stays_in_train():
+    for seed in range(20):
+        splits = cut(numbered(41, [0] * 20 + [1] * 20 + [2]), val=0.3, test=0.3, seed=seed)
+        assert 40 in numbers(splits.train)
+
+
+def test_labels_that_are_all_different_are_cut_all_the_same():
+    assert cut(numbered(100, list(range(100)))).sizes == {"train": 80, "val": 10, "test": 10}
+
+
+def test_no_split_where_the_fraction_is_zero():
+    source = numbered(50)
+    splits = cut(source, val=0, test=0)
+    assert (splits.val, splits.test) == (None, None)
+    assert splits.sizes == {"train": 50}
+    assert splits.train is source.rows, "nothing was cut, nothing is copied"
+
+
+def test_a_given_split_is_not_cut_again():
+    given = (torch.ones(7, 1), torch.ones(7))
+    splits = cut(numbered(50, given={"test": given}), val=0.2, test=0.5)
+    assert splits.test is given
+    assert splits.sizes == {"train": 40, "val": 10, "test": 7}
+
+
+def test_a_limit_keeps_the_proportions_and_comes_first():
+    labels = [0] * 600 + [1] * 300 + [2] * 100
+    splits = cut(numbered(1000, labels), limit=100)
+    assert splits.sizes == {"train": 80, "val": 10, "test": 10}
+    kept = torch.tensor(labels)[numbers(splits.train) + numbers(splits.val) + numbers(splits.test)]
+    assert kept.bincount().tolist() == [60, 30, 10]
+    assert cut(numbered(50), limit=50).sizes == cut(numbered(50), limit=5000).sizes == cut(numbered(50)).sizes
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_a_dataset_is_cut_by_its_row_numbers():
+    splits = cut(Source("mine", Rows(), {}, labels=torch.arange(40) % 2))
+    assert splits.sizes == {"train": 32, "val": 4, "test": 4}
+    assert sorted([*splits.train, *splits.val, *splits.test]) == list(range(40))
+    assert sum(index % 2 for index in splits.test) == 2
+    assert cut(Source("mine", rows := Rows(), {}), val=0, test=0).train is rows
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "asked", "so", "write"),
+    [
+        (3, {"test": 0}, "data.val_fraction=0.1", "of 3 rows that is none", "data.val_fraction=0, or more rows"),
+        (1000, {"val": 0, "limit": 4}, "data.test_fraction=0.1", "of 4 rows that is none", "data.test_fraction=0"),
+        (
+            10,
+            {"val": 0.5, "test": 0.5},
+            "data.test_fraction=0.5 data.val_fraction=0.5",
+            "none to train on",
+            "data.val_fraction=0.1 data.test_fraction=0.1",
+        ),
+        (
+            2,
+            {"val": 0.6, "test": 0.39},
+            "data.test_fraction=0.39 data.val_fraction=0.6",
+            "of 2 rows they leave none",
+            "more rows",
+        ),
+    ],
+)
+def test_splits_that_would_be_empty(count, settings, asked, so, write):
+    (fault,) = faults(numbered(count), **settings)
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_both_empty_splits_at_once():
+    assert [fault.asked for fault in faults(numbered(3))] == ["data.test_fraction=0.1", "data.val_fraction=0.1"]
+
+
+def test_what_is_taken_and_what_is_left():
+    draw = torch.Generator().manual_seed(0)
+    taken, rest = take(torch.tensor([3, 5, 7, 9]), 2, labels=torch.arange(10) % 2, generator=draw)
+    assert sorted(taken.tolist() + rest.tolist()) == [3, 5, 7, 9]
+    assert len(taken) == 2
+
+
+def test_a_fingerprint_is_of_the_content():
+    def source(**changes):
+        return Source("a", changes.pop("rows", (torch.arange(6.0), torch.arange(6))), {}, **changes)
+
+    first = fingerprint(source())
+    assert len(first) == 64
+    assert fingerprint(source(origin="elsewhere")) == first
+    changed = [
+        source(rows=(torch.arange(6.0), torch.arange(6).flip(0))),
+        source(rows=(torch.arange(6.0).reshape(3, 2), torch.arange(6))),
+        source(rows=(torch.arange(6.0).double(), torch.arange(6))),
+        source(given={"test": (torch.ones(1), torch.ones(1))}),
+        source(given={"val": (torch.ones(1), torch.ones(1))}),
+        source(classes=("a", "b")),
+        source(rows=Rows()),
+    ]
+    assert len({first, *map(fingerprint, changed)}) == len(changed) + 1
+    assert cut(numbered(50), seed=1).fingerprint == cut(numbered(50), seed=2, limit=20).fingerprint
+
+
+def test_a_fingerprint_of_a_big_set_reads_a_part(monkeypatch):
+    monkeypatch.setattr(room, "FINGERPRINT_BYTES", 4096)
+    monkeypatch.setattr(room, "FINGERPRINT_BLOCKS", 4)
+    rows = torch.zeros(100_000)
+    blocks = room._blocks(rows)
+    assert [len(block) for block in blocks] == [1024] * 4
+    assert blocks[-1].data_ptr() + 1024 > rows.data_ptr() + 4 * 100_000 - 8, "the last block ends with the data"
+    first = fingerprint(Source("a", rows, {}))
+    rows[-100] = 1
+    assert fingerprint(Source("a", rows, {})) != first
+    rows[-100], rows[5000] = 0, 1
+    assert fingerprint(Source("a", rows, {})) == first, "between two blocks nothing is read"
+    assert fingerprint(Source("a", torch.zeros(100_001), {})) != first

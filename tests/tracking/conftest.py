@@ -1,0 +1,115 @@
+"""Journals and MLflow stores for the tests of this room."""
+
+import gc
+import shutil
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runner.tracking import store
+from runner.tracking.journal import Journal
+
+
+def pytest_collection_modifyitems(items):
+    """MLflow 3.17 uses what SQLAlchemy 2.1 deprecates; every other warning is an error here, too."""
+    for item in items:
+        if "tests/tracking" in item.path.as_posix():
+            item.add_marker(pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """MLflow with our settings; the threads of its artifact stores end with them."""
+    for name, value in store.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    yield
+    if any(thread.name.startswith("Mlflow") for thread in threading.enumerate()):
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """A sqlite store, made once: its migrations take two seconds."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    with store.settings():
+        store.open_store(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def uri(empty_store, tmp_path):
+    """A fresh sqlite store of the test's own, in a folder whose name has a blank."""
+    path = tmp_path / "my store" / "mlflow.db"
+    path.parent.mkdir()
+    shutil.copy(empty_store, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def journal(folder):
+    with Journal(folder) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(uri):
+    return store.open_store(uri)
+
+
+def start(journal, **fields):
+    """Appends a start as app writes it; the fields given win."""
+    given = {
+        "uid": uuid.uuid4().hex,
+        "experiment": "digits",
+        "run_name": "mlp digits cpu",
+        "start_ms": 1_700_000_000_000,
+        "params": {"optimizer.lr": "0.1"},
+        "tags": {"device": "cpu"},
+        "system_metrics": False,
+        "expects_model": False,
+    }
+    journal.event("start", **{**given, **fields})
+
+
+def rows(journal, first, count, *, names=("train/loss", "train/accuracy")):
+    """Appends `count` steps from `first` on; a value tells its step and its column."""
+    steps = np.arange(first, first + count)
+    values = steps[:, None] + np.arange(len(names)) / 10
+    journal.points(names, steps, 1_700_000_000_000 + steps, values)
+
+
+def end(journal, status="FINISHED"):
+    journal.event("end", status=status, end_ms=1_700_000_100_000)
+
+
+def history(client, run_id, name):
+    """[(step, time_ms, value), ...] of one metric, by step."""
+    return sorted((point.step, point.timestamp, point.value) for point in client.get_metric_history(run_id, name))
+
+
+@pytest.fixture
+def write():
+    """The functions that fill a journal, and the one that reads a store."""
+
+    class Write:
+        start, rows, end, history = map(staticmethod, (start, rows, end, history))
+
+    return Write
+
+
+@pytest.fixture
+def open_fds():
+    """How many files this process holds open; Linux only."""
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("needs /proc")
+    return lambda: len(list(Path("/proc/self/fd").iterdir()))

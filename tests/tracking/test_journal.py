@@ -1,0 +1,189 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from runner.errors import RunnerError
+from runner.tracking import journal as module
+from runner.tracking.journal import Journal, is_being_written, scan
+from runner.tracking.memory import read_events, read_points
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from runner.tracking.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+step = 0
+while True:
+    step += 1
+    journal.points(("loss",), [step], [step], [[float(step)]])
+    print(step, flush=True)
+"""
+
+
+def test_importing_it_loads_neither_torch_nor_mlflow():
+    code = (
+        "import sys, runner.tracking.journal, runner.tracking.publisher; print({'torch', 'mlflow'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_what_is_written_is_read_at_once(folder):
+    with Journal(folder) as journal:
+        journal.event("start", uid="1")
+        journal.points(("loss", "accuracy"), np.arange(2), np.arange(2), np.array([[1, 2], [3, 4]], np.float32))
+        assert read_events(folder) == [{"kind": "start", "uid": "1"}]
+        assert read_points(folder) == {"loss": [(0, 1.0), (1, 3.0)], "accuracy": [(0, 2.0), (1, 4.0)]}
+
+
+def test_each_record_is_one_write_and_one_sync(folder, monkeypatch):
+    calls = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: calls.append("write") or write(fd, data))
+    monkeypatch.setattr(module, "_sync", lambda fd: calls.append("sync"))
+    with Journal(folder) as journal:
+        journal.event("start")
+        journal.points(("a",), range(1000), range(1000), np.ones((1000, 1)))
+    assert calls == ["write", "sync"] * 2
+
+
+def test_it_goes_on_where_it_was(folder):
+    for number in range(3):
+        with Journal(folder) as journal:
+            journal.event("start", number=number)
+    assert [event["number"] for event in read_events(folder)] == [0, 1, 2]
+
+
+def test_a_torn_tail_is_cut_and_kept_beside_it(folder):
+    with Journal(folder) as journal:
+        journal.event("a")
+        path, size = journal.path, journal.path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"RJ1\nhalf a record")
+    with Journal(folder) as journal:
+        assert path.stat().st_size == size
+        journal.event("b")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "b"]
+    assert (path.parent / f"torn-{size}.bin").read_bytes() == b"RJ1\nhalf a record"
+
+
+def test_one_writer_at_a_time(folder):
+    with Journal(folder):
+        assert is_being_written(folder)
+        with pytest.raises(RunnerError) as caught:
+            Journal(folder, wait_seconds=0)
+    assert "another process is writing this run's journal" in str(caught.value)
+    assert "another folder, or wait for that run" in str(caught.value)
+    assert not is_being_written(folder)
+    Journal(folder, wait_seconds=0).close()
+
+
+def test_another_file_is_left_alone(folder):
+    (folder / "journal").mkdir()
+    (folder / "journal" / "journal.bin").write_bytes(b"somebody's data")
+    with pytest.raises(RunnerError, match="no journal of a run"):
+        Journal(folder)
+    assert (folder / "journal" / "journal.bin").read_bytes() == b"somebody's data"
+    assert not is_being_written(folder)
+
+
+def test_a_full_disk_says_so_and_loses_nothing(folder, monkeypatch):
+    write = os.write
+    with Journal(folder) as journal:
+        journal.event("a")
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+        with pytest.raises(OSError, match="make room on the disk") as caught:
+            journal.event("b")
+        assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(journal.path)
+        monkeypatch.setattr(os, "write", write)
+        journal.event("c")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
+
+
+def test_a_full_disk_that_can_not_even_be_cut_loses_nothing(folder, monkeypatch):
+    write = os.write
+
+    def refuse(fd, size):
+        raise OSError(errno.EIO, "no")
+
+    with Journal(folder) as journal:
+        journal.event("a")
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:-1]))
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="make room"):
+            journal.event("long", text="x" * 100)
+        monkeypatch.undo()
+        journal.event("c")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
+    Journal(folder).close()
+    assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
+
+
+def test_a_sync_that_fails_is_told_and_the_record_stays(folder, monkeypatch):
+    def refuse(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with Journal(folder) as journal:
+        monkeypatch.setattr(module, "_sync", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.event("a")
+        monkeypatch.undo()
+        journal.event("b")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "b"]
+
+
+def test_threads_may_share_it(folder):
+    with Journal(folder) as journal:
+
+        def write(thread):
+            for step in range(50):
+                journal.points((f"t{thread}",), [step], [step], [[step]])
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert read_points(folder) == {f"t{n}": [(step, float(step)) for step in range(50)] for n in range(4)}
+
+
+def test_points_are_no_event_and_a_closed_journal_takes_nothing(folder):
+    journal = Journal(folder)
+    with pytest.raises(ValueError, match="points"):
+        journal.event("points")
+    journal.close()
+    journal.close()
+    with pytest.raises(ValueError, match="closed"):
+        journal.event("a")
+
+
+def test_it_leaks_no_file(folder, open_fds):
+    Journal(folder).close()
+    before = open_fds()
+    for _ in range(5):
+        with Journal(folder) as journal:
+            journal.event("a")
+            with pytest.raises(RunnerError):
+                Journal(folder, wait_seconds=0)
+    assert open_fds() == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
+def test_a_killed_writer_leaves_every_point_it_told_of_and_no_lock(folder):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
+    told = [int(process.stdout.readline()) for _ in range(200)]
+    process.send_signal(signal.SIGKILL)
+    told += [int(line) for line in process.stdout]
+    process.stdout.close()
+    process.wait()
+    with Journal(folder, wait_seconds=0) as journal:
+        steps = [step for step, _ in read_points(folder)["loss"]]
+        assert steps == list(range(1, len(steps) + 1)) and told[-1] <= len(steps) <= told[-1] + 1
+        journal.event("resumed")
+    assert [record.kind for record in scan(journal.path)][-1] == "resumed"

@@ -1,0 +1,208 @@
+"""A real `mlflow server` that is away, is killed, or whose answers get lost: every point arrives, and arrives once."""
+
+import contextlib
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.publisher import Publisher
+from runner.tracking.sync import sync
+
+pytestmark = pytest.mark.slow
+
+
+class Server:
+    """An MLflow server over a sqlite store, on one port for its whole life."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process = None
+
+    def start(self):
+        store = ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
+        artifacts = ["--artifacts-destination", str(self.folder / "artifacts")]
+        place = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *store, *artifacts, *place],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        limit = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+                assert answer.read() == b"OK"
+                return
+            assert time.monotonic() < limit and self._process.poll() is None, (self.folder / "server.log").read_text()
+            time.sleep(0.1)
+
+    def kill(self):
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it and its workers, the session that it leads
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def server(tmp_path, empty_store):
+    folder = tmp_path / "server"
+    folder.mkdir()
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def stored(server, write):
+    """Looks into the server's own database, which must hold one run with each value in place. Gives {name: steps}."""
+
+    def look(run_id):
+        from runner.tracking.store import open_store
+
+        client = open_store(f"sqlite:///{server.folder}/mlflow.db")
+        (run,) = client.search_runs([found.experiment_id for found in client.search_experiments()])
+        assert run.info.run_id == run_id
+        points = {name: write.history(client, run_id, name) for name in run.data.metrics if name.startswith("train/")}
+        for column, name in enumerate(("train/loss", "train/accuracy")):
+            assert all(
+                point == (point[0], 1_700_000_000_000 + point[0], point[0] + column / 10) for point in points[name]
+            )
+        return run, {name: [step for step, *_ in points[name]] for name in points}
+
+    return look
+
+
+def wait_for(condition, seconds=90):
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    return found
+
+
+def test_a_server_that_was_away_all_along_gets_everything_later(folder, write, server, stored):
+    (folder / "notes.txt").write_text("hello")
+    with Publisher.start(folder, server.uri, grace_seconds=0.5) as publisher, Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 1500)
+        journal.event("artifact", path="notes.txt", to="")
+        write.end(journal)
+        ack = publisher.finish()
+        assert publisher._process.returncode == 3
+    assert ack.points_pending == 3000 and not ack.ended and ack.error == f"{server.uri} does not answer"
+    server.start()
+    ack = sync(folder, server.uri)
+    assert ack.is_complete and ack.points_written == 3000
+    sync(folder, server.uri)
+    run, steps = stored(ack.run_id)
+    assert steps == {"train/loss": list(range(1, 1501)), "train/accuracy": list(range(1, 1501))}
+    assert run.info.status == "FINISHED" and (run.info.start_time, run.info.end_time) == (
+        1_700_000_000_000,
+        1_700_000_100_000,
+    )
+    assert [path.name for path in (server.folder / "artifacts").rglob("*") if path.is_file()] == ["notes.txt"]
+
+
+def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write, server, stored):
+    server.start()
+    first = 1
+    with Publisher.start(folder, server.uri) as publisher, Journal(folder) as journal:
+
+        def go_on(windows):
+            nonlocal first
+            for _ in range(windows):
+                write.rows(journal, first, 100)
+                publisher.wake()
+                first += 100
+
+        write.start(journal)
+        for _ in range(2):
+            before = read_ack(folder).points_written
+            go_on(50)
+            wait_for(lambda before=before: read_ack(folder).points_written > before)
+            server.kill()  # while it has thousands to send
+            go_on(10)
+            wait_for(lambda: read_ack(folder).error)
+            server.start()
+        write.end(journal)
+        ack = publisher.finish(grace_seconds=30)
+    assert ack.is_complete and ack.error is None and ack.points_written == 2 * (first - 1)
+    run, steps = stored(ack.run_id)
+    assert run.info.status == "FINISHED"
+    assert steps == {"train/loss": list(range(1, first)), "train/accuracy": list(range(1, first))}
+
+
+class Wire:
+    """A wire to the server that is cut one time in four, before the request arrives or before the answer does."""
+
+    def __init__(self, port):
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = {"request": 0, "answer": 0}
+        self._random = random.Random(0)
+        self._ends = threading.Event()
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def close(self):
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(30)
+        self._listener.close()
+
+    def _serve(self):
+        while not self._ends.is_set():
+            if select.select([self._listener], [], [], 0.05)[0]:
+                near, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._carry, args=(near,)))
+                self._threads[-1].start()
+
+    def _carry(self, near):
+        with near, socket.create_connection(("127.0.0.1", self._to)) as far:
+            while not self._ends.is_set():
+                for source in select.select([near, far], [], [], 0.05)[0]:
+                    data = source.recv(1 << 20)
+                    kind = "answer" if data.startswith(b"HTTP") else "request"
+                    is_beginning = data.startswith((b"HTTP", b"GET", b"POST"))
+                    if is_beginning and self._random.random() < 1 / 8:
+                        self.cuts[kind] += 1
+                        return
+                    if not data:
+                        return
+                    (far if source is near else near).sendall(data)
+
+
+def test_answers_that_get_lost_make_no_point_and_no_run_twice(folder, write, server, stored):
+    server.start()
+    wire = Wire(server.port)
+    try:
+        with Journal(folder) as journal:
+            write.start(journal)
+            for first in range(1, 3001, 300):
+                write.rows(journal, first, 300)
+            write.end(journal)
+        ack = sync(folder, wire.uri, grace_seconds=30)
+    finally:
+        wire.close()
+    assert ack.is_complete and ack.points_written == 6000 and min(wire.cuts.values()) > 0, (ack, wire.cuts)
+    run, steps = stored(ack.run_id)
+    assert steps == {"train/loss": list(range(1, 3001)), "train/accuracy": list(range(1, 3001))}
+    assert run.info.status == "FINISHED" and run.data.params == {"optimizer.lr": "0.1"}

@@ -1,0 +1,201 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from runner.tracking import publisher as module
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.publisher import LOG, Publisher
+
+pytestmark = pytest.mark.slow
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from runner.tracking.journal import Journal
+from runner.tracking.publisher import Publisher
+folder, uri = Path(sys.argv[1]), sys.argv[2]
+with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+    switches = dict(system_metrics=True, expects_model=False)
+    named = dict(uid="u1", experiment="digits", run_name="r", start_ms=int(time.time() * 1000))
+    journal.event("start", params={"lr": 0.1}, tags={}, **named, **switches)
+    while publisher.ack().run_id is None:
+        time.sleep(0.02)
+    for step in range(1, 10**6):
+        journal.points(("loss",), [step], [1_700_000_000_000 + step], [[step / 2]])
+        publisher.wake()
+        print(publisher._process.pid, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def wait_for(condition, seconds=60):
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    return found
+
+
+def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds):
+    before = open_fds()
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+        child = psutil.Process(publisher._process.pid)
+        write.start(journal, system_metrics=True, expects_model=True)
+        wait_for(lambda: publisher.ack().run_id)
+        child.send_signal(signal.SIGINT)  # Ctrl-C in the terminal
+        assert os.getsid(child.pid) == child.pid  # which it does not even get
+        assert uri not in " ".join(child.cmdline())
+        for step in range(1, 50):
+            write.rows(journal, step * 10, 10)
+            publisher.wake()
+        write.end(journal)
+        ack = publisher.finish(grace_seconds=10)
+        assert publisher._process.returncode == 0
+    assert ack.is_complete and ack.points_written == 980 and ack.warnings == () and ack.error is None
+    run = client.get_run(ack.run_id)
+    assert run.info.status == "FINISHED" and "system/cpu_utilization_percentage" in run.data.metrics
+    assert [step for step, *_ in write.history(client, ack.run_id, "train/loss")] == list(range(10, 500))
+    assert (folder / LOG).read_text() == "" and not child.is_running()
+    assert open_fds() == before
+
+
+def test_a_training_that_is_killed_leaves_its_points_and_a_word(folder, uri, client, write, tmp_path):
+    run = [sys.executable, "-c", TRAINING, str(folder), uri]
+    training = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
+    pids = {training.stdout.readline() for _ in range(100)}
+    training.send_signal(signal.SIGKILL)
+    training.communicate()
+    child = psutil.Process(int(pids.pop()))
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    ack = read_ack(folder)
+    run = client.get_run(ack.run_id)
+    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process died without saying goodbye"
+    assert ack.state == "died" and ack.points_pending == 0 and ack.points_written >= 100
+    assert len(write.history(client, ack.run_id, "loss")) == ack.points_written
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:  # and it goes on
+        write.start(journal, uid="u1")
+        wait_for(lambda: client.get_run(ack.run_id).info.status == "RUNNING")
+        write.rows(journal, 10**6, 5, names=("loss",))
+        write.end(journal)
+        second = publisher.finish()
+    assert second.run_id == ack.run_id and second.is_complete and second.points_written == ack.points_written + 5
+    run = client.get_run(ack.run_id)
+    assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
+
+
+def test_a_run_that_never_began_leaves_no_store_and_no_process(folder, tmp_path):
+    with Publisher.start(folder, f"sqlite:///{tmp_path}/none.db") as publisher:
+        process = publisher._process
+    assert process.returncode == -signal.SIGTERM
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, client, write):
+    with Journal(folder) as journal:
+        publisher = Publisher.start(folder, uri)
+        write.start(journal)
+        write.rows(journal, 1, 5)
+        write.end(journal)
+    wait_for(lambda: read_ack(folder).run_id)
+    publisher._process.send_signal(signal.SIGSTOP)
+    ctrl_c = threading.Timer(0.3, signal.raise_signal, args=(signal.SIGINT,))
+    ctrl_c.start()
+    with pytest.raises(KeyboardInterrupt), publisher:
+        publisher.finish()
+    ctrl_c.join()
+    assert publisher._process.returncode is None
+    publisher._process.send_signal(signal.SIGCONT)
+    for thread in threading.enumerate():
+        if thread.name == "runner-publisher":
+            thread.join(30)
+    assert publisher._process.returncode == 0 and publisher.ack().is_complete
+
+
+def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, monkeypatch):
+    monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+        write.start(journal)
+        write.end(journal)
+        publisher._process.send_signal(signal.SIGSTOP)
+        assert not publisher.finish().is_complete
+        publisher._process.kill()
+    for thread in threading.enumerate():
+        if thread.name == "runner-publisher":
+            thread.join(30)
+
+
+def test_waking_never_waits_and_never_raises(folder, uri, write):
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+        write.start(journal)
+        publisher._process.send_signal(signal.SIGSTOP)
+        began = time.perf_counter()
+        for _ in range(200_000):  # the pipe holds 65,536
+            publisher.wake()
+        assert time.perf_counter() - began < 10
+        publisher._process.kill()
+        publisher._process.wait()
+        publisher.wake()
+        write.rows(journal, 1, 5)
+        ack = publisher.finish()
+        publisher.wake()
+    assert ack.points_pending == 10 and "ended with exit code -9" in ack.error and str(folder / LOG) in ack.error
+
+
+def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 5)
+        publisher.wake()
+        ack = publisher.finish()
+    assert ack.error == "the publishing process could not be started" and ack.points_pending == 10
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_and_its_password_stays_secret(folder, write):
+    uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port: nobody listens
+    with Publisher.start(folder, uri, grace_seconds=30) as publisher, Journal(folder) as journal:
+        child = psutil.Process(publisher._process.pid)
+        write.start(journal)
+        write.rows(journal, 1, 5)
+        write.end(journal)
+        wait_for(lambda: publisher.ack().error)
+        assert "s3cret" not in " ".join(child.cmdline())
+        began = time.monotonic()
+        ack = publisher.finish(grace_seconds=1)
+        assert time.monotonic() - began < 10 and publisher._process.returncode == 3
+    assert ack.error == "http://ann:***@127.0.0.1:9 does not answer" and ack.points_pending == 10 and not ack.ended
+    written = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert len(written) >= 3 and not any(b"s3cret" in content for content in written)
+    assert "Connection refused" in (folder / LOG).read_text()
+
+
+def test_a_persons_modules_of_the_same_names_do_not_get_in_the_way(folder, uri, write, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    (home / "runner").mkdir(parents=True)
+    for name in ("runner/__init__.py", "mlflow.py", "random.py", "torch.py"):
+        (home / name).write_text("raise RuntimeError('the wrong module')")
+    monkeypatch.chdir(home)
+    with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
+        write.start(journal)
+        write.end(journal)
+        assert publisher.finish().is_complete
+
+
+def test_a_relative_store_lies_in_the_current_folder(folder, write, tmp_path, monkeypatch, empty_store):
+    monkeypatch.chdir(tmp_path)
+    with Publisher.start(folder.relative_to(tmp_path), "sqlite:///mlflow.db") as publisher, Journal(folder) as journal:
+        write.start(journal)
+        (folder / "rerun.yaml").write_text("seed: 0")
+        journal.event("artifact", path="rerun.yaml", to="")
+        write.end(journal)
+        ack = publisher.finish()
+    assert ack.is_complete and ack.uri == f"sqlite:///{tmp_path}/mlflow.db" and (tmp_path / "mlflow.db").is_file()
+    assert (tmp_path / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()

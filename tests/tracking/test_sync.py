@@ -1,0 +1,93 @@
+import time
+
+import pytest
+from filelock import FileLock
+
+from runner.tracking import store
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.sync import LOCK, find_journals, sync
+
+
+def test_what_is_missing_is_sent_once(folder, write, uri, client):
+    with Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 100)
+        write.end(journal)
+    first = sync(folder, uri)
+    assert first.is_complete and first.points_written == 200 and first == read_ack(folder)
+    assert sync(folder, uri) == first
+    assert len(write.history(client, first.run_id, "train/loss")) == 100
+    assert client.get_run(first.run_id).info.status == "FINISHED"
+
+
+def test_a_run_that_is_still_written_is_not_called_dead(folder, write, uri, client):
+    with Journal(folder) as journal:
+        write.start(journal)
+        ack = sync(folder, uri)
+        assert client.get_run(ack.run_id).info.status == "RUNNING" and ack.state == "publishing"
+    ack = sync(folder, uri)
+    assert client.get_run(ack.run_id).info.status == "KILLED" and ack.state == "died"
+    with Journal(folder) as journal:  # its end was only late
+        write.end(journal)
+    assert sync(folder, uri).is_complete and client.get_run(ack.run_id).info.status == "FINISHED"
+
+
+def test_one_process_at_a_time_sends_a_journal(folder, journal, write, uri):
+    write.start(journal)
+    with FileLock(folder / LOCK):
+        ack = sync(folder, uri)
+    assert ack.error == "another process is sending this run at this moment" and ack.run_id is None
+
+
+def test_a_store_that_does_not_answer_is_given_up_and_named(folder, write):
+    with Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 3)
+    began = time.monotonic()
+    ack = sync(folder, "http://ann:s3cret@127.0.0.1:9", grace_seconds=0.3)
+    assert time.monotonic() - began < 10
+    assert ack.error == "http://ann:***@127.0.0.1:9 does not answer" and ack.points_pending == 6 and ack.offset == 0
+
+
+def test_a_store_that_lost_the_run_gets_it_again(folder, write, uri, client):
+    with Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 10)
+        write.end(journal)
+    first = sync(folder, uri)
+    client.delete_run(first.run_id)
+    deleted = sync(folder, uri, grace_seconds=0)
+    assert "was deleted in MLflow; to go on: mlflow runs restore" in deleted.error
+    client._tracking_client.store._hard_delete_run(first.run_id)  # what `mlflow gc` does
+    second = sync(folder, uri)
+    assert second.is_complete and second.run_id != first.run_id
+    assert len(write.history(client, second.run_id, "train/loss")) == 10
+
+
+def test_the_environment_is_as_before(folder, write, uri, monkeypatch):
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+    with Journal(folder) as journal:
+        write.start(journal)
+    sync(folder, uri)
+    import os
+
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and store.SETTINGS
+
+
+def test_journals_are_found_at_and_below_a_folder(tmp_path):
+    folders = [tmp_path / name for name in ("2026-01-02/10-00-00", "2026-01-01/09-00-00", "sweep/0")]
+    for folder in folders:
+        with Journal(folder):
+            pass
+    assert find_journals(tmp_path) == sorted(folders)
+    assert find_journals(folders[0]) == [folders[0]]
+    assert find_journals(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("grace_seconds", [0.0])
+def test_a_folder_without_a_run_is_nothing_to_send(folder, uri, grace_seconds):
+    with Journal(folder):
+        pass
+    ack = sync(folder, uri, grace_seconds=grace_seconds)
+    assert ack.run_id is None and ack.error is None

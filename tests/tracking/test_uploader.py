@@ -1,0 +1,373 @@
+import json
+import logging
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+
+from runner.tracking import bulk, events, place, store
+from runner.tracking import uploader as module
+from runner.tracking.ack import Ack, read_ack, write_ack
+from runner.tracking.uploader import Uploader
+
+
+@pytest.fixture(params=["rows", "log_batch"])
+def way(request, monkeypatch):
+    """Both ways of points into a sqlite store: as rows, and as into any other store."""
+    if request.param == "log_batch":
+        monkeypatch.setattr(bulk, "can_insert", lambda path: False)
+    return request.param
+
+
+@pytest.fixture
+def upload(folder, uri):
+    """Sends what is there with a new uploader, as after a restart."""
+
+    def send(**how):
+        uploader = Uploader(folder, uri, **how)
+        assert uploader.attempt(postponed=True), uploader.ack
+        return uploader.ack
+
+    return send
+
+
+def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client, way):
+    write.start(journal, uid="u1", tags={"device": "cpu", "mlflow.note.content": "hello", "mlflow.user": "ann"})
+    write.rows(journal, 1, 700)
+    write.rows(journal, 701, 700)
+    journal.event("tags", tags={"late": 1})
+    journal.event("params", params={"more": [1, 2]})
+    write.end(journal)
+    ack = upload()
+    run = client.get_run(ack.run_id)
+    expected = [(step, 1_700_000_000_000 + step, step + 0.1) for step in range(1, 1401)]
+    assert write.history(client, ack.run_id, "train/accuracy") == expected
+    assert run.data.metrics == {"train/loss": 1400.0, "train/accuracy": 1400.1}
+    assert run.data.params == {"optimizer.lr": "0.1", "more": "[1, 2]"}
+    assert run.data.tags | {"device": "cpu", "late": "1", "mlflow.user": "ann", "runner.uid": "u1"} == run.data.tags
+    assert run.data.tags["mlflow.note.content"] == "hello"
+    assert (run.info.status, run.info.end_time) == ("FINISHED", 1_700_000_100_000)
+    assert (run.info.run_name, run.info.start_time) == ("mlp digits cpu", 1_700_000_000_000)
+    assert client.get_experiment(run.info.experiment_id).name == "digits"
+    assert ack.is_complete and ack.points_written == 2800 and ack == read_ack(folder)
+
+
+def test_one_great_window_is_sent_in_parts(journal, write, upload, client, way):
+    write.start(journal)
+    write.rows(journal, 1, 3001)
+    ack = upload()
+    assert [step for step, *_ in write.history(client, ack.run_id, "train/loss")] == list(range(1, 3002))
+
+
+@pytest.mark.parametrize("offset", [0, "middle"])
+def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client, way, offset):
+    write.start(journal, uid="u1")
+    write.rows(journal, 1, 600)
+    ack = upload()
+    at = ack.offset
+    write.rows(journal, 601, 600)
+    write.end(journal)
+    first = upload()
+    # the store had taken it, and the process died before it could write that down
+    write_ack(folder, Ack(uri=ack.uri) if offset == 0 else ack)
+    second = upload()
+    assert second.run_id == first.run_id and second.is_complete
+    for name in ("train/loss", "train/accuracy"):
+        assert [step for step, *_ in write.history(client, first.run_id, name)] == list(range(1, 1201))
+    assert len(client.search_runs([first.experiment_id])) == 1 and at < first.offset
+
+
+def test_nan_and_infinities_are_stored_as_mlflow_has_them(journal, write, upload, client, way):
+    write.start(journal)
+    journal.points(("a",), [1, 2, 3], [1, 2, 3], [[np.nan], [np.inf], [-np.inf]])
+    found = write.history(client, upload().run_id, "a")
+    assert np.isnan(found[0][2]) and found[1][2] > 1e308 and found[2][2] < -1e308
+
+
+def test_names_are_spelled_and_values_cut(journal, write, upload, client, way):
+    write.start(journal, params={"model.layers[0]": 64, "text": "x" * 9000, "/odd=": 1}, tags={"a@b": "y" * 9000})
+    journal.points(("acc[0]", "loss@x"), [1], [1], [[1.0, 2.0]])
+    ack = upload()
+    data = client.get_run(ack.run_id).data
+    assert data.params["model.layers.0"] == "64" and data.params["odd_"] == "1" and len(data.params["text"]) == 6000
+    assert len(data.tags["a_b"]) == 8000 and data.metrics == {"acc.0": 1.0, "loss_x": 2.0}
+    assert ack.warnings == () and ack.points_rejected == 0
+
+
+def test_a_changed_param_is_refused_and_no_other_is_held_back(folder, journal, write, upload, client):
+    write.start(journal, params={f"p{n}": n for n in range(250)})
+    journal.event("params", params={"p7": "other", "new": 1})
+    write.end(journal)
+    ack = upload()
+    params = client.get_run(ack.run_id).data.params
+    assert len(params) == 251 and params["p7"] == "7" and params["new"] == "1" and ack.is_complete
+    assert len(ack.warnings) == 1 and "the param p7 was refused" in ack.warnings[0]
+    (line,) = (folder / "journal" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["key"] == "p7" and json.loads(line)["kind"] == "param"
+
+
+class Picky:
+    """A client whose store can't stand some points."""
+
+    def __init__(self, client, *, poison):
+        self._client, self.poison = client, poison
+
+    def log_batch(self, run_id, metrics=(), **others):
+        from mlflow.exceptions import MlflowException
+
+        if any((metric.key, metric.step) in self.poison for metric in metrics):
+            raise MlflowException.invalid_parameter_value("no such point here")
+        self._client.log_batch(run_id, metrics=metrics, **others)
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+
+def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, way, monkeypatch):
+    poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest of its name
+    monkeypatch.setattr(store, "open_store", lambda uri: Picky(client, poison=poison))
+    write.start(journal)
+    write.rows(journal, 1, 500)
+    write.end(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    ack = uploader.ack
+    assert ack.is_complete and ack.points_rejected == 3 and ack.points_written == 997
+    lines = [json.loads(line) for line in (folder / "journal" / "rejected.jsonl").read_text().splitlines()]
+    assert {(line["key"], line["step"], line["value"], line["timestamp"]) for line in lines} == {
+        (key, step, step + (0.1 if "acc" in key else 0), 1_700_000_000_000 + step) for key, step in poison
+    }
+    assert {line["why"] for line in lines} == {"no such point here"}
+    assert len(write.history(client, ack.run_id, "train/loss")) == 498
+
+
+def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store, way):
+    write.start(journal)
+    write.rows(journal, 1, 50)
+    write.end(journal)
+    first = upload()
+    other = place.sqlite_path(uri).with_name("anew.db")
+    shutil.copy(empty_store, other)
+    other.replace(place.sqlite_path(uri))
+    # a new process would not know the old file; MLflow keeps it open in this one
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    for engine in SqlAlchemyStore._engine_map.values():
+        engine.dispose()
+    uploader = Uploader(folder, uri)
+    assert not uploader.attempt() and uploader.ack.offset == 0 and uploader.ack.run_id is None
+    assert uploader.attempt() and uploader.ack.is_complete and uploader.ack.run_id != first.run_id
+    assert len(write.history(store.open_store(uri), uploader.ack.run_id, "train/loss")) == 50
+
+
+def test_another_store_gets_everything(folder, journal, write, upload, uri, empty_store):
+    write.start(journal)
+    write.rows(journal, 1, 50)
+    first = upload()
+    other = place.sqlite_path(uri).with_name("other.db")
+    shutil.copy(empty_store, other)
+    uploader = Uploader(folder, f"sqlite:///{other}")
+    assert uploader.ack.offset == 0 and uploader.attempt() and uploader.ack.points_written == first.points_written
+
+
+def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write, upload, client, uri, way):
+    write.start(journal)
+    run_id = upload().run_id
+    client.delete_run(run_id)
+    write.rows(journal, 1, 500)
+    write.end(journal)
+    uploader = Uploader(folder, uri)
+    assert not uploader.attempt() and "mlflow runs restore" in uploader.ack.error
+    assert uploader.ack.points_rejected == 0 and read_ack(folder).points_pending == 1000
+    client.restore_run(run_id)
+    assert uploader.attempt() and uploader.ack.is_complete and uploader.ack.error is None
+    assert len(write.history(client, run_id, "train/loss")) == 500
+
+
+def test_a_run_that_is_deleted_meanwhile_makes_no_poison(folder, journal, write, client, uri, way):
+    write.start(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    client.delete_run(uploader.ack.run_id)
+    write.rows(journal, 1, 500)
+    assert not uploader.attempt()
+    assert uploader.ack.points_rejected == 0 and not (folder / "journal" / "rejected.jsonl").exists()
+
+
+def test_a_deleted_experiment_is_not_brought_back(journal, write, upload, client):
+    old = client.create_experiment("digits")
+    client.delete_experiment(old)
+    write.start(journal)
+    ack = upload()
+    assert client.get_experiment(ack.experiment_id).name == "digits-2"
+    assert "this run is in digits-2" in ack.warnings[0]
+
+
+def test_a_run_that_goes_on_runs_again_and_ends_anew(journal, write, upload, client):
+    write.start(journal, uid="u1")
+    write.end(journal, "KILLED")
+    ack = upload()
+    assert client.get_run(ack.run_id).info.status == "KILLED"
+    write.start(journal, uid="u1")
+    assert upload().run_id == ack.run_id and client.get_run(ack.run_id).info.status == "RUNNING"
+    write.end(journal)
+    assert upload().ended and client.get_run(ack.run_id).info.status == "FINISHED"
+
+
+def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, journal, write, uri, client):
+    write.start(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.abandon() and uploader.ack.run_id is None  # nothing was sent, nothing is said
+    assert uploader.attempt() and uploader.abandon() and uploader.abandon()
+    run = client.get_run(uploader.ack.run_id)
+    assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process died without saying goodbye"
+    assert abs(run.info.end_time / 1000 - journal.path.stat().st_mtime) < 1 and uploader.ack.state == "died"
+    write.end(journal)
+    assert Uploader(folder, uri).attempt()
+    run = client.get_run(run.info.run_id)
+    assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags and read_ack(folder).state == "ended"
+
+
+def test_a_run_that_has_ended_is_not_abandoned(folder, journal, write, uri, client):
+    write.start(journal)
+    write.end(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt() and uploader.abandon()
+    assert client.get_run(uploader.ack.run_id).info.status == "FINISHED"
+
+
+def test_a_data_set_is_there_once_however_often_it_is_sent(folder, journal, write, upload, client):
+    write.start(journal)
+    journal.event(
+        "dataset",
+        name="digits" * 200,
+        digest="d" * 64,
+        source="scikit-learn",
+        source_type="local",
+        schema='{"facts": {}}',
+        profile='{"num_rows": 5}',
+        context="training",
+    )
+    ack = upload()
+    write_ack(folder, Ack(uri=ack.uri))
+    upload()
+    (given,) = client.get_run(ack.run_id).inputs.dataset_inputs
+    assert given.dataset.digest == "d" * 36 and given.dataset.source == '{"uri": "scikit-learn"}'
+    assert [(tag.key, tag.value) for tag in given.tags] == [("mlflow.data.context", "training")]
+    assert ack.warnings == ()
+
+
+def test_files_and_folders_become_artifacts(folder, journal, write, upload, client, uri):
+    (folder / "plots" / "inner").mkdir(parents=True)
+    (folder / "rerun.yaml").write_text("a: 1")
+    (folder / "plots" / "loss.png").write_text("png")
+    (folder / "plots" / "inner" / "x.png").write_text("png")
+    write.start(journal)
+    journal.event("artifact", path="rerun.yaml", to="")
+    journal.event("artifact", path="plots", to="plots")
+    journal.event("artifact", path="rerun.yaml", to="configs")
+    journal.event("artifact", path="missing.txt", to="")
+    write.end(journal)
+    ack = upload()
+    paths = {
+        found.path
+        for at in (None, "plots", "plots/inner", "configs")
+        for found in client.list_artifacts(ack.run_id, at)
+    }
+    assert {"rerun.yaml", "plots/loss.png", "plots/inner/x.png", "configs/rerun.yaml"} <= paths
+    assert ack.is_complete and len(ack.warnings) == 1 and "missing.txt is not there" in ack.warnings[0]
+    assert (place.sqlite_path(uri).parent / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
+
+
+def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
+    folder, journal, write, uri, client, monkeypatch
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    (folder / "a.txt").write_text("a")
+    write.start(journal)
+    journal.event("artifact", path="a.txt", to="")
+    write.rows(journal, 1, 10)
+    write.end(journal)
+    monkeypatch.setattr(events, "log_artifact", full)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    assert not uploader.attempt(postponed=True)
+    ack = read_ack(folder)
+    assert ack.ended and ack.points_written == 20 and not ack.is_complete and len(ack.postponed) == 1
+    assert "artifact a.txt waits: OSError: [Errno 28] No space left on device" in ack.error
+    monkeypatch.undo()
+    assert Uploader(folder, uri).attempt(postponed=True)
+    ack = read_ack(folder)
+    assert ack.is_complete and ack.error is None
+    assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
+
+
+def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, uri, client, way, monkeypatch, caplog):
+    write.start(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    write.rows(journal, 1, 10)
+
+    def cut(*args, **more):
+        raise ConnectionError("the line was cut")
+
+    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING, "runner.publish"):
+        outage.setattr(type(client), "log_batch", cut)
+        for _ in range(3):
+            assert not uploader.attempt()
+    assert len(caplog.records) == 1  # an outage is told of once
+    assert uploader.ack.error == "ConnectionError: the line was cut" and uploader.ack.state == "failing"
+    assert uploader.attempt() and uploader.ack.points_written == 20 and uploader.ack.error is None
+
+
+def test_rows_that_can_not_be_written_now_are_written_later(folder, journal, write, uri, client, monkeypatch):
+    write.start(journal)
+    write.rows(journal, 1, 10)
+    uploader = Uploader(folder, uri)
+
+    def locked(*args):
+        raise sqlite3.OperationalError("database is locked")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(bulk, "insert", locked)
+        assert not uploader.attempt() and uploader.ack.points_written == 0
+    assert uploader.attempt() and len(write.history(client, uploader.ack.run_id, "train/loss")) == 10
+
+
+def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
+    write.start(journal)
+    journal.event("hologram", of="loss")
+    write.end(journal)
+    ack = upload()
+    assert ack.is_complete and "the event hologram is unknown to this version" in ack.warnings[0]
+
+
+def test_a_journal_without_a_start_says_so(folder, journal, write, uri):
+    write.rows(journal, 1, 1)
+    uploader = Uploader(folder, uri)
+    assert not uploader.attempt() and "does not begin with a start" in uploader.ack.error
+
+
+def test_an_ack_of_another_journal_is_not_believed(folder, journal, write, upload):
+    write.start(journal)
+    write.rows(journal, 1, 5)
+    ack = upload()
+    for offset in (ack.offset + 1, ack.offset - 1, 10**9):
+        write_ack(folder, Ack(offset=offset, uri=ack.uri, run_id=ack.run_id, points_written=99))
+        assert upload().points_written == 10
+
+
+def test_the_machine_is_measured_while_the_run_lives(folder, journal, write, uri, monkeypatch):
+    monkeypatch.setattr(module.SystemMetrics, "sample", lambda self, now=False: samples.append(now))
+    samples = []
+    write.start(journal, system_metrics=True)
+    uploader = Uploader(folder, uri, live=True)
+    assert uploader.attempt()
+    uploader.sample()
+    write.end(journal)
+    assert uploader.attempt() and samples[-1] is True
+    uploader.sample()
+    assert samples[-1] is True
