@@ -281,6 +281,12 @@ def keep_house(device):
     thread.start()
     thread.join()
     copied, q = copy.deepcopy(model), torch.randn(1, 2, 3, 4).to(device)
+    leaf = torch.ones(2, 2, device=device, requires_grad=True)
+    leaf.clamp(max=3.0).sum().backward()  # C++ makes zeros in there, on the device that the engine believes in
+    with torch.inference_mode():
+        host, there = torch.zeros(2), torch.ones(2, device=device)
+        written = [host.copy_(there) is host, there.add_(1) is there, there.device == device]
+    host.double().copy_(torch.ones(2, device=device))  # float64 stays on the host: nothing for MPS to refuse
     return {
         "identity": model.head.weight is weight and isinstance(weight, nn.Parameter) and weight.device == device,
         "tied": tied[0].weight is tied[1][0].weight,
@@ -288,6 +294,8 @@ def keep_house(device):
         "loaded onto": str(on_device["model"]["head.weight"].device),
         "thread": made[0].device == device,
         "deepcopy": torch.equal(copied.head.weight.grad, weight.grad) and copied.head.weight is not weight,
+        "backward": leaf.grad.device == device,
+        "in inference mode": all(written) and host.device.type == "cpu",
         "attention": F.scaled_dot_product_attention(q, q, q, is_causal=True).device == device,
         "foreach": sys.modules["torch.optim.optimizer"]._default_to_fused_or_foreach([x], False)[1],
         "back": str(model.to("cpu").head.weight.device),
@@ -300,7 +308,8 @@ def keep_house(device):
 @pytest.mark.parametrize(("device", "name"), [("cuda:1", "cuda:1"), ("mps", "mps:0")])
 def test_what_surrounds_a_step_works(device, name):
     assert results(device)["keep_house"] == {
-        **dict.fromkeys(("identity", "tied", "resumed", "thread", "deepcopy", "attention"), True),
+        **dict.fromkeys(("identity", "tied", "resumed", "thread", "deepcopy", "backward", "attention"), True),
+        "in inference mode": True,
         "loaded onto": name,
         "foreach": device == "cuda:1",  # what torch.optim chooses by itself
         "back": "cpu",

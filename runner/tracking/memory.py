@@ -29,7 +29,7 @@ def read_series(folder: Path) -> dict[str, Series]:
             rows = record.data
             for column, name in enumerate(rows.names):
                 parts.setdefault(name, []).append((rows.steps, rows.times_ms, rows.values[:, column]))
-    return {name: joined(pieces) for name, pieces in parts.items()}
+    return {name: _joined(pieces) for name, pieces in parts.items()}
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [{"kind": record.kind, **record.data} for record in _records(folder) if isinstance(record.data, dict)]
 
 
-def joined(pieces: list[Series]) -> Series:
+def _joined(pieces: list[Series]) -> Series:
     """Series of one name, one after the other."""
     steps, times_ms, values = zip(*pieces, strict=True)
     return np.concatenate(steps), np.concatenate(times_ms), np.concatenate(values)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import bulk, events, place, store
+from runner.tracking import events, store
 from runner.tracking.ack import Ack
 from runner.tracking.logged_model import Build, publish_model
 from runner.tracking.progress import Progress
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 MOST_POINTS = 1000  # in one call, MLflow takes no more
-MOST_ROWS = 20_000  # at once into a sqlite file: 0.2 s
 MOST_NAMED = 100  # params or tags in one call
 
 log = logging.getLogger("runner.publish")
@@ -42,7 +41,6 @@ class Uploader:
         self._journal = folder / FILE
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
-        self._database: Path | None = None  # the store's file, when rows can be written into it
         self._system_metrics: SystemMetrics | None = None
 
     @property
@@ -92,7 +90,7 @@ class Uploader:
 
     def _send(self, *, postponed: bool) -> Iterator[None]:
         client = self._open()
-        for group in grouped(scan(self._journal, self.ack.offset), most=MOST_ROWS if self._database else MOST_POINTS):
+        for group in grouped(scan(self._journal, self.ack.offset), most=MOST_POINTS):
             if group[0].kind == "points":
                 self._send_points(client, group)
             else:
@@ -108,8 +106,7 @@ class Uploader:
             client = store.open_store(self._uri)
             if self.ack.run_id is not None:
                 store.check_run(client, self.ack.run_id)
-            path = place.sqlite_path(self._uri)
-            self._client, self._database = client, path if bulk.can_insert(path) else None
+            self._client = client
         return self._client
 
     def _run_id(self) -> str:
@@ -118,26 +115,14 @@ class Uploader:
         return self.ack.run_id
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
-        refused = []
-        if not self._insert_rows(client, records):
-            refused = self._send_values(client, "metrics", to_metrics(records), most=MOST_POINTS)
-            self._progress.reject("point", refused)
+        refused = self._send_values(client, "metrics", to_metrics(records), most=MOST_POINTS)
+        self._progress.reject("point", refused)
         num_points = sum(record.num_points for record in records)
         self._progress.note(
             offset=records[-1].end,
             points_written=self.ack.points_written + num_points - len(refused),
             points_rejected=self.ack.points_rejected + len(refused),
         )
-
-    def _insert_rows(self, client: MlflowClient, records: list[Record]) -> bool:
-        """Writes many points into a sqlite file at once. False when that can't be done, or not with these points."""
-        if self._database is None:
-            return False
-        series = bulk.by_key(records)
-        if self._send_values(client, "metrics", bulk.newest(series), most=MOST_POINTS):
-            return False
-        bulk.insert(self._database, self._run_id(), series)
-        return True
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
         """Sends values of one kind; returns those that the store refuses, and why."""

@@ -1,23 +1,14 @@
 import json
 import logging
 import shutil
-import sqlite3
 
 import numpy as np
 import pytest
 
-from runner.tracking import bulk, events, place, store
+from runner.tracking import events, place, store
 from runner.tracking import uploader as module
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.uploader import Uploader
-
-
-@pytest.fixture(params=["rows", "log_batch"])
-def way(request, monkeypatch):
-    """Both ways of points into a sqlite store: as rows, and as into any other store."""
-    if request.param == "log_batch":
-        monkeypatch.setattr(bulk, "can_insert", lambda path: False)
-    return request.param
 
 
 @pytest.fixture
@@ -32,7 +23,7 @@ def upload(folder, uri):
     return send
 
 
-def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client, way):
+def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client):
     write.start(journal, uid="u1", tags={"device": "cpu", "mlflow.note.content": "hello", "mlflow.user": "ann"})
     write.rows(journal, 1, 700)
     write.rows(journal, 701, 700)
@@ -53,7 +44,7 @@ def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client,
     assert ack.is_complete and ack.points_written == 2800 and ack == read_ack(folder)
 
 
-def test_one_great_window_is_sent_in_parts(journal, write, upload, client, way):
+def test_one_great_window_is_sent_in_parts(journal, write, upload, client):
     write.start(journal)
     write.rows(journal, 1, 3001)
     ack = upload()
@@ -61,7 +52,7 @@ def test_one_great_window_is_sent_in_parts(journal, write, upload, client, way):
 
 
 @pytest.mark.parametrize("offset", [0, "middle"])
-def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client, way, offset):
+def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client, offset):
     write.start(journal, uid="u1")
     write.rows(journal, 1, 600)
     ack = upload()
@@ -78,14 +69,14 @@ def test_what_is_sent_again_is_there_once(folder, journal, write, upload, client
     assert len(client.search_runs([first.experiment_id])) == 1 and at < first.offset
 
 
-def test_nan_and_infinities_are_stored_as_mlflow_has_them(journal, write, upload, client, way):
+def test_nan_and_infinities_are_stored_as_mlflow_has_them(journal, write, upload, client):
     write.start(journal)
     journal.points(("a",), [1, 2, 3], [1, 2, 3], [[np.nan], [np.inf], [-np.inf]])
     found = write.history(client, upload().run_id, "a")
     assert np.isnan(found[0][2]) and found[1][2] > 1e308 and found[2][2] < -1e308
 
 
-def test_names_are_spelled_and_values_cut(journal, write, upload, client, way):
+def test_names_are_spelled_and_values_cut(journal, write, upload, client):
     write.start(journal, params={"model.layers[0]": 64, "text": "x" * 9000, "/odd=": 1}, tags={"a@b": "y" * 9000})
     journal.points(("acc[0]", "loss@x"), [1], [1], [[1.0, 2.0]])
     ack = upload()
@@ -124,7 +115,7 @@ class Picky:
         return getattr(self._client, name)
 
 
-def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, way, monkeypatch):
+def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, monkeypatch):
     poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest of its name
     monkeypatch.setattr(store, "open_store", lambda uri: Picky(client, poison=poison))
     write.start(journal)
@@ -142,7 +133,7 @@ def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write
     assert len(write.history(client, ack.run_id, "train/loss")) == 498
 
 
-def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store, way):
+def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store):
     write.start(journal)
     write.rows(journal, 1, 50)
     write.end(journal)
@@ -171,7 +162,7 @@ def test_another_store_gets_everything(folder, journal, write, upload, uri, empt
     assert uploader.ack.offset == 0 and uploader.attempt() and uploader.ack.points_written == first.points_written
 
 
-def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write, upload, client, uri, way):
+def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write, upload, client, uri):
     write.start(journal)
     run_id = upload().run_id
     client.delete_run(run_id)
@@ -185,7 +176,7 @@ def test_a_deleted_run_takes_nothing_until_it_is_restored(folder, journal, write
     assert len(write.history(client, run_id, "train/loss")) == 500
 
 
-def test_a_run_that_is_deleted_meanwhile_makes_no_poison(folder, journal, write, client, uri, way):
+def test_a_run_that_is_deleted_meanwhile_makes_no_poison(folder, journal, write, client, uri):
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
@@ -305,7 +296,7 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
 
 
-def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, uri, client, way, monkeypatch, caplog):
+def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, uri, client, monkeypatch, caplog):
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
@@ -321,20 +312,6 @@ def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, ur
     assert len(caplog.records) == 1  # an outage is told of once
     assert uploader.ack.error == "ConnectionError: the line was cut" and uploader.ack.state == "failing"
     assert uploader.attempt() and uploader.ack.points_written == 20 and uploader.ack.error is None
-
-
-def test_rows_that_can_not_be_written_now_are_written_later(folder, journal, write, uri, client, monkeypatch):
-    write.start(journal)
-    write.rows(journal, 1, 10)
-    uploader = Uploader(folder, uri)
-
-    def locked(*args):
-        raise sqlite3.OperationalError("database is locked")
-
-    with monkeypatch.context() as busy:
-        busy.setattr(bulk, "insert", locked)
-        assert not uploader.attempt() and uploader.ack.points_written == 0
-    assert uploader.attempt() and len(write.history(client, uploader.ack.run_id, "train/loss")) == 10
 
 
 def test_an_event_of_a_later_version_is_left_out(journal, write, upload):
