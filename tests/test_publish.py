@@ -152,7 +152,8 @@ def test_wakes_do_not_hurry_a_store_that_does_not_answer(pipe):
     assert attempts <= 4  # at 0, 0.2, 0.6, 1.4 s
 
 
-def test_it_warms_up_once_when_there_is_nothing_else_to_do(pipe):
+def test_it_warms_up_once_when_there_is_nothing_else_to_do(pipe, monkeypatch):
+    monkeypatch.setattr(publish, "WARM_UP_AFTER_SECONDS", 0)
     line, warm = pipe.line(), []
 
     def warm_up():
@@ -170,3 +171,13 @@ def test_what_is_written_is_masked(capsys, monkeypatch):
     masked = publish._Masked(sys.stdout, lambda text: text.replace("secret", "***"))
     print("a secret", file=masked, flush=True)
     assert capsys.readouterr().out == "a ***\n" and masked.fileno
+
+
+def test_it_rests_between_two_sendings_until_the_training_is_over(pipe):
+    line = pipe.line()
+    began = time.monotonic()
+    line.rest(0.02)
+    assert time.monotonic() - began >= 0.02 * publish.RESTS_PER_WORK
+    pipe.close()
+    line.rest(60)
+    assert time.monotonic() - began < 60

@@ -85,8 +85,11 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
         return False, "streamed (as asked)"
     if free is not None and size > free * MOST_OF_FREE_MEMORY:
         return False, f"streamed (auto: {_size(size)} is over half of the {_size(free)} free)"
-    known = "" if free_bytes is None else f" of {_size(free_bytes)} free"
-    return True, f"on the device (auto: {_size(size)}{known})"
+    if free_bytes is None:
+        return True, f"on the device (auto: {_size(size)})"
+    if size > free_bytes * MOST_OF_FREE_MEMORY:
+        return True, f"on the device (auto: {_size(size)} lie in the CPU's memory already)"
+    return True, f"on the device (auto: {_size(size)} of {_size(free_bytes)} free)"
 
 
 def _size(count: int) -> str:

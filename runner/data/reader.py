@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -41,7 +42,9 @@ class Reader:
     def read(self, plan: Iterator[Planned]) -> Iterator[Any]:
         self._plan.batches = plan
         try:
-            return iter(self._loader)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it, with its mend
+                return iter(self._loader)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._num_workers:
                 raise

@@ -11,13 +11,16 @@ from torch import Tensor
 from runner.data.order import permutation
 from runner.placement import map_tensors, move, num_bytes, num_rows, tensors
 
-#: gathered at once, in bytes of rows: the cost of a call is shared by several batches, the copy stays in the caches
-GATHER_BYTES = 2**20
+#: gathered at once, in bytes of rows, so that several batches share the cost of a call: on the CPU what stays in its
+#: caches (README: Speed), elsewhere more, for fewer launches
+GATHER_BYTES = {"cpu": 2**20}
+GATHER_BYTES_ELSEWHERE = 2**24
 MOST_BATCHES_A_GATHER = 64
 
 
 class Resident:
-    """The whole split on the device: one copy, then no more. Extra memory: some batches, 1 MiB or one batch each time.
+    """The whole split on the device: one copy, then no more. Extra memory: some batches at a time, 1 MiB on the
+    CPU and 16 MiB elsewhere, or one batch where that is bigger.
 
     An epoch is one permutation, drawn on the host and moved once. Batches are views of a copy that nobody keeps, so a
     model that writes into its inputs does no harm.
@@ -30,8 +33,9 @@ class Resident:
         # (inputs, targets), the most common case: the nesting is zip's own
         self._is_flat = type(rows) is tuple and all(isinstance(part, Tensor) for part in rows)
         self._device, self._seed, self._shuffle = device, seed, shuffle
+        gather_bytes = GATHER_BYTES.get(device.type, GATHER_BYTES_ELSEWHERE)
         batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, self.num_rows))
-        self._batches_a_gather = min(MOST_BATCHES_A_GATHER, max(1, GATHER_BYTES // batch_bytes))
+        self._batches_a_gather = min(MOST_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
 
     @property
     def num_batches(self) -> int:

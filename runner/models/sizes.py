@@ -11,7 +11,8 @@ from runner.errors import Fault, RunnerError
 def widths(values: Any, *, key: str, example: str) -> list[int]:
     """Whole numbers, 1 or more each. Raises: RunnerError."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise RunnerError(Fault(f"{key}={values}", "it is a list of widths, one a layer", f"{key}=[{values}]"))
+        write = f"{key}=[{values}]" if str(values).isdecimal() else f"{key}={example}"
+        raise RunnerError(Fault(f"{key}={values}", "it is a list of widths, one a layer", write))
     if bad := [value for value in values if type(value) is not int or value < 1]:
         so = f"a width is a whole number, 1 or more, and {bad[0]!r} is not"
         raise RunnerError(Fault(f"{key}=[{','.join(map(str, values))}]", so, f"{key}={example}"))

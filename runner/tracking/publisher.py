@@ -109,7 +109,7 @@ class Publisher:
         if has_records(self._folder / JOURNAL):
             self._leave()
         else:
-            self._process.terminate()  # it holds nothing: it opens no store before the journal has a run
+            self._process.terminate()  # it has nothing to send; while it makes a store it does not listen
             self._process.wait()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,20 @@ class Uploader:
 
     live: whether the run goes on beside this; then the machine is measured.
     build: makes the model from its node (None: runner.targets.build).
+    rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
     """
 
-    def __init__(self, folder: Path, uri: str, *, live: bool = False, build: Build | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        uri: str,
+        *,
+        live: bool = False,
+        build: Build | None = None,
+        rest: Callable[[float], None] | None = None,
+    ) -> None:
         self.wants_model = False
+        self._rest = rest
         self._folder, self._uri, self._live, self._build = folder, uri, live, build
         self._journal = folder / FILE
         self._progress = Progress(folder, uri)
@@ -53,8 +64,12 @@ class Uploader:
         postponed: whether to try once more what the store would not take before.
         """
         try:
+            began = time.monotonic()
             for _ in self._send(postponed=postponed):
                 self.sample()
+                if self._rest is not None:
+                    self._rest(time.monotonic() - began)
+                began = time.monotonic()
         except store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()

@@ -1,0 +1,73 @@
+import math
+
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.models.cnn import CNN
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 4, 4), (2, 5, 9), (4, 28, 7)])
+def test_images_of_any_size(shape):
+    model = CNN(shape, 10)
+    assert model(torch.zeros(3, *shape)).shape == (3, 10)
+
+
+def test_more_channels_need_bigger_images():
+    assert CNN([1, 8, 8], 10, [4, 8, 16])(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_batch_of_one_row_can_be_trained_on():
+    model = CNN([1, 4, 4], 3)
+    model(torch.randn(1, 1, 4, 4)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_spread_of_the_weights():
+    torch.manual_seed(0)
+    model = CNN([1, 8, 8], 400, [64, 128])
+    second = model.blocks[3]
+    assert second.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 9)), rel=0.02)
+    assert model.output.weight.std().item() == pytest.approx(1 / math.sqrt(128), rel=0.02)
+    assert 0.05 < model(torch.randn(64, 1, 8, 8)).std() < 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        ((5,), {}, "model=cnn on inputs of shape (5,)", "(channels, height, width)", "model=mlp"),
+        ((28, 28), {}, "model=cnn on inputs of shape (28, 28)", "no channels", "x[:, None], or model=mlp"),
+        (
+            (1, 3, 8),
+            {},
+            "model=cnn on inputs of shape (1, 3, 8)",
+            "a side of 4 pixels",
+            "model=mlp, or a shorter list in model.channels",
+        ),
+        (
+            (1, 8, 8),
+            {"channels": [2] * 4},
+            "model=cnn on inputs of shape (1, 8, 8)",
+            "a side of 16 pixels",
+            "shorter list",
+        ),
+        ((1, 8, 8), {"channels": 32}, "model.channels=32", "a list", "model.channels=[32]"),
+        ((1, 8, 8), {"channels": [32, -1]}, "model.channels=[32,-1]", "whole number", "model.channels=[32,64]"),
+        ((1, 8, 8), {"dropout": 2}, "model.dropout=2", "less than 1", "model.dropout=0.1"),
+    ],
+)
+def test_what_is_no_cnn(shape, settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        CNN(shape, 10, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_dropout_is_off_in_evaluation():
+    model = CNN([1, 8, 8], 10, dropout=0.5).eval()
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(model(x), model(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
