@@ -80,8 +80,9 @@ def test_which_of_many_small_classes_are_taken_is_chance():
 
 def test_the_only_row_of_a_class_stays_in_train():
     for seed in range(20):
-        splits = cut(numbered(41, [0] * 20 + [1] * 20 + [2]), val=0.3, test=0.3, seed=seed)
-        assert 40 in numbers(splits.train)
+        splits = cut(numbered(42, [0] * 40 + [1, 2]), val=0, test=0.36, seed=seed)
+        assert splits.sizes["test"] == 15, "of the big class 14.3 rows, of the small ones 0.36 each"
+        assert {40, 41} <= set(numbers(splits.train))
 
 
 def test_labels_that_are_all_different_are_cut_all_the_same():

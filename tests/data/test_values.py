@@ -54,8 +54,9 @@ def test_memory_is_shared_where_nothing_has_to_change():
 
 
 def test_what_is_read_only_is_copied_without_a_warning():
-    values = np.broadcast_to(np.float32(1), (3, 2))
-    assert inputs(values).tolist() == [[1, 1]] * 3
+    values = np.ones((3, 2), dtype=np.float32)
+    values.setflags(write=False)
+    assert inputs(values).tolist() == inputs(np.broadcast_to(np.float32(1), (3, 2))).tolist() == [[1, 1]] * 3
 
 
 def test_a_row_that_is_one_number_becomes_one_column():
