@@ -39,5 +39,7 @@ class Regression:
     def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         inputs, targets = batch
         outputs = model(inputs)
+        if targets.dim() != outputs.dim():  # a Dataset's scalars come as (B,); against (B, 1) they would broadcast
+            targets = targets.reshape(outputs.shape)
         loss = F.mse_loss(outputs, targets)
         return {"loss": loss, "mae": (outputs.detach() - targets).abs().mean()}

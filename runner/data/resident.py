@@ -11,8 +11,9 @@ from torch import Tensor
 from runner.data.order import permutation
 from runner.placement import map_tensors, move, num_bytes, num_rows, tensors
 
-#: gathered at once, in bytes of rows, so that several batches share the cost of a call: on the CPU what stays in its
-#: caches (README: Speed), elsewhere more, for fewer launches
+#: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
+#: its caches: 128 of 60,000 rows of 64 floats take 6 us a batch with 1 MiB, 13 with 4 MiB, 14 singly, and 28 as x[rows]
+#: (1 thread, torch 2.13, 2026-11). Elsewhere more, for fewer launches; not measured.
 GATHER_BYTES = {"cpu": 2**20}
 GATHER_BYTES_ELSEWHERE = 2**24
 MOST_BATCHES_A_GATHER = 64
