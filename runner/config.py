@@ -191,7 +191,7 @@ def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str
 
 def without_password(uri: str) -> str:
     """The URI as it may be printed, logged and tracked."""
-    return re.sub(r"(://[^:/@]*):[^@/]*@", r"\1:***@", uri)
+    return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", uri)  # to the last @: a password may hold one
 
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:

@@ -26,6 +26,7 @@ POSTPONED_SECONDS = 30.0
 #: while the training lives this process works a tenth of the time: two cores are often one, and a busy neighbour slowed a
 #: loop of 3,000 steps a second to 2,500 (2026-11). 1,000 points a second still go out as they come, the rest at the end
 RESTS_PER_WORK = 9
+LONGEST_REST_SECONDS = 2.0  # one slow call must not silence it for long
 WARM_UP_AFTER_SECONDS = 30.0  # it takes 4 s of a core: worth it beside a long training, not beside a short one
 PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
 
@@ -58,7 +59,7 @@ class Line:
 
     def rest(self, worked_seconds: float) -> None:
         """Leaves the machine to the training, for some times as long as was worked; returns at once when that is over."""
-        self._closed.wait(RESTS_PER_WORK * worked_seconds)
+        self._closed.wait(min(RESTS_PER_WORK * worked_seconds, LONGEST_REST_SECONDS))
 
     def _read(self, fd: int) -> None:
         last = b""

@@ -7,6 +7,7 @@ from pathlib import Path
 from runner.config import without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking.ack import read_ack
+from runner.tracking.journal import is_being_written
 from runner.tracking.publisher import find_journals, sync
 
 PLACES = ("outputs", "multirun")
@@ -26,6 +27,10 @@ def replay(folders: list[Path], *, uri: str) -> int:
     shown = without_password(uri)
     complete = 0
     for run in runs:
+        if is_being_written(run):
+            print(f"{run}: still running, and sent by its own process")
+            complete += 1
+            continue
         before = read_ack(run)
         after = sync(run, uri)
         complete += after.is_complete

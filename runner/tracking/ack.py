@@ -43,8 +43,8 @@ class Ack:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store has everything, up to the run's end."""
-        return self.ended and not self.points_pending and not self.postponed
+        """Whether the store has everything there is, and knows how the run ended."""
+        return (self.ended or self.died) and not self.points_pending and not self.postponed
 
 
 def read_ack(folder: Path) -> Ack:

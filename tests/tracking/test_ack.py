@@ -37,7 +37,7 @@ def test_an_unreadable_file_counts_as_none(folder, text):
         (Ack(), "waiting", False),
         (Ack(run_id="r"), "publishing", False),
         (Ack(run_id="r", error="away"), "failing", False),
-        (Ack(run_id="r", died=True), "died", False),
+        (Ack(run_id="r", died=True), "died", True),
         (Ack(run_id="r", ended=True), "ended", True),
         (Ack(run_id="r", ended=True, points_pending=1), "ended", False),
         (Ack(run_id="r", ended=True, postponed=({},)), "ended", False),

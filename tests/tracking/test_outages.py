@@ -135,10 +135,10 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
         write.start(journal)
         for _ in range(2):
             before = read_ack(folder).points_written
-            go_on(50)
+            go_on(20)
             wait_for(lambda before=before: read_ack(folder).points_written > before)
             server.kill()  # while it has thousands to send
-            go_on(10)
+            go_on(5)
             wait_for(lambda: read_ack(folder).error)
             server.start()
         write.end(journal)

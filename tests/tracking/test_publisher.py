@@ -44,6 +44,22 @@ def wait_for(condition, seconds=60):
     return found
 
 
+@pytest.fixture
+def halt():
+    """Stops a process as Ctrl-Z would; one that a failing test leaves stopped is ended."""
+    halted = []
+
+    def stop(process):
+        halted.append(process)
+        process.send_signal(signal.SIGSTOP)
+
+    yield stop
+    for process in halted:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds):
     before = open_fds()
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
@@ -98,14 +114,14 @@ def test_a_run_that_never_began_leaves_no_store_and_no_process(folder, tmp_path)
     assert not (tmp_path / "none.db").exists()
 
 
-def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, client, write):
+def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, write, halt):
     with Journal(folder) as journal:
         publisher = Publisher.start(folder, uri)
         write.start(journal)
         write.rows(journal, 1, 5)
         write.end(journal)
     wait_for(lambda: read_ack(folder).run_id)
-    publisher._process.send_signal(signal.SIGSTOP)
+    halt(publisher._process)
     ctrl_c = threading.Timer(0.3, signal.raise_signal, args=(signal.SIGINT,))
     ctrl_c.start()
     with pytest.raises(KeyboardInterrupt), publisher:
@@ -119,12 +135,12 @@ def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, 
     assert publisher._process.returncode == 0 and publisher.ack().is_complete
 
 
-def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, monkeypatch):
+def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, halt, monkeypatch):
     monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
         write.end(journal)
-        publisher._process.send_signal(signal.SIGSTOP)
+        halt(publisher._process)
         assert not publisher.finish().is_complete
         publisher._process.kill()
     for thread in threading.enumerate():
@@ -132,10 +148,10 @@ def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, 
             thread.join(30)
 
 
-def test_waking_never_waits_and_never_raises(folder, uri, write):
+def test_waking_never_waits_and_never_raises(folder, uri, write, halt):
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
-        publisher._process.send_signal(signal.SIGSTOP)
+        halt(publisher._process)
         began = time.perf_counter()
         for _ in range(200_000):  # the pipe holds 65,536
             publisher.wake()

@@ -296,6 +296,28 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
 
 
+def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
+    folder, journal, write, uri, client, monkeypatch
+):
+    def cut(*args):
+        raise ConnectionError("the line was cut")
+
+    (folder / "a.txt").write_text("a")
+    write.start(journal)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    offset = uploader.ack.offset
+    journal.event("artifact", path="a.txt", to="")
+    write.end(journal)
+    with monkeypatch.context() as outage:
+        outage.setattr(events, "log_artifact", cut)
+        outage.setattr(type(client), "get_run", cut)
+        assert not uploader.attempt()
+    assert uploader.ack.offset == offset and uploader.ack.postponed == () and not uploader.ack.ended
+    assert uploader.attempt() and uploader.ack.is_complete
+    assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
+
+
 def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, uri, client, monkeypatch, caplog):
     write.start(journal)
     uploader = Uploader(folder, uri)
