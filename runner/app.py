@@ -13,42 +13,63 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import without_password
-from runner.device import Hardware, probe
+from runner.device import Choice, Hardware, probe
 from runner.parts import Parts, check, prepare
 from runner.plots import draw_curves
-from runner.record import Record, introduce, model_name, publish_model, summarise
+from runner.record import Membership, Record, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
-from runner.training import Reporter, train_and_test
+from runner.training import Reporter, Trial, train_and_test
 
-MLFLOW_STATUS = {"finished": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
+#: a pruned trial did what it was to do
+MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
 
-def run(cfg: DictConfig, folder: Path, *, hardware: Hardware | None = None) -> dict[str, Any]:
-    """Runs one experiment, from its configuration to its closed tracker.
+def run(
+    cfg: DictConfig,
+    folder: Path,
+    *,
+    hardware: Hardware | None = None,
+    choice: Choice | None = None,
+    member: Membership | None = None,
+    trial: Trial | None = None,
+) -> dict[str, Any]:
+    """Runs one experiment, from its configuration to its closed tracker. A folder that holds a part of it is gone on with.
 
+    choice, member, trial: of a sweep's job, the device that it was given, what it knows of the sweep, and its search.
     Returns what summary.json holds; a training that fails is a `status` there, not an exception.
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
     clock = _Clock()
     hardware = hardware or probe()
-    choice = check(cfg, hardware)
+    choice = check(cfg, hardware, choice=choice)
     screen = Screen()
     screen.say(f"device: {choice.device} ({choice.reason})")
     folder.mkdir(parents=True, exist_ok=True)
     rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(cfg)  # before the data fills in the facts
-    with _publishing(cfg, folder) as publisher:
-        parts = prepare(cfg, torch.device(choice.device))
+    with _publishing(cfg, folder, member) as publisher:
+        parts = prepare(cfg, torch.device(choice.here))
         (folder / "rerun.yaml").write_text(rerun)
-        record = Record(best=parts.best)
         with listening() as stop, Journal(folder) as journal:
-            introduce(journal, cfg, parts, choice=choice, hardware=hardware, folder=folder)
+            record = take_up(folder)
+            record.best = parts.best
+            introduce(journal, cfg, parts, record, choice=choice, hardware=hardware, folder=folder, member=member)
             _say_parts(screen, cfg, parts, folder)
             record.seconds |= {"start": clock.before, "setup": clock.lap()}
-            _train(cfg, parts, record, journal=journal, publisher=publisher, screen=screen, stop=stop, folder=folder)
+            _train(
+                cfg,
+                parts,
+                record,
+                journal=journal,
+                publisher=publisher,
+                screen=screen,
+                stop=stop,
+                folder=folder,
+                trial=trial,
+            )
             clock.lap()
             _close(journal, cfg, parts, record, folder)
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
@@ -71,6 +92,7 @@ def _train(
     screen: Screen,
     stop: Stop,
     folder: Path,
+    trial: Trial | None,
 ) -> None:
     rows = cfg.train.batch_size * cfg.train.accumulate_steps
     train_and_test(
@@ -85,6 +107,7 @@ def _train(
         pull_every=cfg.metrics.pull_every,
         every=cfg.metrics.every,
         guard=cfg.placement.guard,
+        trial=trial,
     )
     for read in record.unexpected:
         screen.say(f"guard: the step reads the device, and waits for it each time: {read}")
@@ -94,9 +117,12 @@ def _train(
 
 
 @contextmanager
-def _publishing(cfg: DictConfig, folder: Path) -> Iterator[Publisher | None]:
-    """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds."""
-    if not cfg.tracking.enabled:
+def _publishing(cfg: DictConfig, folder: Path, member: Membership | None) -> Iterator[Publisher | None]:
+    """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds.
+
+    None where nothing is tracked, and where the sweep's own process does it.
+    """
+    if not cfg.tracking.enabled or (member is not None and not member.publishes):
         yield None
         return
     with Publisher.start(folder, str(cfg.tracking.uri), grace_seconds=cfg.tracking.grace_seconds) as publisher:

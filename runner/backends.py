@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +75,33 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Where every generator stands, as tensors and plain values; waits for nothing."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    states = {
+        "python": random.getstate(),
+        "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(value) for value in rest)],
+        "cpu": torch.get_rng_state(),
+    }
+    if device.type in ("cuda", "mps", "xpu"):
+        module = getattr(torch, device.type)
+        states["device"] = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    return states
+
+
+def set_generator_states(states: Mapping[str, Any], device: torch.device) -> None:
+    """Puts every generator back to where it stood; that of a device of another kind stays as it was seeded."""
+    version, inner, gauss = states["python"]
+    random.setstate((version, tuple(inner), gauss))
+    kind, keys, position, has_gauss, cached = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), cached))
+    torch.set_rng_state(states["cpu"])
+    if "device" in states and device.type in ("cuda", "mps", "xpu"):
+        module = getattr(torch, device.type)
+        given = (states["device"],) if device.type == "mps" else (states["device"], device)
+        module.set_rng_state(*given)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

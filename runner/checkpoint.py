@@ -68,6 +68,14 @@ class Keeper:
         self._waiting: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, dict[str, Any]] = {}  # on the host, by name
 
+    def last(self) -> dict[str, Any] | None:
+        """What an earlier process left to go on from, its best weights read too; None when there is nothing."""
+        for name in ("best", "last"):
+            path = self._folder / f"{name}.pt"
+            if path.is_file():
+                self.newest[name] = load(path)
+        return self.newest.get("last")
+
     def keep(self, name: str, state: dict[str, Any]) -> None:
         """Takes a snapshot (waits for the device) and returns; the file NAME.pt is written in the background."""
         taken = snapshot(state)

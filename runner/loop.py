@@ -40,7 +40,9 @@ class Progress:
     best: Best
     step: int = 0
     epoch: int = 0  # whole epochs done
+    rate: float | None = None  # the learning rate that was noted last
     epochs_without_best: int = 0
+    seconds: float = 0.0  # of training before this process took it up
 
 
 @dataclass(frozen=True)
@@ -68,19 +70,26 @@ def train(
     evaluate: Callable[[], Mapping[str, float]],
     keep: Callable[[str], None],
     stop: Stop,
+    gives_up: Callable[[Mapping[str, float]], bool] | None = None,
 ) -> str:
-    """Trains until a limit, and returns which: finished, patience, max_seconds, or stopped (by a signal).
+    """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).
+
+    progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
 
     evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
     keep: writes the state as "last" or "best". Nothing else here waits for the device.
+    gives_up: asked with each epoch's values, the pruner of a search (None: there is none).
     """
     started = saved = time.monotonic()
-    rate: float | None = None
+    rate = progress.rate
+    first_batch = _first_batch(progress, batches, accumulate_steps)
+    if _is_out_of_patience(progress, limits):  # taken up again after its end
+        return "patience"
     while progress.step < limits.num_steps and progress.epoch < limits.num_epochs:
-        for group in _groups(batches.epoch(progress.epoch), accumulate_steps):
+        for group in _groups(batches.epoch(progress.epoch, first_batch=first_batch), accumulate_steps):
             if optimizer.param_groups[0]["lr"] != rate:
-                rate = optimizer.param_groups[0]["lr"]
-                buffer.note("train/lr", float(rate))
+                rate = progress.rate = float(optimizer.param_groups[0]["lr"])
+                buffer.note("train/lr", rate)
             buffer.write(step(group))
             progress.step += 1
             if schedule is not None:
@@ -96,8 +105,13 @@ def train(
                 keep("last")
                 saved = now
         progress.epoch += 1
-        if not _judge(evaluate(), progress, limits, keep):
+        first_batch = 0
+        values = evaluate()
+        _judge(values, progress, keep)
+        if _is_out_of_patience(progress, limits):
             return "patience"
+        if gives_up is not None and gives_up(values):
+            return "pruned"
         if stop.signal is not None:
             return "stopped"
     return "finished"
@@ -108,17 +122,26 @@ def _is_due(limits: Limits, step: int, seconds: float) -> bool:
     return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
 
 
-def _judge(values: Mapping[str, float], progress: Progress, limits: Limits, keep: Callable[[str], None]) -> bool:
-    """Keeps the weights when they are the best so far. False: patience is at its end."""
+def _first_batch(progress: Progress, batches: Batches, accumulate_steps: int) -> int:
+    """Where a training that is taken up again stands within its epoch."""
+    steps_per_epoch = -(-batches.num_batches // accumulate_steps)
+    return (progress.step - progress.epoch * steps_per_epoch) * accumulate_steps
+
+
+def _is_out_of_patience(progress: Progress, limits: Limits) -> bool:
+    return limits.patience is not None and progress.epochs_without_best >= limits.patience
+
+
+def _judge(values: Mapping[str, float], progress: Progress, keep: Callable[[str], None]) -> None:
+    """Keeps the weights when they are the best so far."""
     best = progress.best
     if best.metric not in values:
-        return True
+        return
     progress.epochs_without_best += 1
     if best.improves(values[best.metric]):
         best.value, best.step = values[best.metric], progress.step
         progress.epochs_without_best = 0
         keep("best")
-    return limits.patience is None or progress.epochs_without_best < limits.patience
 
 
 def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

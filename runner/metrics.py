@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,19 +82,39 @@ class MetricBuffer:
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
         self._filled += 1
         self.step += 1
-        if self._filled - self._pulled == self._half:
+        if self._filled % self._half == 0:
             self.pull()
 
     def note(self, name: str, value: float) -> None:
         """Keeps a host number for the step to come; it travels with the next window."""
         self._notes.setdefault(name, []).append((self.step + 1, value))
 
-    def pull(self) -> None:
+    def state(self) -> dict[str, Any]:
+        """What has been written and not pulled yet, for a checkpoint. Waits for the device once it is copied."""
+        begin = self._pulled % max(1, len(self._rows))
+        rows = self._ring[begin : begin + self._filled - self._pulled]
+        notes = {name: list(points) for name, points in self._notes.items()}
+        return {"names": list(self._names), "rows": rows, "notes": notes}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the rows and notes of a checkpoint; before the first write()."""
+        split_names = [name.removeprefix("train/") for name in state["names"]]
+        if split_names:
+            self._allocate(dict.fromkeys(split_names, torch.zeros(())))
+            rows = state["rows"]
+            self._ring[: len(rows)].copy_(rows)
+            self._filled = len(rows)
+        self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
+
+    def pull(self, *, is_end: bool = True) -> None:
         """Starts the copy of what has been written since the last pull and returns; a background thread waits for it.
 
+        is_end: whether the last steps make a point though they are fewer than `every`; else they stay for state().
         Raises: NotFiniteError, or what the sink raised, once the background has met it.
         """
         num_steps = self._filled - self._pulled
+        left = 0 if is_end else num_steps % self._every
+        num_steps -= left
         if num_steps == 0:
             self._background.raise_error()
             return
@@ -102,13 +123,15 @@ class MetricBuffer:
         rows = self._ring[start : start + num_steps]  # never across a half: write() pulls at its end
         host, copied = self._copy(rows)
         self._copied[half] = copied
-        self._pulled = self._filled
+        self._pulled += num_steps
         self.pulls += 1
-        if self._filled % self._half:  # a part of a half, at the end of the run: begin the next half afresh
+        if (
+            self._filled % self._half and not left
+        ):  # a part of a half, at the end of the run: begin the next half afresh
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
         self._wait_for_copy_out_of(1 - half)
         notes, self._notes = self._notes, {}
-        last_step = self.step
+        last_step = self.step - left
         self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:

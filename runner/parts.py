@@ -58,18 +58,18 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def check(cfg: DictConfig, hardware: Hardware) -> Choice:
+def check(cfg: DictConfig, hardware: Hardware, *, choice: Choice | None = None) -> Choice:
     """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
 
+    choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
     found = config.faults(cfg)
-    choice = None
     try:
-        choice = choose(OmegaConf.select(cfg, "device"), hardware)
+        choice = choice or choose(OmegaConf.select(cfg, "device"), hardware)
         precision = OmegaConf.select(cfg, "train.precision")
         if precision in config.PRECISIONS:
-            check_precision(precision, choice.device, hardware)
+            check_precision(precision, choice.here, hardware)
     except RunnerError as error:
         found += error.faults
     for key in config.BUILT:

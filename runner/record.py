@@ -21,10 +21,23 @@ from runner.loop import Best
 from runner.parts import Parts
 from runner.placement import map_tensors
 from runner.tracking.journal import Journal
+from runner.tracking.memory import read_events, read_series
 from runner.version import __version__
 
 EXAMPLE = "journal/example.pt"
 NUM_EXAMPLE_ROWS = 4
+SPLITS = ("train/", "val/", "test/")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a run knows of the sweep that it belongs to."""
+
+    sweep: str  # the sweep's folder, as a tag
+    uid: str  # of the sweep's own run in MLflow
+    experiment: str  # that it is in
+    name: str  # of this job, e.g. "device=cpu seed=2"
+    publishes: bool = True  # False: the sweep's own process sends the journal
 
 
 @dataclass
@@ -37,6 +50,7 @@ class Record:
     num_steps: int = 0
     num_epochs: int = 0
     num_samples: int = 0
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
     metrics: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
     seconds: dict[str, float] = field(
@@ -44,17 +58,39 @@ class Record:
     )
     pulls: int = 0
     points: int = 0
+    journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
     unexpected: list[str] = field(default_factory=list)
 
 
+def take_up(folder: Path) -> Record:
+    """The record of a run that is taken up again: what its journal holds already. Reads it whole, 1 s a million points."""
+    starts = [event for event in read_events(folder) if event["kind"] == "start"]
+    if not starts:
+        return Record()
+    record = Record(uid=starts[0]["uid"])
+    for name, (steps, _, values) in read_series(folder).items():
+        record.journaled[name] = int(steps.max())
+        record.metrics[name] = float(values[-1])
+        record.points += len(values) if name.startswith(SPLITS) and name != "train/lr" else 0
+    return record
+
+
 def introduce(
-    journal: Journal, cfg: DictConfig, parts: Parts, *, choice: Choice, hardware: Hardware, folder: Path
+    journal: Journal,
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    *,
+    choice: Choice,
+    hardware: Hardware,
+    folder: Path,
+    member: Membership | None,
 ) -> None:
     """Writes what the run is, before its first step: configuration, tags, data set, code."""
     git = provenance.git_state()
     tags = {
         "device": choice.device,
-        "device_name": hardware.name_of(choice.device),
+        "device_name": hardware.name_of(choice.here),
         "device_reason": choice.reason,
         "runner_version": __version__,
         "mlflow.user": _user(),
@@ -64,17 +100,21 @@ def introduce(
     }
     if git is not None:
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
+    if member is not None:
+        tags["sweep"] = member.sweep
     journal.event(
         "start",
-        uid=uuid.uuid4().hex,
+        uid=record.uid,
         experiment=cfg.tracking.experiment or parts.source.name,
-        run_name=cfg.name or f"{model_name(cfg)} {parts.source.name} {choice.device}",
+        run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
         start_ms=int(time.time() * 1000),
         params=parameters(cfg),
         tags=tags,
         system_metrics=cfg.tracking.system_metrics,
         expects_model=cfg.tracking.log_model,
     )
+    if member is not None:
+        journal.event("parent", uid=member.uid, experiment=member.experiment)
     sizes = dict(parts.splits.sizes)
     journal.event(
         "dataset",
@@ -120,7 +160,7 @@ def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> 
         "num_samples": record.num_samples,
         "num_parameters": parts.num_parameters,
         "metrics": record.metrics,
-        "best": {"metric": best.metric, "value": best.value, "step": best.step},
+        "best": {"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
         "ending": record.ending,
         "seconds": record.seconds,
         "steps_per_second": record.num_steps * per_second,
@@ -143,7 +183,7 @@ def parameters(cfg: DictConfig) -> dict[str, str]:
         else:
             flat[key] = without_password(str(node)) if node is not None else "null"
 
-    walk({key: node for key, node in _jsonable(cfg).items() if key != "hydra"}, "")
+    walk({key: node for key, node in _jsonable(cfg).items() if key not in ("hydra", "sweep")}, "")
     return flat
 
 

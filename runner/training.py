@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
+from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
 from runner.host_reads import HostRead
@@ -28,18 +29,36 @@ from runner.tracking.publisher import Publisher
 log = logging.getLogger("runner")
 
 
+class Trial(Protocol):
+    """A search's view of a run that trains."""
+
+    metric: str
+
+    def gives_up(self, value: float, epoch: int) -> bool:
+        """Takes the metric's value at an epoch's end; True when it is not worth going on."""
+        ...
+
+
 class Reporter:
-    """Sends what was measured to the journal, the publisher, the screen and the record."""
+    """Sends what was measured to the journal, the publisher, the screen and the record.
+
+    A run that is taken up again measures some steps anew: what the journal has of them is not written twice.
+    """
 
     def __init__(
         self, record: Record, *, journal: Journal, publisher: Publisher | None, screen: Screen, batch_rows: int
     ) -> None:
         self._record, self._journal, self._publisher, self._screen = record, journal, publisher, screen
         self._batch_rows = batch_rows
+        self._sums: dict[str, float] = {}
+        self._num_rows = 0
+        self._turn = threading.Lock()
 
     def window(self, window: Window) -> None:
         """Runs in the background thread: the disk may take its time."""
-        self._journal.points(window.names, window.steps, window.times_ms, window.values)
+        new = window.steps > self._record.journaled.get(window.names[0], 0)
+        if new.any():
+            self._journal.points(window.names, window.steps[new], window.times_ms[new], window.values[new])
         steps_per_second = window.num_steps / max(window.seconds, 1e-9)
         last_step, now_ms = int(window.steps[-1]), int(window.times_ms[-1])
         speed = {
@@ -47,24 +66,45 @@ class Reporter:
             "speed/samples_per_second": steps_per_second * self._batch_rows,
         }
         self._points(speed, last_step, now_ms)
-        for name, points in window.notes.items():
+        for name, noted in window.notes.items():
+            points = [(step, value) for step, value in noted if self._is_new(name, step)]
+            if not points:
+                continue
             steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
             self._journal.points((name,), steps, np.full(len(points), now_ms), values)
             self._record.metrics[name] = points[-1][1]
         self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
-        self._record.points += window.values.size
+        self._count(int(new.sum()) * len(window.names))
+        for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
+            self._sums[name] = self._sums.get(name, 0.0) + float(total)
+        self._num_rows += len(window.values)
         if self._publisher is not None:
             self._publisher.wake()
         self._screen.window(window)
 
     def values(self, values: Mapping[str, float], *, step: int) -> None:
         """The values of a whole split, at `step`."""
-        self._points(values, step, int(time.time() * 1000))
         self._record.metrics |= values
-        self._record.points += len(values)
+        self._count(self._points(values, step, int(time.time() * 1000)))
 
-    def _points(self, values: Mapping[str, float], step: int, time_ms: int) -> None:
-        self._journal.points(tuple(values), np.array([step]), np.array([time_ms]), np.array([list(values.values())]))
+    def means(self) -> dict[str, float]:
+        """The means over the training's points since the last call."""
+        means = {name: total / self._num_rows for name, total in self._sums.items()}
+        self._sums, self._num_rows = {}, 0
+        return means
+
+    def _points(self, values: Mapping[str, float], step: int, time_ms: int) -> int:
+        new = {name: value for name, value in values.items() if self._is_new(name, step)}
+        if new:
+            self._journal.points(tuple(new), np.array([step]), np.array([time_ms]), np.array([list(new.values())]))
+        return len(new)
+
+    def _count(self, num_points: int) -> None:
+        with self._turn:  # windows are counted by the background thread, a split's values by the training's
+            self._record.points += num_points
+
+    def _is_new(self, name: str, step: int) -> bool:
+        return step > self._record.journaled.get(name, 0)
 
 
 def train_and_test(
@@ -80,12 +120,17 @@ def train_and_test(
     pull_every: int,
     every: int,
     guard: str,
+    trial: Trial | None = None,
 ) -> None:
-    """Trains, tests with the best weights, and fills `record`. Raises nothing: a failure is a status, with its points kept."""
+    """Trains, tests with the best weights, and fills `record`. Raises nothing: a failure is a status, with its points kept.
+
+    A folder with a checkpoint is gone on with: the same steps, to the bit, as if it had never stopped.
+    """
     background = Background()
     keeper = Keeper(folder / "checkpoints", background)
     buffer = MetricBuffer(parts.device, reporter.window, background=background, pull_every=pull_every, every=every)
     progress = Progress(best=parts.best)
+    _take_up(parts, progress, keeper, buffer)
     reads: list[HostRead] = []
     step = make_step(
         parts.model,
@@ -112,9 +157,21 @@ def train_and_test(
         screen.epoch(progress.epoch, progress.step, values)
         return values
 
+    def gives_up(values: Mapping[str, float]) -> bool:
+        if trial is None:
+            return False
+        if trial.metric.startswith("train/"):
+            buffer.pull()
+            background.wait()
+        known = {**reporter.means(), **values}
+        return trial.metric in known and trial.gives_up(known[trial.metric], progress.epoch)
+
     def keep(name: str) -> None:
-        state = _best_state(parts, progress) if name == "best" else _whole_state(parts, progress)
-        keeper.keep(name, state)
+        if name == "best":
+            keeper.keep(name, _best_state(parts, progress))
+            return
+        seconds = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
+        keeper.keep(name, _whole_state(parts, progress, buffer) | {"seconds": seconds})
 
     began = time.perf_counter()
     try:
@@ -132,24 +189,46 @@ def train_and_test(
                 evaluate=end_epoch,
                 keep=keep,
                 stop=stop,
+                gives_up=gives_up,
             )
-            buffer.pull()
+            buffer.pull(is_end=record.ending != "stopped")
             background.wait()
-        record.seconds["train"] = time.perf_counter() - began - record.seconds["evaluate"]
+        record.seconds["train"] = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
         keep("last")
         if record.ending == "stopped":
             record.status = "killed"
         else:
             _use_best(parts, progress, keeper, keep)
             measure("test")
-            record.status = "finished"
+            record.status = "pruned" if record.ending == "pruned" else "finished"
     except BaseException as error:
         _fail(record, error)
-    record.seconds["train"] = record.seconds["train"] or time.perf_counter() - began - record.seconds["evaluate"]
+    if not record.seconds["train"]:
+        record.seconds["train"] = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
     _finish(buffer, background, record)
     record.pulls = buffer.pulls
     record.unexpected = [str(read) for read in reads]
     _count(record, parts, progress, accumulate_steps)
+
+
+def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+    """Puts everything where the folder's last checkpoint says; without one, nothing."""
+    state = keeper.last()
+    if state is None:
+        return
+    parts.model.load_state_dict(state["model"])
+    parts.optimizer.load_state_dict(state["optimizer"])
+    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
+        if part is not None:
+            part.load_state_dict(state[key])
+    if parts.average is not None:
+        parts.average.model.load_state_dict(state["average"])
+    buffer.step = progress.step = state["step"]
+    buffer.load_state(state["rows"])
+    progress.epoch, progress.epochs_without_best = state["epoch"], state["epochs_without_best"]
+    progress.rate, progress.seconds = state["rate"], state["seconds"]
+    progress.best.value, progress.best.step = state["best"]["value"], state["best"]["step"]
+    backends.set_generator_states(state["generators"], parts.device)
 
 
 def _use_best(parts: Parts, progress: Progress, keeper: Keeper, keep: Any) -> None:
@@ -181,7 +260,11 @@ def _fail(record: Record, error: BaseException) -> None:
 
 def _finish(buffer: MetricBuffer, background: Background, record: Record) -> None:
     """Brings the last rows over, also after a failure, and ends the thread."""
-    for end in (buffer.pull, background.close):
+    ends: tuple[Callable[[], None], ...] = (
+        lambda: buffer.pull(is_end=record.ending != "stopped"),
+        background.close,
+    )
+    for end in ends:
         try:
             end()
         except Exception as error:
@@ -194,13 +277,15 @@ def _best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
     return {"model": parts.kept_model.state_dict(), "step": best.step, "metric": best.metric, "value": best.value}
 
 
-def _whole_state(parts: Parts, progress: Progress) -> dict[str, Any]:
-    """Everything that a run would go on from."""
+def _whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict[str, Any]:
+    """Everything that a run goes on from."""
     best = progress.best
     return {
-        "format": 1,
+        "format": 2,
         "step": progress.step,
         "epoch": progress.epoch,
+        "rate": progress.rate,
+        "rows": buffer.state(),
         "epochs_without_best": progress.epochs_without_best,
         "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
         "model": parts.model.state_dict(),
@@ -208,7 +293,7 @@ def _whole_state(parts: Parts, progress: Progress) -> dict[str, Any]:
         "optimizer": parts.optimizer.state_dict(),
         "schedule": parts.schedule.state_dict() if parts.schedule else None,
         "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
-        "cpu_generator": torch.get_rng_state(),
+        "generators": backends.generator_states(parts.device),
     }
 
 

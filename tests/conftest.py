@@ -47,7 +47,8 @@ def nothing_left_behind():
 
 
 def _is_torchs(thread: threading.Thread) -> bool:
-    return thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread")) or (
+    # tqdm_monitor: MLflow shows its downloads with tqdm, where it is installed
+    return thread.name.startswith(("Thread-autograd", "pydevd", "QueueFeederThread", "tqdm_monitor")) or (
         thread.daemon and "torch" in repr(thread)
     )
 

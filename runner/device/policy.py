@@ -29,6 +29,12 @@ OTHER_NAMES = {
 class Choice:
     device: str  # cpu, cuda:N, mps, xpu:N
     reason: str
+    local: str | None = None  # what this process calls it, where it sees but a part of the machine (None: the same)
+
+    @property
+    def here(self) -> str:
+        """The name for torch."""
+        return self.local or self.device
 
 
 def choose(value: Any, hardware: Hardware) -> Choice:
