@@ -49,7 +49,7 @@ def run(
     screen = Screen()
     screen.say(f"device: {choice.device} ({choice.reason})")
     folder.mkdir(parents=True, exist_ok=True)
-    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(cfg)  # before the data fills in the facts
+    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(_own(cfg))  # before the data fills in the facts
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here))
         (folder / "rerun.yaml").write_text(rerun)
@@ -155,6 +155,11 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[s
         "run_id": ack.run_id,
         "tracker": {"points_written": ack.points_written, "points_pending": ack.points_pending},
     }
+
+
+def _own(cfg: DictConfig) -> DictConfig:
+    """The run's own keys: how a sweep was run is no part of running one of its jobs again."""
+    return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "sweep"])
 
 
 def _write_summary(summary: Mapping[str, Any], folder: Path) -> None:

@@ -5,56 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import pairwise
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from hydra.experimental.callback import Callback
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
 from runner import config, mistakes
-from runner.errors import Fault, RunnerError, nearest
-from runner.targets import ALLOW_VARIABLE
-
-HERE = Path(__file__).resolve().parent
-#: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
-MISTAKE = 2
-
-#: Hydra's flags that take a value of their own
-FLAGS_WITH_VALUE = (
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--config-dir",
-    "-cd",
-)
-FLAGS_WITH_WORDS = ("--info", "-i")  # a value may follow
-PLAIN_FLAGS = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--resolve",
-    "--run",
-    "-r",
-    "--multirun",
-    "-m",
-    "--shell-completion",
-    "-sc",
-)
+from runner.checks import check
+from runner.compose import CONF, composer, hydra_session, name_data
+from runner.errors import Fault, RunnerError, report
+from runner.words import MULTIRUN, sorted_words
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,27 +39,24 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def report(error: RunnerError) -> int:
-    """Prints a person's mistakes, and returns their exit code."""
-    count = len(error.faults)
-    head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
-    print(f"{head}\n\n{error}", file=sys.stderr)
-    return MISTAKE
-
-
 def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
-    flags, overrides = _sorted_words(words)
+    flags, overrides = sorted_words(words, VERBS)
     summaries: list[dict[str, Any]] = []
     mistaken: list[Fault] = []
     composed: list[bool] = []
+    is_sweep = bool(MULTIRUN & set(flags))
+    if is_sweep:
+        from runner.sweep import plugins
+
+        plugins.register()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def job(cfg: DictConfig) -> None:
         composed.append(True)
         from runner import app  # torch: not on the way to --help
 
-        _name_data(cfg)
+        name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             summary = app.run(cfg, folder)
@@ -107,15 +68,15 @@ def train(words: list[str]) -> int:
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
-    with _hydra(["runner", *flags, *overrides]):
+    with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
         except RunnerError:
             raise
         except Exception as error:
-            if composed:
+            if composed or (is_sweep and not mistakes.is_about_composition(error)):
                 raise
-            raise mistakes.explain(error, overrides, compose=_composer(flags), check=check) from None
+            raise mistakes.explain(error, overrides, compose=composer(flags), check=check) from None
     if mistaken and not summaries:
         raise RunnerError(*mistaken)
     if mistaken:
@@ -127,8 +88,8 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
     """One run from Python; see runner.run."""
     _make_own_code_importable()
     flags = ["-cn", config_name]
-    compose = _composer(flags)
-    with _hydra(["runner"]):
+    compose = composer(flags)
+    with hydra_session(["runner"]):
         try:
             cfg = compose(overrides)
         except Exception as error:
@@ -137,7 +98,7 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
 
         folder = folder or Path(cfg.hydra.run.dir).absolute()
         HydraConfig.instance().set_config(cfg)
-        _name_data(cfg)
+        name_data(cfg)
         del cfg.hydra
         return app.run(cfg, folder)
 
@@ -185,67 +146,6 @@ def _become(command: list[str]) -> NoReturn:
 VERBS: dict[str, Callable[[list[str]], int]] = {"train": train, "devices": devices, "sync": sync, "ui": ui}
 
 
-def check(cfg: DictConfig) -> None:
-    """Raises a RunnerError with everything that is wrong with a composed configuration."""
-    from runner import parts  # torch
-    from runner.device import probe
-
-    parts.check(cfg, probe())
-
-
-class CheckFirst(Callback):
-    """Checks a run before Hydra makes its folder: a mistake leaves nothing behind."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        try:
-            check(config)
-        except RunnerError as error:
-            sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
-
-
-class OwnConf(SearchPathPlugin):
-    """The current folder's conf/ comes before the built-in one, so that a person's file of the same name wins (hydra#2758)."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        own = Path.cwd() / "conf"
-        if own.is_dir() and not own.samefile(CONF):
-            search_path.prepend("own", f"file://{own}", anchor="main")
-
-
-@contextmanager
-def _hydra(argv: list[str]) -> Iterator[None]:
-    """Hydra with our schema and search path, raising its errors instead of printing them; as it was before, afterwards."""
-    config.register()
-    if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
-        Plugins.instance().register(OwnConf)
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
-    try:
-        yield
-    finally:
-        sys.argv = before[0]
-        if before[1] is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before[1]
-
-
-def _composer(flags: list[str]) -> mistakes.Compose:
-    """Composes as the command line with these flags would, without running anything."""
-    values = dict(pairwise(flags))
-    name = values.get("--config-name") or values.get("-cn") or "config"
-    folder = values.get("--config-dir") or values.get("-cd")
-    extra = [f"hydra.searchpath=[file://{Path(folder).absolute()}]"] if folder else []
-
-    config.register()
-
-    def compose(overrides: list[str]) -> DictConfig:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose(name, overrides=[*extra, *overrides], return_hydra_config=True)
-
-    return compose
-
-
 def _leave_nothing(folder: Path) -> None:
     """Takes away what a run left that never began: Hydra's notes and empty logs, nothing of anybody else's."""
     if (folder / "journal" / "journal.bin").exists():
@@ -255,86 +155,6 @@ def _leave_nothing(folder: Path) -> None:
     (folder / "runner.log").unlink(missing_ok=True)
     with suppress(OSError):  # something else lies there
         folder.rmdir()
-
-
-def _name_data(cfg: DictConfig) -> None:
-    """Data without a name is called as its file in conf/data/."""
-    if cfg.data.name is None:
-        cfg.data.name = HydraConfig.get().runtime.choices.get("data")
-
-
-def _sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053)."""
-    flags: list[str] = []
-    overrides: list[str] = []
-    faults: list[Fault] = []
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if not word.startswith("-"):
-            overrides.append(word)
-        elif name == "--allow":
-            _allow(value if equals else next(rest, ""))
-        elif name in FLAGS_WITH_VALUE:
-            given = value if equals else next(rest, None)
-            flags += [name] if given is None else [name, given]
-        elif name in FLAGS_WITH_WORDS or name in PLAIN_FLAGS:
-            flags.append(word)
-        else:
-            following = next(rest, None) if not equals else value
-            faults.append(_unknown_flag(name, following))
-    if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
-        return words, []  # these read their own words
-    faults += [_not_a_verb(word) for word in overrides if "=" not in word and not word.startswith("~")]
-    if not {"-m", "--multirun"} & set(flags):
-        faults += [mistakes.ambiguous(word) for word in overrides if _has_bare_comma(word)]
-    if faults:
-        raise RunnerError(*faults)
-    return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
-
-
-def _unknown_flag(name: str, value: str | None) -> Fault:
-    known = [key for key in config.all_keys(_composer([])([])) if not key.startswith("hydra")]
-    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow"]
-    keys = config.suggest_keys(name.lstrip("-").replace("-", "_"), known)
-    shown = value if value is not None and not value.startswith("-") else "..."
-    near = nearest(name, flags) if not keys else []
-    write = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
-    asked = name if value is None else f"{name} {value}"
-    return Fault(asked, f"there is no flag {name}; values are set without dashes", write)
-
-
-def _not_a_verb(word: str) -> Fault:
-    verbs = nearest(word, VERBS)
-    if verbs:
-        return Fault(word, f"there is no command {word}; there are {', '.join(VERBS)}", f"python -m runner {verbs[0]}")
-    known = [key for key in config.all_keys(_composer([])([])) if not key.startswith("hydra")]
-    return mistakes.not_an_override(word, known, list(VERBS))
-
-
-def _has_bare_comma(word: str) -> bool:
-    """A comma outside of quotes, brackets and parentheses: Hydra would call the value ambiguous."""
-    depth, quote = 0, ""
-    for char in word.partition("=")[2]:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char in "[({":
-            depth += 1
-        elif char in "])}":
-            depth -= 1
-        elif char == "," and depth == 0:
-            return True
-    return False
-
-
-def _allow(prefix: str) -> None:
-    """Adds to the prefixes that a `_target_` may have, for this process and those that it starts."""
-    if not prefix or prefix.startswith("-") or "=" in prefix:
-        raise RunnerError(Fault("--allow", "it needs the name of a package whose classes may be built", "--allow timm"))
-    before = os.environ.get(ALLOW_VARIABLE)
-    os.environ[ALLOW_VARIABLE] = f"{before},{prefix}" if before else prefix
 
 
 def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:

@@ -1,171 +1,21 @@
-"""The composed configuration goes in; every fault in it comes out, all at once. Values and defaults stand in conf/."""
+"""The composed configuration goes in; every fault in it comes out, all at once."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from runner.errors import Fault, nearest
+from runner.schema import Config, Cpu, Cuda, Data, EarlyStopping, Metrics, Mps, Placement, Slots, Sweep, Tracking, Train
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
-
-
-def _value(valid: str, check: Callable[[Any], bool], example: Any) -> Any:
-    """A field whose value must pass `check`; `valid` says in words what does. Its default stands in conf/."""
-    return field(default=MISSING, metadata={"valid": valid, "check": check, "example": example})
-
-
-def _one_of(*choices: str) -> Any:
-    return field(default=MISSING, metadata={"valid": "one of " + ", ".join(choices), "choices": choices})
-
-
-def _at_least(least: int) -> Any:
-    return _value(f"{least} or more", lambda value: value >= least, max(least, 1))
-
-
-def _auto_or_count() -> Any:
-    text = "auto or a whole number, 1 or more"
-    return _value(text, lambda value: value == "auto" or (type(value) is int and value >= 1), "auto")
-
-
-def _more_than_zero() -> Any:
-    return _value("more than 0", lambda value: value > 0, 1)
-
-
-def _fraction(*, one: bool = False) -> Any:
-    if one:
-        return _value("more than 0 and at most 1", lambda value: 0 < value <= 1, 0.5)
-    return _value("0 or more and less than 1", lambda value: 0 <= value < 1, 0.1)
-
-
-@dataclass
-class Data:
-    """What every data set has; the other keys of `data` are the arguments of its `_target_`."""
-
-    name: str | None = MISSING
-    val_fraction: float = _fraction()
-    test_fraction: float = _fraction()
-    limit: int | None = _at_least(1)
-    residency: str = _one_of("auto", "device", "stream")
-    num_workers: int | None = _at_least(0)
-
-
-@dataclass
-class EarlyStopping:
-    metric: str | None = MISSING
-    mode: str | None = _one_of("min", "max")
-    patience: int | None = _at_least(1)
-
-
-@dataclass
-class Train:
-    num_epochs: int = _at_least(1)
-    num_steps: int | None = _at_least(1)
-    batch_size: int = _at_least(1)
-    eval_batch_size: int | None = _at_least(1)
-    precision: str = _one_of(*PRECISIONS)
-    compile: bool = MISSING
-    cuda_graph: bool = MISSING
-    accumulate_steps: int = _at_least(1)
-    clip_grad_norm: float | None = _more_than_zero()
-    ema_decay: float | None = _value("more than 0 and less than 1", lambda value: 0 < value < 1, 0.999)
-    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
-    max_seconds: float | None = _more_than_zero()
-    deterministic: bool = MISSING
-    checkpoint_every_seconds: float | None = _more_than_zero()
-    checkpoint_every_steps: int | None = _at_least(1)
-    num_processes: Any = _auto_or_count()
-
-
-@dataclass
-class Metrics:
-    every: int = _at_least(1)
-    pull_every: int = _at_least(1)
-
-
-@dataclass
-class Placement:
-    init: str = _one_of("host", "device")
-    guard: str = _one_of("first_step", "always", "off")
-
-
-@dataclass
-class Tracking:
-    uri: str = MISSING
-    experiment: str | None = MISSING
-    enabled: bool = MISSING
-    log_model: bool = MISSING
-    system_metrics: bool = MISSING
-    grace_seconds: float = _at_least(0)
-
-
-@dataclass
-class Cpu:
-    num_threads: int | None = _at_least(1)
-
-
-@dataclass
-class Cuda:
-    memory_fraction: float | None = _fraction(one=True)
-    cudnn_benchmark: bool = MISSING
-
-
-@dataclass
-class Mps:
-    memory_fraction: float | None = _fraction(one=True)
-
-
-@dataclass
-class Backends:
-    cpu: Cpu = field(default_factory=Cpu)
-    cuda: Cuda = field(default_factory=Cuda)
-    mps: Mps = field(default_factory=Mps)
-
-
-@dataclass
-class Facts:
-    """What only the data knows; the run fills it in after the data is there and before the model is built."""
-
-    input_shape: list[int] = MISSING
-    in_features: int = MISSING
-    out_features: int = MISSING
-    num_classes: int | None = MISSING
-    num_steps: int = MISSING
-
-
-@dataclass
-class Config:
-    """The top-level keys; data, model, task, optimizer and scheduler also carry their `_target_`'s arguments."""
-
-    device: Any = MISSING
-    seed: int = _value("0 or more, below 2**63", lambda value: 0 <= value < 2**63, 0)
-    name: str | None = MISSING
-    data: dict[str, Any] = MISSING
-    model: dict[str, Any] = MISSING
-    task: dict[str, Any] = MISSING
-    optimizer: dict[str, Any] = MISSING
-    scheduler: dict[str, Any] = MISSING
-    train: Train = field(default_factory=Train)
-    metrics: Metrics = field(default_factory=Metrics)
-    placement: Placement = field(default_factory=Placement)
-    tracking: Tracking = field(default_factory=Tracking)
-    backends: Backends = field(default_factory=Backends)
-    facts: Facts = field(default_factory=Facts)
-
-
-def register() -> None:
-    """Gives Hydra the schema that conf/config.yaml and rerun.yaml name first in their defaults."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(name="schema", node=Config, provider="runner")
 
 
 def faults(cfg: DictConfig) -> list[Fault]:
@@ -253,6 +103,8 @@ def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
         ("backends.cuda", Cuda),
         ("backends.mps", Mps),
         ("data", Data),
+        ("sweep", Sweep),
+        ("sweep.slots", Slots),
     )
     for key, schema in described:
         node = OmegaConf.select(cfg, key)

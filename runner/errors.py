@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+
+#: the exit code of a person's mistake
+MISTAKE = 2
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,14 @@ class RunnerError(Exception):
 
     def __str__(self) -> str:
         return "\n\n".join(str(fault) for fault in self.faults)
+
+
+def report(error: RunnerError) -> int:
+    """Prints a person's mistakes on stderr, and returns their exit code."""
+    count = len(error.faults)
+    head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
+    print(f"{head}\n\n{error}", file=sys.stderr)
+    return MISTAKE
 
 
 def nearest(word: str, choices: Iterable[str]) -> list[str]:

@@ -9,12 +9,19 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner import config
+from runner.compose import Compose
 from runner.errors import Fault, RunnerError, nearest
 
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
 
-Compose = Callable[[list[str]], DictConfig]
+
+
+def is_about_composition(error: Exception) -> bool:
+    """Whether it comes from Hydra, OmegaConf or YAML, and not from what ran afterwards."""
+    from hydra.errors import HydraException
+
+    return isinstance(error, HydraException | OmegaConfBaseException) or hasattr(_innermost(error), "problem_mark")
 
 
 def explain(

@@ -22,6 +22,7 @@ from runner.errors import Fault, RunnerError
 from runner.loop import Best, Limits
 from runner.optim import AveragedWeights, make_optimizer
 from runner.placement import place
+from runner.schema import PRECISIONS
 from runner.targets import build
 from runner.targets import faults as target_faults
 from runner.task import Task
@@ -68,7 +69,7 @@ def check(cfg: DictConfig, hardware: Hardware, *, choice: Choice | None = None) 
     try:
         choice = choice or choose(OmegaConf.select(cfg, "device"), hardware)
         precision = OmegaConf.select(cfg, "train.precision")
-        if precision in config.PRECISIONS:
+        if precision in PRECISIONS:
             check_precision(precision, choice.here, hardware)
     except RunnerError as error:
         found += error.faults

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from runner import cli, config
+from runner import cli, compose, config
 
 OPTIONS = sorted(
-    f"{path.parent.relative_to(cli.CONF)}={path.stem}" for path in cli.CONF.rglob("*.yaml") if path.parent != cli.CONF
+    f"{path.parent.relative_to(compose.CONF)}={path.stem}" for path in compose.CONF.rglob("*.yaml") if path.parent != compose.CONF
 )
 #: what an option needs beside it
 COMPANY = {
@@ -36,13 +36,12 @@ def test_every_option_runs_a_few_steps(option, own_folder):
 
 
 def test_the_first_line_of_an_experiment_says_how_to_run_it():
-    for path in (cli.CONF / "experiment").glob("*.yaml"):
+    for path in (compose.CONF / "experiment").glob("*.yaml"):
         lines = path.read_text().splitlines()
         assert f"python -m runner experiment={path.stem}" in lines[1]
 
 
 def test_every_key_of_the_schema_has_its_default_in_conf():
-    compose = cli._composer([])
-    cfg = compose([])
+    cfg = compose.composer([])([])
     assert config.faults(cfg) == []
     assert {"device", "seed", "name", "train", "tracking", "facts"} <= set(cfg)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner import app, cli
+from runner import app, compose
 from runner.tracking.journal import read_points
 from runner.tracking.memory import read_events
 
@@ -33,16 +33,16 @@ WORDS = {
 COMMON = ["tracking.enabled=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
 
 
-def compose(words, folder):
-    with cli._hydra(["runner"]):
-        cfg = cli._composer([])([*COMMON, *words, f"hydra.run.dir={folder}"])
+def composed(words, folder):
+    with compose.hydra_session(["runner"]):
+        cfg = compose.composer([])([*COMMON, *words, f"hydra.run.dir={folder}"])
     del cfg.hydra
     cfg.data.name = "digits"
     return cfg
 
 
 def train(words, folder):
-    return app.run(compose(words, folder), Path(folder))
+    return app.run(composed(words, folder), Path(folder))
 
 
 def final(folder):
@@ -100,7 +100,7 @@ def test_steps_after_the_checkpoint_are_not_written_twice(own_folder):
     words = [*WORDS["plain"], "train.checkpoint_every_steps=10"]
     train(words, "whole")
     script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import checkpoint, cli, metrics\n"
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import cli, metrics\n"
         "deliver = metrics.MetricBuffer._deliver\n"
         "def die_later(self, host, copied, n, last, notes):\n"
         "    deliver(self, host, copied, n, last, notes)\n"
@@ -108,7 +108,7 @@ def test_steps_after_the_checkpoint_are_not_written_twice(own_folder):
         "metrics.MetricBuffer._deliver = die_later\n"
         "cli.main(sys.argv[2:])"
     )
-    command = [sys.executable, "-c", script, str(cli.HERE.parent), *COMMON, *words, "hydra.run.dir=parts"]
+    command = [sys.executable, "-c", script, str(compose.HERE.parent), *COMMON, *words, "hydra.run.dir=parts"]
     assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
     kept = torch.load("parts/checkpoints/last.pt", weights_only=True)["step"]
     journaled = len(read_points(Path("parts"))["train/loss"])

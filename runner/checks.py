@@ -1,0 +1,40 @@
+"""A composed configuration goes in; nothing comes out, or everything that is wrong with it, before a folder is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from runner.errors import RunnerError, report
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises a RunnerError with everything that is wrong with a composed configuration."""
+    from runner import parts  # torch
+    from runner.device import probe
+
+    parts.check(cfg, probe())
+
+
+class CheckFirst(Callback):
+    """Checks a run before Hydra makes its folder: a mistake leaves nothing behind."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            check(config)
+        except RunnerError as error:
+            sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """A sweep's exit code: 1 when a job of it failed. Hydra hands a sweeper's answer to nobody."""
+        from runner.sweep import ledger
+
+        folder = Path(config.hydra.sweep.dir)
+        if (folder / ledger.FILE).is_file() and any(
+            job.state in ("failed", "killed") for job in ledger.read(folder).jobs.values()
+        ):
+            sys.exit(1)

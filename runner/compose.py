@@ -1,0 +1,80 @@
+"""Flags and overrides go in; a composed configuration comes out: Hydra, with our schema, search path and checks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig
+
+from runner import config, schema
+
+HERE = Path(__file__).resolve().parent
+#: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+@contextmanager
+def hydra_session(argv: list[str]) -> Iterator[None]:
+    """Hydra with our schema and search path, raising its errors instead of printing them; as it was before, afterwards."""
+    schema.register()
+    if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(OwnConf)
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        if before[1] is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+def composer(flags: list[str]) -> Compose:
+    """Composes as the command line with these flags would, without running anything."""
+    values = dict(pairwise(flags))
+    name = values.get("--config-name") or values.get("-cn") or "config"
+    folder = values.get("--config-dir") or values.get("-cd")
+    extra = [f"hydra.searchpath=[file://{Path(folder).absolute()}]"] if folder else []
+
+    schema.register()
+
+    def compose(overrides: list[str]) -> DictConfig:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            return hydra.compose(name, overrides=[*extra, *overrides], return_hydra_config=True)
+
+    return compose
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the default configuration."""
+    return [key for key in config.all_keys(composer([])([])) if not key.startswith("hydra")]
+
+
+def name_data(cfg: DictConfig) -> None:
+    """Data without a name is called as its file in conf/data/."""
+    if cfg.data.name is None:
+        cfg.data.name = HydraConfig.get().runtime.choices.get("data")
+
+
+class OwnConf(SearchPathPlugin):
+    """The current folder's conf/ comes before the built-in one, so that a person's file of the same name wins (hydra#2758)."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        own = Path.cwd() / "conf"
+        if own.is_dir() and not own.samefile(CONF):
+            search_path.prepend("own", f"file://{own}", anchor="main")

@@ -1,0 +1,39 @@
+"""The words of `-m` go in; every combination of their values has run when it comes out. Hydra's sweeper for grids."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from runner.sweep.jobs import Prepared, combinations
+from runner.sweep.ledger import Job
+from runner.sweep.sweep import Plan, run_sweep
+
+
+class Grid(Sweeper):  # type: ignore[misc]
+    """All combinations, in the order of the words."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._config = hydra_context, config
+
+    def sweep(self, arguments: list[str]) -> Any:
+        wanted = combinations(arguments, self._context.config_loader)
+        return run_sweep(Plan(tuple(arguments), wanted, Listed), self._context, self._config)
+
+
+class Listed:
+    """Jobs that are all known before the first one starts."""
+
+    def __init__(self, prepared: Sequence[Prepared]) -> None:
+        self._left = deque(prepared)
+
+    def next(self, num_waiting: int) -> Prepared | None:
+        return self._left.popleft() if self._left else None
+
+    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+        pass

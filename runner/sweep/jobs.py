@@ -1,0 +1,116 @@
+"""The words of a sweep go in; its jobs come out, composed and checked, before the first one starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from runner.device import Choice, Hardware, parse, probe
+from runner.errors import Fault, RunnerError
+from runner.sweep.ledger import Job
+from runner.sweep.places import devices_for
+
+#: not a job's own: what says how the sweep is run
+OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
+
+
+@dataclass
+class Prepared:
+    """A job with its configuration; `missing` says why its device is not here."""
+
+    job: Job
+    config: DictConfig
+    policy: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
+    missing: Fault | None = None
+
+
+def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[str, ...], str]]:
+    """Every job's overrides and its readable name: all combinations of the words with several values, in order."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
+    _refuse_swept_settings(parsed)
+    own = [override for override in parsed if not override.input_line.lstrip("+~").startswith(OF_THE_SWEEP)]
+    swept = {override.get_key_element() for override in own if override.is_sweep_override()}
+    (jobs,) = BasicSweeper.split_arguments(own, None)
+    if not jobs:
+        asked = " ".join(word for override in own if (word := override.input_line))
+        raise RunnerError(Fault(asked, "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value"))
+    return [(tuple(overrides), name_of(overrides, swept)) for overrides in jobs]
+
+
+def name_of(overrides: Sequence[str], swept: set[str]) -> str:
+    """What sets a job apart; of a sweep over nothing, all that it was given."""
+    apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
+    return " ".join(re.sub(r"\\(.)", r"\1", text) for text in apart)
+
+
+def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
+    """The job's configuration, its folder and number filled in; about 0.1 s."""
+    config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
+    with read_write(config), open_dict(config):
+        config.hydra.job.id = config.hydra.job.num = job.number
+        config.hydra.job.id = str(job.number)
+        config.hydra.sweep.dir = master.hydra.sweep.dir
+        config.hydra.sweep.subdir = job.folder_name
+        config.hydra.job.env_set = dict(config.hydra.job.env_set)
+        config.sweep = master.sweep
+    return config
+
+
+def examine(configs: Sequence[DictConfig], *, is_here: bool, hardware: Hardware | None = None) -> list[Any]:
+    """Checks jobs; runs in a process of its own, for it looks at the GPUs and imports the person's code.
+
+    is_here: whether the jobs will run on this machine; elsewhere nobody knows the devices before.
+    Returns the machine, then for each configuration its faults, policy, devices and what is missing.
+    """
+    from runner import parts
+
+    hardware = hardware or probe()
+    found: list[Any] = [hardware]
+    for config in configs:
+        faults: list[Fault] = []
+        policy: tuple[str, ...] = ()
+        devices: tuple[str, ...] = ()
+        missing: Fault | None = None
+        try:
+            policy = parse(OmegaConf.select(config, "device"))
+            if is_here:
+                devices = devices_for(policy, hardware)
+        except RunnerError as error:
+            # a form that is none, or several devices for one job, is a mistake wherever it runs
+            if policy and "all" not in policy:
+                missing, faults = error.faults[0], []
+            else:
+                faults += error.faults
+        try:
+            parts.check(config, hardware, choice=Choice(devices[0] if devices else "cpu", ""))
+        except RunnerError as error:
+            faults += error.faults
+        found.append((faults, policy, devices, missing))
+    return found
+
+
+def settings(config: DictConfig) -> Any:
+    """The sweep's own settings."""
+    return config.sweep
+
+
+def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
+    found = [
+        Fault(
+            override.input_line,
+            f"{override.key_or_group} is the same for all jobs of a sweep",
+            f"{override.key_or_group}=... with one value",
+        )
+        for override in parsed
+        if override.is_sweep_override() and override.input_line.lstrip("+~").startswith(OF_THE_SWEEP)
+    ]
+    if found:
+        raise RunnerError(*found)

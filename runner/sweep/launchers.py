@@ -1,0 +1,25 @@
+"""Hydra's configuration goes in; an open launcher comes out that can do what a sweep asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
+
+from runner.sweep.foreign import Foreign
+from runner.sweep.job import task
+
+
+@contextmanager
+def open_launcher(context: Any, config: DictConfig) -> Iterator[Any]:
+    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, joblib, ...)."""
+    launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+    if not hasattr(launcher, "is_here"):
+        launcher = Foreign(launcher, config)
+    try:
+        yield launcher
+    finally:
+        launcher.close()

@@ -1,0 +1,116 @@
+"""A sweep goes in; its own run in MLflow comes out, with the report, and the jobs' runs below it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import without_password
+from runner.sweep.engine import read_summary, write_summary
+from runner.sweep.jobs import Prepared
+from runner.sweep.ledger import Sweep
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.publisher import Publisher
+from runner.tracking.records import FILE, has_records
+from runner.version import __version__
+
+ARTIFACTS = ("report.html", "report.csv", "report.json", "multirun.yaml", "ledger.jsonl")
+
+
+class Parent:
+    """The sweep's journal, and the process that publishes it and its jobs' journals."""
+
+    def __init__(self, sweep: Sweep, journal: Journal | None, publisher: Publisher | None, experiment: str, follows: bool) -> None:
+        """Use Parent.open()."""
+        self._sweep, self._journal, self.publisher = sweep, journal, publisher
+        self._follows = follows
+        self.assigned = {
+            "sweep": shown(sweep.folder),
+            "uid": sweep.uid,
+            "experiment": experiment,
+            "publishes": not follows,
+        }
+
+    @classmethod
+    @contextmanager
+    def open(cls, sweep: Sweep, config: DictConfig, prepared: Sequence[Prepared], *, follows: bool) -> Iterator[Parent]:
+        """Begins the sweep's run, or goes on with it. follows: whether the jobs' journals are sent from here, too."""
+        experiment = experiment_of(prepared[0].config if prepared else config)
+        if not config.tracking.enabled:
+            yield cls(sweep, None, None, experiment, follows)
+            return
+        uri, grace = str(config.tracking.uri), config.tracking.grace_seconds
+        with Publisher.start(sweep.folder, uri, grace_seconds=grace) as publisher, Journal(sweep.folder) as journal:
+            words = " ".join(sweep.overrides)
+            journal.event(
+                "start",
+                uid=sweep.uid,
+                experiment=experiment,
+                run_name=config.name or f"sweep {words}"[:200],
+                start_ms=sweep.began_ms,
+                params={"sweep": words, "num_jobs_planned": str(len(sweep.jobs))} if not sweep.objectives else {"sweep": words},
+                tags={
+                    "sweep": shown(sweep.folder),
+                    "runner_version": __version__,
+                    "mlflow.source.name": "python -m runner -m",
+                    "mlflow.source.type": "LOCAL",
+                    "mlflow.note.content": f"A sweep: `python -m runner -m {words}`\n\nThe report is among the artifacts: report.html.",
+                },
+                system_metrics=False,
+                expects_model=False,
+            )
+            parent = cls(sweep, journal, publisher, experiment, follows)
+            parent._take_up()
+            yield parent
+
+    def tell_summaries(self, sweep: Sweep) -> None:
+        """Writes into the jobs' summaries what their own processes could not know: where MLflow has them."""
+        if not self._follows or self.publisher is None:
+            return
+        for job in sweep.jobs.values():
+            folder = sweep.folder_of(job)
+            summary = read_summary(folder)
+            if "run_id" not in summary:
+                continue
+            ack = read_ack(folder)
+            tracker = {"points_written": ack.points_written, "points_pending": ack.points_pending}
+            if (summary["run_id"], summary.get("tracker")) != (ack.run_id, tracker):
+                write_summary(folder, summary | {"run_id": ack.run_id, "tracker": tracker})
+
+    def end(self, status: str) -> None:
+        """The report's files and the status; waits for MLflow as a run does at its end."""
+        if self._journal is None or self.publisher is None:
+            return
+        for name in ARTIFACTS:
+            if (self._sweep.folder / name).is_file():
+                self._journal.event("artifact", path=name, to="")
+        self._journal.event("end", status=status, end_ms=int(time.time() * 1000))
+        self.publisher.finish()
+
+    def _take_up(self) -> None:
+        """What earlier jobs of this sweep have not delivered yet."""
+        if self.publisher is None or not self._follows:
+            return
+        for job in self._sweep.jobs.values():
+            folder = self._sweep.folder_of(job)
+            if job.is_done and has_records(folder / FILE) and not read_ack(folder).is_complete:
+                self.publisher.follow(folder)
+                self.publisher.gone(folder)
+
+
+def experiment_of(config: DictConfig) -> str:
+    """The experiment of the sweep's run: its first job's."""
+    name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
+    return str(name or config.hydra.runtime.choices.get("data"))
+
+
+def shown(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

@@ -1,0 +1,189 @@
+"""A plan of jobs and Hydra's configuration go in; the jobs have run and their report is written when it comes out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.device import Hardware, parse
+from runner.errors import Fault, RunnerError
+from runner.stop import Stop, listening
+from runner.sweep import announce, ledger, report, report_text
+from runner.sweep.engine import Source, conduct, read_summary, write_summary
+from runner.sweep.jobs import Prepared, compose, examine
+from runner.sweep.launchers import open_launcher
+from runner.sweep.ledger import Job, Ledger, Sweep
+from runner.sweep.nursery import call
+from runner.sweep.parent import Parent
+from runner.sweep.places import devices_for
+from runner.sweep.table import Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweeper wants to run."""
+
+    words: tuple[str, ...]
+    jobs: Sequence[tuple[tuple[str, ...], str]]  # overrides and name; of a search: examples, to be checked
+    source: Callable[[Hands], Source]
+    objectives: tuple[dict[str, str], ...] = ()  # of a search
+
+
+@dataclass
+class Hands:
+    """What a source of jobs works with: the sweep, its ledger, and how a job is made."""
+
+    sweep: Sweep
+    ledger: Ledger
+    config: DictConfig
+    context: Any
+    hardware: Hardware
+    is_here: bool
+    prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
+
+    def add(self, overrides: tuple[str, ...], name: str, *, trial: dict[str, Any] | None = None) -> Job:
+        """A new job, noted in the ledger."""
+        job = _new_job(self.sweep, overrides, name)
+        job.trial = trial
+        self.ledger.plan(job)
+        return job
+
+    def prepare(self, job: Job) -> Prepared:
+        """The job's configuration and the devices that it may take."""
+        config = compose(self.context.config_loader, self.config, job)
+        policy = parse(OmegaConf.select(config, "device"))
+        return Prepared(job, config, policy, devices_for(policy, self.hardware) if self.is_here else ())
+
+
+def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
+    """Checks all jobs, runs them, writes the report; says on the way what it does.
+
+    Raises: RunnerError for mistakes, before anything is written; SystemExit with a signal's code when it was stopped.
+    """
+    sweep, is_new = _sweep_of(plan, config)
+    with open_launcher(context, config) as launcher, listening() as stop, Table() as table:
+        launcher.nursery()  # it imports torch while the jobs are composed
+        to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
+        prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
+        hardware = _check(prepared, launcher, strict=config.sweep.strict)
+        with Ledger(sweep.folder) as book:
+            if is_new:
+                book.begin(sweep)
+                OmegaConf.save(config, sweep.folder / "multirun.yaml")
+            hands = Hands(sweep, book, config, context, hardware, launcher.is_here)
+            if not plan.objectives:
+                hands.prepared = _enlist(prepared, hands)
+            slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
+            announce.plan(table, sweep, prepared, slots=slots, is_search=bool(plan.objectives))
+            with Parent.open(sweep, config, prepared, follows=launcher.is_here) as parent:
+                conduct(
+                    plan.source(hands),
+                    launcher,
+                    sweep=sweep,
+                    ledger=book,
+                    assigned=parent.assigned,
+                    publisher=parent.publisher if launcher.is_here else None,
+                    table=table,
+                    stop=stop,
+                    grace_seconds=config.sweep.grace_seconds,
+                )
+                _end(sweep, parent, stop)
+    found = report.write(sweep.folder)
+    report_text.show(found, table.console)
+    announce.what_next(table, sweep, config)
+    if stop.signal is not None:
+        raise SystemExit(stop.exit_code)
+    return sweep
+
+
+def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
+    """The sweep to go on with, or a new one; its folder is Hydra's from here on."""
+    planned = Path(config.hydra.sweep.dir).absolute()
+    wanted = config.sweep.resume
+    if wanted is None:
+        if (planned / ledger.FILE).exists():
+            so = "a sweep has run in this folder, and nothing of it is overwritten"
+            raise RunnerError(Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}"))
+        config.hydra.sweep.dir = str(planned)
+        sweep = Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), plan.words, plan.objectives)
+        return sweep, True
+    root = Path(Path(config.hydra.sweep.dir).parts[0])
+    folder = ledger.find_last(root) if wanted == "last" else Path(wanted)
+    if folder is None:
+        so = f"no sweep has run below {root} yet"
+        raise RunnerError(Fault(f"sweep.resume={wanted}", so, "the same line without sweep.resume"))
+    sweep = ledger.read(folder.absolute())
+    config.hydra.sweep.dir = str(sweep.folder)
+    return sweep, False
+
+
+def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
+    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one."""
+    known = {job.overrides: job for job in sweep.jobs.values()}
+    jobs = []
+    for overrides, name in plan.jobs:
+        job = known.get(overrides)
+        if job is None:
+            job = Job(-1, overrides, name) if plan.objectives else _new_job(sweep, overrides, name)
+        elif job.state in ("failed", "killed") and retry:
+            tries = len(list(sweep.folder.glob(f"{job.number}-*")))
+            job.folder_name = f"{job.number}-{tries + 1}"
+        elif job.state == "running":  # it may have ended by itself when the sweep was killed
+            summary = read_summary(sweep.folder_of(job))
+            if summary.get("status") in ("finished", "failed", "pruned"):
+                job.state, job.error = summary["status"], summary.get("error")
+                continue
+        elif job.is_done and job.state != "skipped":
+            continue
+        jobs.append(job)
+    return jobs
+
+
+def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
+    number = max(sweep.jobs, default=-1) + 1
+    sweep.jobs[number] = Job(number, overrides, name, folder_name=str(number))
+    return sweep.jobs[number]
+
+
+def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
+    """Fills in each job's devices, or why it has none. Raises: RunnerError with every fault of every job, once."""
+    hardware, *found = call(
+        launcher.nursery(), examine, [job.config for job in prepared], is_here=launcher.is_here
+    )
+    faults: list[Fault] = []
+    for job, (wrong, job.policy, job.devices, job.missing) in zip(prepared, found, strict=True):
+        faults += wrong
+        if strict and job.missing is not None:
+            faults.append(job.missing)
+    if faults:
+        raise RunnerError(*dict.fromkeys(faults))
+    machine: Hardware = hardware
+    return machine
+
+
+def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
+    """Notes the jobs in the ledger, the skipped ones with their reason; returns those that are to run."""
+    for found in prepared:
+        job = found.job
+        job.state, job.error = "planned", None
+        if found.missing is not None:
+            job.state, job.error = "skipped", found.missing.so
+            write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
+        hands.ledger.plan(job)
+        hands.ledger.note(job)
+    return [found for found in prepared if found.missing is None]
+
+
+def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
+    """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
+    parent.tell_summaries(sweep)
+    report.write(sweep.folder)
+    failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
+    parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED")
+    parent.tell_summaries(sweep)
