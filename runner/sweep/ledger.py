@@ -122,7 +122,9 @@ def read(folder: Path) -> Sweep:
     """The sweep as its ledger has it. Raises: RunnerError when the folder holds none."""
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
-        raise RunnerError(Fault(f"sweep {folder}", "this folder holds no sweep", "the folder of one: multirun/DATE/TIME"))
+        raise RunnerError(
+            Fault(f"sweep {folder}", "this folder holds no sweep", "the folder of one: multirun/DATE/TIME")
+        )
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:
