@@ -25,7 +25,13 @@ class Folder:
     def job(self, overrides, state="finished", *, name=None, error=None, summary=None, device=None, trial=None):
         """A job without a journal; summary: the keys of summary.json that matter, None: it never wrote one."""
         number, self.number = self.number, self.number + 1
-        job = Job(number, tuple(overrides), name or " ".join(overrides).replace("\\", ""), folder_name=str(number), trial=trial)
+        job = Job(
+            number,
+            tuple(overrides),
+            name or " ".join(overrides).replace("\\", ""),
+            folder_name=str(number),
+            trial=trial,
+        )
         self.ledger.plan(job)
         if state != "planned":
             job.state, job.device, job.error = state, device, error
@@ -56,7 +62,9 @@ def _whole(summary, state, device):
     } | summary
 
 
-def train(sweep, overrides, *, seed=0, rate=0.01, floor=0.1, device="cpu", num_steps=600, num_epochs=6, stop_after=None, **job):
+def train(
+    sweep, overrides, *, seed=0, rate=0.01, floor=0.1, device="cpu", num_steps=600, num_epochs=6, stop_after=None, **job
+):
     """A job that trained: a noisy loss that falls to `floor`, an accuracy that rises, at the device's speed."""
     random = np.random.default_rng(seed)
     steps = np.arange(1, num_steps + 1)
@@ -106,27 +114,64 @@ def grid(folder):
     why = "mps: this machine has no Apple GPU; here: cpu, cuda:0"
     sweep.job(("device=mps", "model=mlp", "seed=1"), "skipped", error=why)
     sweep.job(("device=mps", "model=cnn", "seed=1"), "skipped", error=why)
-    sweep.job(("device=cuda\\:0", "model=huge", "seed=1"), "failed", device="cuda:0", error="OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has a total capacity of 139.80 GiB", summary={})
-    sweep.job(("device=cpu", "model=odd", "seed=1"), "killed", device="cpu", error="the process died of signal 11 (segmentation fault)")
+    sweep.job(
+        ("device=cuda\\:0", "model=huge", "seed=1"),
+        "failed",
+        device="cuda:0",
+        error="OutOfMemoryError: CUDA out of memory. Tried to allocate 42.00 GiB. GPU 0 has a total capacity of 139.80 GiB",
+        summary={},
+    )
+    sweep.job(
+        ("device=cpu", "model=odd", "seed=1"),
+        "killed",
+        device="cpu",
+        error="the process died of signal 11 (segmentation fault)",
+    )
     return sweep.close()
 
 
 def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "direction": "maximize"},)):
     """A search over four keys: the better the rate and the width, the higher the accuracy; every fourth is pruned."""
     random = np.random.default_rng(7)
-    words = ("optimizer.lr=interval(1e-5,1e-1)", "model.width=range(16,512)", "optimizer=adam,sgd", "train.batch_size=32,64,128")
+    words = (
+        "optimizer.lr=interval(1e-5,1e-1)",
+        "model.width=range(16,512)",
+        "optimizer=adam,sgd",
+        "train.batch_size=32,64,128",
+    )
     sweep = Folder(folder, (*words, f"sweep.num_trials={num_trials}"), objectives)
     for number in range(num_trials):
         rate = 10 ** random.uniform(-5, -1) if number < 12 else 10 ** random.normal(-2.4, 0.5)
         width = int(random.integers(16, 512))
-        trial = {"optimizer.lr": rate, "model.width": width, "optimizer": str(random.choice(["adam", "sgd"])), "train.batch_size": int(random.choice([32, 64, 128]))}
+        trial = {
+            "optimizer.lr": rate,
+            "model.width": width,
+            "optimizer": str(random.choice(["adam", "sgd"])),
+            "train.batch_size": int(random.choice([32, 64, 128])),
+        }
         distance = abs(math.log10(rate) + 2.5)
         floor = 0.05 + 0.3 * distance + 0.25 * (1 - width / 512) + (0.1 if trial["optimizer"] == "sgd" else 0)
         overrides = tuple(f"{key}={value}" for key, value in trial.items())
         name = f"lr={rate:.3g} width={width} optimizer={trial['optimizer']} batch_size={trial['train.batch_size']}"
         pruned = number % 4 == 3 and distance > 0.3
-        train(sweep, overrides, seed=number, rate=0.02 / (1 + 2 * distance), floor=floor, stop_after=2 if pruned else None, name=name, trial=trial)
-    sweep.job(("optimizer.lr=0.9",), "failed", name="lr=0.9", error="NotFiniteError: train/loss is nan at step 12", device="cpu", summary={})
+        train(
+            sweep,
+            overrides,
+            seed=number,
+            rate=0.02 / (1 + 2 * distance),
+            floor=floor,
+            stop_after=2 if pruned else None,
+            name=name,
+            trial=trial,
+        )
+    sweep.job(
+        ("optimizer.lr=0.9",),
+        "failed",
+        name="lr=0.9",
+        error="NotFiniteError: train/loss is nan at step 12",
+        device="cpu",
+        summary={},
+    )
     return sweep.close()
 
 
@@ -136,10 +181,15 @@ def study(folder):
 
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'optuna.db'}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    made = optuna.create_study(storage=storage, study_name="sweep", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    made = optuna.create_study(
+        storage=storage, study_name="sweep", direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)
+    )
 
     def objective(trial):
-        rate, width = trial.suggest_float("optimizer.lr", 1e-5, 1e-1, log=True), trial.suggest_int("model.width", 16, 512)
+        rate, width = (
+            trial.suggest_float("optimizer.lr", 1e-5, 1e-1, log=True),
+            trial.suggest_int("model.width", 16, 512),
+        )
         trial.suggest_categorical("optimizer", ["adam", "sgd"])
         return 1 - 0.1 * abs(math.log10(rate) + 2.5) + width / 10_000
 

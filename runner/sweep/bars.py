@@ -99,7 +99,7 @@ def draw_seeds(report: Report) -> list[Figure]:
         "showlegend": True,
         "height": _height(len(groups), 1),
     }
-    return [Figure("seeds", f"{goal} over seeds", data, layout, least_width=420)]
+    return [Figure("seeds", f"{goal} over seeds", data, layout, least_width=320)]
 
 
 def draw_importance(report: Report) -> list[Figure]:

@@ -44,7 +44,7 @@ def draw_curves(report: Report) -> list[Figure]:
         shown = [result for result in results if name in result.curves]
         if any(len(result.curves[name].steps) > 1 for result in shown):
             lines = [_line(each, each.curves[name], colors[each.job], is_best=each is report.best) for each in shown]
-            axis = {"title": {"text": plain(name)}, "type": _scale(name, [each.curves[name] for each in shown])}
+            axis = _value_axis(name, np.concatenate([result.curves[name].values for result in shown]))
             layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": axis, "height": 380}
             figures.append(Figure(f"curve-{len(figures)}", name, lines[::-1], layout))
     return figures
@@ -74,7 +74,7 @@ def draw_search(report: Report) -> list[Figure]:
     }
     data = [line, _dots(whole, goal, "finished", "circle"), _dots(pruned, goal, "pruned", "x-thin")]
     values = np.array([each.value(goal.metric) for each in (*whole, *pruned)], dtype=np.float64)
-    axis = {"title": {"text": plain(goal.metric)}, "type": _scale(goal.metric, [Curve(np.arange(1), values)])}
+    axis = _value_axis(goal.metric, values)
     layout = {"xaxis": {"title": {"text": "trial"}}, "yaxis": axis, "showlegend": True, "height": 360}
     return [Figure("history", "The search's course", [trace for trace in data if trace["x"]], layout)]
 
@@ -144,7 +144,7 @@ def _dots(results: Sequence[Result], goal: Goal, name: str, symbol: str) -> dict
             "size": 7,
             "color": color,
             "opacity": 0.8,
-            "line": {"width": 1.6 * (not is_whole)},
+            "line": {"width": 1.6 * (not is_whole), "color": color},
         },
         "hovertemplate": f"<b>%{{x}}</b>  %{{text}}<br>%{{y:.5g}}, {name}<extra></extra>",
     }
@@ -172,12 +172,14 @@ def _front(report: Report, one: Goal, other: Goal) -> Figure:
     return Figure("front", "One goal against the other", data, {**axes, "showlegend": True, "height": 400})
 
 
-def _scale(name: str, curves: Sequence[Curve]) -> str:
+def _value_axis(name: str, values: NDArray[np.float64]) -> dict[str, Any]:
     """A loss over more than a decade is read on a log axis."""
-    values = np.concatenate([curve.values for curve in curves])
     values = values[np.isfinite(values)]
-    spread = len(values) and values.min() > 0 and values.max() / values.min() > 10
-    return "log" if spread and "loss" in name else "linear"
+    spread = values.max() / values.min() if len(values) and values.min() > 0 else 1.0
+    title = {"title": {"text": plain(name)}}
+    if spread <= 10 or "loss" not in name:
+        return title
+    return {**title, "type": "log", "dtick": "D2" if spread < 1000 else 1}
 
 
 def _listed(values: Sequence[float | None] | NDArray[np.float64]) -> list[float | None]:

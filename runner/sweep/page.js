@@ -17,6 +17,10 @@ function themed(value, style) {
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, themed(item, style)]));
 }
 
+function titled(axis) {
+  return { standoff: 12, ...axis?.title, font: { size: 12.5, color: "var(--muted)" } };
+}
+
 function draw() {
   const style = getComputedStyle(root);
   const isTouch = matchMedia("(pointer: coarse)").matches;
@@ -27,10 +31,10 @@ function draw() {
       autosize: true,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: style.fontFamily || "system-ui, sans-serif", size: 12.5, color: "var(--text)" },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "var(--text)" },
       margin: { l: 56, r: 18, t: 14, b: 46, ...figure.layout.margin },
-      xaxis: { ...axis, ...figure.layout.xaxis },
-      yaxis: { ...axis, ...figure.layout.yaxis },
+      xaxis: { ...axis, ...figure.layout.xaxis, title: titled(figure.layout.xaxis) },
+      yaxis: { ...axis, ...figure.layout.yaxis, title: titled(figure.layout.yaxis) },
       hovermode: "closest",
       hoverlabel: { bgcolor: "var(--card)", bordercolor: "var(--line)", font: { color: "var(--text)" }, align: "left" },
       showlegend: figure.layout.showlegend ?? false,

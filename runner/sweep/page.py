@@ -99,15 +99,16 @@ def _best_card(report: Report) -> str:
     if best.best is not None and best.best.metric == goal.metric:
         parts += [f"step {best.best.step:,}", f"epoch {best.best.epoch}" if best.best.epoch else None]
         parts.append(f"after {wording.seconds(best.best.seconds)}" if best.best.seconds is not None else None)
-    extra = f'<span class="name">{escape(best.name)}</span><br>'
+    extra = f'<span class="name">{escape(best.name)}</span>'
     title = "best job" if len(report.goals) < 2 else f"best of {len(report.front)} on the Pareto front"
     number = wording.value(best.value(goal.metric))
     return _card(f"{title}, {goal.metric}", number, " · ".join(filter(None, parts)), extra, kind="best")
 
 
 def _card(label: str, number: str, note: str, extra: str = "", kind: str = "") -> str:
+    long = " long" if len(number) > 10 else ""
     return (
-        f'<div class="card {kind}"><p class="label">{escape(label)}</p><p class="number">{escape(number)}</p>'
+        f'<div class="card {kind}"><p class="label">{escape(label)}</p><p class="number{long}">{escape(number)}</p>'
         f'<p class="note">{extra}{escape(note)}</p></div>\n'
     )
 

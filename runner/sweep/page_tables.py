@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from urllib.parse import quote
 
 from runner.sweep import wording
 from runner.sweep.findings import Report
@@ -17,7 +18,7 @@ def jobs_table(report: Report) -> str:
     """Every job, best first; a click on a column's head sorts by it."""
     goals = [goal.metric for goal in report.goals]
     tests = sorted({name for each in report.results for name in each.metrics if name.startswith("test/")} - set(goals))
-    heads = ["job", "name", "state", "device", *goals, "step", "epoch", *tests, "steps/s", "samples/s", "trained"]
+    heads = ["job", "name", *goals, "state", "device", "step", "epoch", *tests, "steps/s", "samples/s", "trained"]
     rows = [_job_cells(result, report, goals, tests) for result in report.results]
     words = ("job", "name", "state", "device")
     filled = [number for number, head in enumerate(heads) if head in words or any(row[number][0] for row in rows)]
@@ -26,7 +27,7 @@ def jobs_table(report: Report) -> str:
         for number in filled
     )
     body = "".join(
-        f'<tr data-job="{result.job}"{" class=best" if result is report.best else ""}>'
+        f'<tr data-job="{result.job}"{_row_kind(result, report)}>'
         + "".join(
             f"<td{_kind(heads[number], words)}{_sorted_by(row[number][1])}>{row[number][0]}</td>" for number in filled
         )
@@ -79,7 +80,13 @@ def causes_table(results: Sequence[Result]) -> str:
         log = f"{result.folder}/console.log" if result.folder and result.state != "skipped" else ""
         said = escape(result.error or "it left no reason")
         rows.append(
-            (str(result.job), _name(result.name), result.state, said, f"<code>{escape(log)}</code>" if log else "")
+            (
+                str(result.job),
+                _name(result.name),
+                result.state,
+                said,
+                f"<a href='{escape(quote(log))}'>{escape(log)}</a>" if log else "",
+            )
         )
     return _plain_table(
         ("job", "name", "state", "cause", "where to look"), rows, ("name", "state", "cause", "where to look")
@@ -88,22 +95,27 @@ def causes_table(results: Sequence[Result]) -> str:
 
 def _job_cells(result: Result, report: Report, goals: Sequence[str], tests: Sequence[str]) -> list[Cell]:
     best = result.best if result.best is not None and result.best.value is not None else None
-    error = f'<span class="error">{escape(result.error)}</span>' if result.error else ""
+    error = f'<span class="reason">{escape(result.error)}</span>' if result.error else ""
     star = "*" if result.job in report.front else ""
     values = [result.value(name) for name in goals], [result.metrics.get(name) for name in tests]
-    speeds = (result.steps_per_second, result.samples_per_second)
+    trained = bool(result.num_steps)
+    speeds = (result.steps_per_second, result.samples_per_second) if trained else (None, None)
     return [
         (f"{result.job}{star}", float(result.job)),
         (_name(result.name) + error, result.name),
+        *((wording.value(value), value) for value in values[0]),
         (f'<span class="state {escape(result.state)}">{escape(result.state)}</span>', result.state),
         (escape(result.device or ""), result.device),
-        *((wording.value(value), value) for value in values[0]),
         (f"{best.step:,}" if best else "", float(best.step) if best else None),
         (str(best.epoch or "") if best else "", best.epoch if best else None),
         *((wording.value(value), value) for value in values[1]),
         *((wording.speed(value), value) for value in speeds),
-        (wording.seconds(result.seconds_train), result.seconds_train),
+        (wording.seconds(result.seconds_train), result.seconds_train) if trained else ("", None),
     ]
+
+
+def _row_kind(result: Result, report: Report) -> str:
+    return ' class="best"' if result is report.best else f' class="{escape(result.state)}"'
 
 
 def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str]) -> str:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from runner.sweep import wording
-from runner.sweep.figures import Figure, plain, shade
+from runner.sweep.figures import Figure, packed, plain, shade
 from runner.sweep.findings import Report
 from runner.sweep.results import Result
 
 MOST_KEYS = 10  # more axes than that can't be read
 MOST_LINES = 300
 FEW = 6  # so many numbers or fewer stand as words, evenly spaced
+POINTS_OF_BEND = 14
 PIXELS_OF_AXIS = 105
 
 
@@ -58,16 +61,24 @@ def _line(result: Result, axes: Sequence[Axis], rank: int, count: int, report: R
     spread = (rank / max(1, count - 1) - 0.5) * 0.02  # jobs with the same value stay apart by a hair
     places = [axis.place(result) for axis in axes]
     return {
-        "x": list(range(len(axes))),
-        "y": [None if place is None else place + spread for place in places],
+        **_bent([(number, place + spread) for number, place in enumerate(places) if place is not None]),
         "mode": "lines",
-        "connectgaps": True,
-        "line": {"color": shade(rank / max(1, count - 1)), "width": 3 if is_best else 1.4, "shape": "spline"},
+        "line": {"color": shade(rank / max(1, count - 1)), "width": 3 if is_best else 1.4},
         "opacity": 1 if is_best else 0.35 if result.state == "pruned" else 0.7,
-        "text": [text] * len(axes),
+        "text": text,
         "name": "",
         "hovertemplate": "%{text}<extra></extra>",
     }
+
+
+def _bent(points: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """A smooth line through the points that is level at each of them, and so never leaves the axes' range."""
+    numbers = np.array([number for number, _ in points], dtype=np.float64)
+    heights = np.array([height for _, height in points], dtype=np.float64)
+    part = np.linspace(0, 1, POINTS_OF_BEND, endpoint=False)
+    x = np.append((numbers[:-1, None] + np.diff(numbers)[:, None] * part).ravel(), numbers[-1])
+    y = np.append((heights[:-1, None] + np.diff(heights)[:, None] * part**2 * (3 - 2 * part)).ravel(), heights[-1])
+    return {"x": packed(x), "y": packed(y)}
 
 
 def _key_axis(key: str, shown: Sequence[Result]) -> Axis:
@@ -116,7 +127,7 @@ def _rule(number: int) -> dict[str, Any]:
 def _words(number: int, axis: Axis) -> list[dict[str, Any]]:
     plainly = {"showarrow": False, "x": number, "bgcolor": "var(--veil)", "borderpad": 1}
     title = {"y": 1.03, "yanchor": "bottom", "yshift": 8, "text": f"<b>{_short(axis.title, 16)}</b>", **plainly}
-    small = {"size": 11, "color": "var(--muted)"}
+    small = {"size": 11.5, "color": "var(--text)"}
     ticks = [
         {"y": y, "xanchor": "left", "xshift": 5, "text": _short(text, 14), "font": small} for y, text in axis.ticks
     ]

@@ -12,9 +12,9 @@ from runner.sweep import wording
 from runner.sweep.findings import Report
 from runner.sweep.results import Result
 
-LEAST_NAME = 24  # columns that the name keeps, whatever stands beside it
-#: what leaves a narrow terminal, the first one first; the page and report.csv have them all
-MAY_LEAVE = ("steps/s", "epoch", "trained", "device", "samples/s", "step", "state")
+NAME = 50  # the name stays in one line up to here, and other columns leave for it
+MOST_NAME = 200
+WORDS = ("jobs", "name", "state", "device")
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
 
@@ -30,10 +30,10 @@ def show(report: Report, console: Console) -> None:
         _say(console, f"\nwhat mattered: {shares}")
     if report.seeds:
         _say(console, "\nover seeds, mean ± std")
-        _table(console, _seeds(report))
+        _table(console, _seeds(report, console.width))
     if report.devices:
         _say(console, "\nover devices")
-        _table(console, _devices(report))
+        _table(console, _devices(report, console.width))
         for gain in report.gains:
             _say(console, wording.gain(gain))
     for title, results in (("failures", report.failures), ("skipped", report.skipped)):
@@ -44,20 +44,39 @@ def show(report: Report, console: Console) -> None:
 
 def _jobs(report: Report, width: int) -> Table:
     columns = _job_columns(report)
-    wanted = max(len(result.name) for result in report.results)
-    for name in MAY_LEAVE:
-        taken = sum(max(map(len, (title, *cells))) + 2 for title, cells in columns.items() if title != "name")
-        if taken + min(wanted, LEAST_NAME if name in ("step", "state") else 40) <= width:
+    tests = [title for title in columns if title.startswith("test/")]
+    # the first one leaves first; the page and report.csv have them all
+    may_leave = ["steps/s", "epoch", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
+    shown = _fit(columns, "name", may_leave, width)
+    if "state" not in shown and "state" in columns:
+        states = [f" ({state})" if state != "finished" else "" for state in columns["state"]]
+        shown["name"] = [name + state for name, state in zip(shown["name"], states, strict=True)]
+    best = report.results.index(report.best) if report.best else None
+    return _filled(shown, bold=best)
+
+
+def _fit(columns: dict[str, list[str]], name: str, may_leave: Sequence[str], width: int) -> dict[str, list[str]]:
+    """The columns without those that leave for the column `name`, so that the rest fit the width."""
+    left = dict(columns)
+    wanted = min(NAME, max(map(len, columns[name]), default=0))
+    for title in may_leave:
+        taken = sum(max(map(len, (head, *cells))) + 2 for head, cells in left.items() if head != name)
+        if taken + wanted <= width:
             break
-        columns.pop(name, None)
+        left.pop(title, None)
+    return left
+
+
+def _filled(columns: dict[str, list[str]], *, bold: int | None = None) -> Table:
+    """Words to the left, numbers to the right; only words may take several lines. bold: the number of a row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns:
-        is_text = title in ("name", "state", "device")
-        table.add_column(Text(title), justify="left" if is_text else "right", overflow="fold", no_wrap=title != "name")
-    for result, cells in zip(report.results, zip(*columns.values(), strict=True), strict=True):
-        is_best = result is report.best
-        texts = [Text(cell, style=_style(title, cell, is_best)) for title, cell in zip(columns, cells, strict=True)]
-        table.add_row(*texts)
+        is_word = title in WORDS
+        table.add_column(Text(title), justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word)
+    for number, cells in enumerate(zip(*columns.values(), strict=True)):
+        style = "bold" if number == bold else ""
+        pairs = zip(columns, cells, strict=True)
+        table.add_row(*(Text(cell, style=COLORS.get(cell, "") if title == "state" else style) for title, cell in pairs))
     return table
 
 
@@ -66,15 +85,16 @@ def _job_columns(report: Report) -> dict[str, list[str]]:
     results = report.results
     goals = [goal.metric for goal in report.goals]
     tests = sorted({name for result in results for name in result.metrics if name.startswith("test/")} - set(goals))
+    kept = [each.best if each.best and each.best.value is not None else None for each in results]
     said = {"device"} & set(report.keys)  # the names tell it already
     columns = {
         "job": [f"{'*' if result.job in report.front else ''}{result.job}" for result in results],
-        "name": [result.name for result in results],
+        "name": [_cut(result.name) for result in results],
         "state": [result.state for result in results],
         "device": [result.device or "" if not said else "" for result in results],
         **{metric: [wording.value(result.value(metric)) for result in results] for metric in goals},
-        "step": [str(result.best.step) if _has_best(result) and result.best else "" for result in results],
-        "epoch": [str(result.best.epoch or "") if _has_best(result) and result.best else "" for result in results],
+        "step": [str(best.step) if best else "" for best in kept],
+        "epoch": [str(best.epoch or "") if best else "" for best in kept],
         **{name: [wording.value(result.metrics.get(name)) for result in results] for name in tests},
         "steps/s": [wording.speed(result.steps_per_second) for result in results],
         "samples/s": [wording.speed(result.samples_per_second) for result in results],
@@ -83,55 +103,50 @@ def _job_columns(report: Report) -> dict[str, list[str]]:
     return {title: cells for title, cells in columns.items() if any(cells)}
 
 
-def _seeds(report: Report) -> Table:
+def _seeds(report: Report, width: int) -> Table:
     metrics = list(dict.fromkeys(name for group in report.seeds for name in group.means))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("jobs", overflow="fold")
-    table.add_column("n", justify="right")
-    for name in metrics:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    for group in report.seeds:
-        cells = (wording.mean(group.means.get(name)) for name in metrics)
-        table.add_row(Text(group.name), str(len(group.jobs)), *cells)
-    return table
+    columns = {
+        "jobs": [_cut(group.name) for group in report.seeds],
+        "n": [str(len(group.jobs)) for group in report.seeds],
+        **{name: [wording.mean(group.means.get(name)) for group in report.seeds] for name in metrics},
+    }
+    return _filled(_fit(columns, "jobs", metrics[:0:-1], width))
 
 
-def _devices(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("jobs", overflow="fold")
-    table.add_column("device", no_wrap=True)
-    for title in ("samples/s", "speed-up", "to best", "loss differs"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for each in report.devices:
-        for row in each.rows:
-            is_reference = row is each.rows[0]
-            apart = f"{wording.difference(row.difference)} @ {row.difference_step}" if row.difference else ""
-            table.add_row(
-                Text(each.name if is_reference else ""),
-                Text(row.device),
-                wording.speed(row.samples_per_second),
-                "" if is_reference or row.speed_up is None else f"{wording.factor(row.speed_up)} x",
-                wording.seconds(row.seconds_to_best),
-                "" if is_reference else apart or wording.difference(row.difference),
-            )
-    return table
+def _devices(report: Report, width: int) -> Table:
+    pairs = [(each, row, row is each.rows[0]) for each in report.devices for row in each.rows]
+    factors = [wording.factor(row.speed_up) for _, row, _ in pairs]
+    columns = {
+        "jobs": [_cut(each.name) if is_reference else "" for each, _, is_reference in pairs],
+        "device": [row.device for _, row, _ in pairs],
+        "samples/s": [wording.speed(row.samples_per_second) for _, row, _ in pairs],
+        "speed-up": [
+            f"{factor} x" if factor and not pair[2] else "" for factor, pair in zip(factors, pairs, strict=True)
+        ],
+        "to best": [wording.seconds(row.seconds_to_best) for _, row, _ in pairs],
+        "loss differs by": [
+            "" if is_reference else wording.difference(row.difference) for _, row, is_reference in pairs
+        ],
+        "at step": [
+            "" if is_reference or not row.difference else str(row.difference_step) for _, row, is_reference in pairs
+        ],
+    }
+    return _filled(_fit(columns, "jobs", ["at step"], width))
 
 
 def _causes(results: Sequence[Result]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
+    for share in (None, 2, 3):
+        table.add_column(overflow="fold", ratio=share)
     for result in results:
-        said = Text(result.error or "it left no reason")
+        said = Text(_cut(result.error or "it left no reason"))
         log = Text(f"  {result.folder}/console.log", style="dim") if result.folder and result.state != "skipped" else ""
-        table.add_row(str(result.job), Text(result.name), Text.assemble(said, log))
+        table.add_row(str(result.job), Text(_cut(result.name)), Text.assemble(said, log))
     return table
 
 
-def _has_best(result: Result) -> bool:
-    return result.best is not None and result.best.value is not None
-
-
-def _style(title: str, cell: str, is_best: bool) -> str:
-    return COLORS.get(cell, "") if title == "state" else "bold" if is_best else ""
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…"
 
 
 def _say(console: Console, text: str) -> None:

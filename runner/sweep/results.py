@@ -19,8 +19,8 @@ from runner.tracking.records import FILE as JOURNAL
 from runner.tracking.records import scan
 
 LOSS = "train/loss"
-#: more points than pixels say nothing; all curves of a sweep together stay below a megabyte
-MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 100, 60_000
+#: more points than pixels say nothing, and many jobs' noise hides their means
+MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
 
 
 @dataclass(frozen=True)
