@@ -159,7 +159,7 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[s
 
 def _own(cfg: DictConfig) -> DictConfig:
     """The run's own keys: how a sweep was run is no part of running one of its jobs again."""
-    return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "sweep"])
+    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "sweep"])
 
 
 def _write_summary(summary: Mapping[str, Any], folder: Path) -> None:

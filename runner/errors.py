@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
 #: the exit code of a person's mistake
 MISTAKE = 2
 

@@ -16,7 +16,6 @@ from runner.errors import Fault, RunnerError, nearest
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
 
 
-
 def is_about_composition(error: Exception) -> bool:
     """Whether it comes from Hydra, OmegaConf or YAML, and not from what ran afterwards."""
     from hydra.errors import HydraException

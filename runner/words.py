@@ -83,7 +83,9 @@ def _unknown_flag(name: str, value: str | None) -> Fault:
 def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:
     verbs = nearest(word, known_verbs)
     if verbs:
-        return Fault(word, f"there is no command {word}; there are {', '.join(known_verbs)}", f"python -m runner {verbs[0]}")
+        return Fault(
+            word, f"there is no command {word}; there are {', '.join(known_verbs)}", f"python -m runner {verbs[0]}"
+        )
     known = compose.known_keys()
     return mistakes.not_an_override(word, known, known_verbs)
 

@@ -7,7 +7,9 @@ import pytest
 from runner import cli, compose, config
 
 OPTIONS = sorted(
-    f"{path.parent.relative_to(compose.CONF)}={path.stem}" for path in compose.CONF.rglob("*.yaml") if path.parent != compose.CONF
+    f"{path.parent.relative_to(compose.CONF)}={path.stem}"
+    for path in compose.CONF.rglob("*.yaml")
+    if path.parent != compose.CONF
 )
 #: what an option needs beside it
 COMPANY = {

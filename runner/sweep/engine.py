@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -151,7 +150,7 @@ def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / "summary.writing"
     beside.write_text(json.dumps(summary, indent=2) + "\n")
-    os.replace(beside, folder / "summary.json")
+    beside.replace(folder / "summary.json")
 
 
 def _cause(code: int | None) -> tuple[str, str]:

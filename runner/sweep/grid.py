@@ -15,7 +15,7 @@ from runner.sweep.ledger import Job
 from runner.sweep.sweep import Plan, run_sweep
 
 
-class Grid(Sweeper):  # type: ignore[misc]
+class Grid(Sweeper):
     """All combinations, in the order of the words."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -23,7 +23,9 @@ class Grid(Sweeper):  # type: ignore[misc]
 
     def sweep(self, arguments: list[str]) -> Any:
         wanted = combinations(arguments, self._context.config_loader)
-        return run_sweep(Plan(tuple(arguments), wanted, Listed), self._context, self._config)
+        return run_sweep(
+            Plan(tuple(arguments), wanted, lambda hands: Listed(hands.prepared)), self._context, self._config
+        )
 
 
 class Listed:

@@ -61,7 +61,7 @@ def run_composed(config: DictConfig, context: Any) -> JobReturn:
     from hydra import version
     from hydra.core.utils import JobRuntime, run_job, setup_globals
 
-    version.setbase("1.3")  # type: ignore[no-untyped-call]
+    version.setbase("1.3")
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
     return run_job(

@@ -36,12 +36,13 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
 
     parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
     _refuse_swept_settings(parsed)
-    own = [override for override in parsed if not override.input_line.lstrip("+~").startswith(OF_THE_SWEEP)]
+    own = [override for override in parsed if not _is_of_the_sweep(override)]
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
-        asked = " ".join(word for override in own if (word := override.input_line))
-        raise RunnerError(Fault(asked, "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value"))
+        raise RunnerError(
+            Fault(" ".join(words), "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value")
+        )
     return [(tuple(overrides), name_of(overrides, swept)) for overrides in jobs]
 
 
@@ -64,7 +65,7 @@ def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     return config
 
 
-def examine(configs: Sequence[DictConfig], *, is_here: bool, hardware: Hardware | None = None) -> list[Any]:
+def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware | None = None) -> list[Any]:
     """Checks jobs; runs in a process of its own, for it looks at the GPUs and imports the person's code.
 
     is_here: whether the jobs will run on this machine; elsewhere nobody knows the devices before.
@@ -97,20 +98,19 @@ def examine(configs: Sequence[DictConfig], *, is_here: bool, hardware: Hardware 
     return found
 
 
-def settings(config: DictConfig) -> Any:
-    """The sweep's own settings."""
-    return config.sweep
+def _is_of_the_sweep(override: Any) -> bool:
+    return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
 
 
 def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
     found = [
         Fault(
-            override.input_line,
+            str(override.input_line),
             f"{override.key_or_group} is the same for all jobs of a sweep",
             f"{override.key_or_group}=... with one value",
         )
         for override in parsed
-        if override.is_sweep_override() and override.input_line.lstrip("+~").startswith(OF_THE_SWEEP)
+        if override.is_sweep_override() and _is_of_the_sweep(override)
     ]
     if found:
         raise RunnerError(*found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -37,14 +38,17 @@ class Nursery:
     """
 
     def __init__(
-        self, environment: Mapping[str, str], *, preload: Sequence[str] = (), forks: bool = FORKS, log: Path | None = None
+        self,
+        environment: Mapping[str, str],
+        *,
+        preload: Sequence[str] = (),
+        forks: bool = FORKS,
     ) -> None:
         """Starts the warm process and returns at once.
 
-        environment: added to this process's. log: what the warm process itself has to say (None: our stderr).
+        environment: added to this process's.
         """
         self._environment, self._preload, self._forks = dict(environment), tuple(preload), forks
-        self._log = log
         self._lifeline, self._alive = os.pipe()  # the jobs' end, and ours: it closes when we do
         self._events, self._told = os.pipe()
         os.set_blocking(self._events, False)
@@ -102,25 +106,24 @@ class Nursery:
             os.close(fd)
 
     def _start_warm(self) -> subprocess.Popen[bytes]:
-        arguments = [",".join(self._preload), "0", str(self._told), str(self._lifeline), *(["fork"] if self._forks else [])]
+        arguments = [
+            ",".join(self._preload),
+            "0",
+            str(self._told),
+            str(self._lifeline),
+            *(["fork"] if self._forks else []),
+        ]
         own = [] if sys.flags.safe_path else [str(Path.cwd())]  # the person's modules; our package comes first
         paths = [str(PACKAGES), *own, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment}
-        log = None if self._log is None else self._log.open("ab")
-        try:
-            return subprocess.Popen(
-                # -P: a folder `runner` of the person's must not take this package's place
-                [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.worker", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=(self._told, self._lifeline),
-                start_new_session=True,
-            )
-        finally:
-            if log is not None:
-                log.close()
+        return subprocess.Popen(
+            # -P: a folder `runner` of the person's must not take this package's place
+            [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.worker", *arguments],
+            stdin=subprocess.PIPE,
+            env=environment,
+            pass_fds=(self._told, self._lifeline),
+            start_new_session=True,
+        )
 
     def _ended_forks(self) -> list[Ended]:
         with suppress(BlockingIOError):
@@ -158,21 +161,20 @@ class Nursery:
         return found
 
 
-def call(nursery: Nursery, function: Callable[..., Any], *arguments: Any, log: Path) -> Any:
+def call(nursery: Nursery, function: Callable[..., Any], *arguments: Any) -> Any:
     """`function(*arguments)` in a process of the nursery's; waits for it. Function and values must pickle.
 
-    Raises: what it raised; RuntimeError when the process ended without an answer.
+    Raises: what it raised; RuntimeError when the process ended without an answer, with what it said.
     """
-    import select
-
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer"
+        answer, log = Path(folder) / "answer", Path(folder) / "log"
         payload = pickle.dumps((function, arguments, str(answer)))
         nursery.start(Request(-1, "runner.sweep.nursery:answer", payload, str(log)))
         while not any(ended.number == -1 for ended in nursery.ended()):
             select.select([nursery], [], [], 0.2)
         if not answer.exists():
-            raise RuntimeError(f"a process ended without an answer; {log} says more")
+            said = log.read_text() if log.exists() else ""
+            raise RuntimeError(f"a process ended without an answer\n{said}")
         is_error, value = pickle.loads(answer.read_bytes())
     if is_error:
         raise value

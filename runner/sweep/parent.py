@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config import without_password
 from runner.sweep.engine import read_summary, write_summary
 from runner.sweep.jobs import Prepared
 from runner.sweep.ledger import Sweep
@@ -27,7 +24,9 @@ ARTIFACTS = ("report.html", "report.csv", "report.json", "multirun.yaml", "ledge
 class Parent:
     """The sweep's journal, and the process that publishes it and its jobs' journals."""
 
-    def __init__(self, sweep: Sweep, journal: Journal | None, publisher: Publisher | None, experiment: str, follows: bool) -> None:
+    def __init__(
+        self, sweep: Sweep, journal: Journal | None, publisher: Publisher | None, experiment: str, follows: bool
+    ) -> None:
         """Use Parent.open()."""
         self._sweep, self._journal, self.publisher = sweep, journal, publisher
         self._follows = follows
@@ -55,7 +54,9 @@ class Parent:
                 experiment=experiment,
                 run_name=config.name or f"sweep {words}"[:200],
                 start_ms=sweep.began_ms,
-                params={"sweep": words, "num_jobs_planned": str(len(sweep.jobs))} if not sweep.objectives else {"sweep": words},
+                params={"sweep": words, "num_jobs_planned": str(len(sweep.jobs))}
+                if not sweep.objectives
+                else {"sweep": words},
                 tags={
                     "sweep": shown(sweep.folder),
                     "runner_version": __version__,

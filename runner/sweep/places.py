@@ -44,9 +44,7 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     asked = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
     if asked not in ("auto", "all", "cuda", "xpu"):
         return (first,)
-    return tuple(
-        name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None
-    )
+    return tuple(name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None)
 
 
 def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -> Place | None:
@@ -59,10 +57,8 @@ def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -
 
 def choice_at(place: Place, policy: tuple[str, ...]) -> Choice:
     """The device of a job in its place. A process that is given one GPU calls it cuda:0."""
-    if place.device in policy:
-        reason = "as asked"
-    else:
-        reason = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
+    automatic = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
+    reason = "as asked" if place.device in policy else automatic
     return Choice(place.device, reason, "cuda:0" if place.kind == "cuda" else place.device)
 
 

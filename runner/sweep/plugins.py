@@ -14,8 +14,7 @@ def register() -> None:
     """Makes the classes plugins. Hydra 1.3 takes them from the package hydra_plugins alone; 1.4 dropped that (hydra#3015)."""
     in_its_package = getattr(Plugins, "is_in_toplevel_plugins_module", None)
     if in_its_package is not None and not in_its_package("runner.sweep.grid.Grid"):
-        Plugins.is_in_toplevel_plugins_module = staticmethod(  # type: ignore[method-assign]
-            lambda name: name.startswith("runner.sweep.") or in_its_package(name)
-        )
+        ours_too = staticmethod(lambda name: name.startswith("runner.sweep.") or in_its_package(name))
+        Plugins.is_in_toplevel_plugins_module = ours_too  # type: ignore[assignment]
     for plugin in OURS:
         Plugins.instance().register(plugin)

@@ -8,7 +8,6 @@ import select
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -27,7 +26,7 @@ PRELOAD = ("torch", "torch._dynamo", "runner.app", "matplotlib.pyplot")
 CONSOLE = "console.log"  # what a job prints, in its folder
 
 
-class Slots(Launcher):  # type: ignore[misc]
+class Slots(Launcher):
     """One job per slot; GPU slots see one GPU, named in CUDA_VISIBLE_DEVICES before torch is imported."""
 
     is_here = True  # the jobs run on the machine that asks
@@ -53,8 +52,7 @@ class Slots(Launcher):  # type: ignore[misc]
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
             if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
-            log = self._folder / "workers.log"
-            self._nurseries[key] = Nursery(environment, preload=self._preload, log=log)
+            self._nurseries[key] = Nursery(environment, preload=self._preload)
         return self._nurseries[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
@@ -111,10 +109,10 @@ class Slots(Launcher):  # type: ignore[misc]
         self._nurseries.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Hydra's interface, for other people's sweepers: runs the jobs and returns their summaries."""
-        from runner.sweep.engine import launch
+        """Hydra's interface, for sweepers that are not ours: runs the jobs and returns their best values."""
+        from runner.sweep.batch import run_batch
 
-        return launch(self, self._context, self._config, job_overrides, initial_job_idx)
+        return run_batch(self, self._context, self._config, job_overrides, initial_job_idx)
 
 
 def _visible() -> str | None:

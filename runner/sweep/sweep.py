@@ -109,7 +109,9 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     if wanted is None:
         if (planned / ledger.FILE).exists():
             so = "a sweep has run in this folder, and nothing of it is overwritten"
-            raise RunnerError(Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}"))
+            raise RunnerError(
+                Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}")
+            )
         config.hydra.sweep.dir = str(planned)
         sweep = Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), plan.words, plan.objectives)
         return sweep, True
@@ -153,11 +155,10 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
     """Fills in each job's devices, or why it has none. Raises: RunnerError with every fault of every job, once."""
-    hardware, *found = call(
-        launcher.nursery(), examine, [job.config for job in prepared], is_here=launcher.is_here
-    )
+    hardware, *found = call(launcher.nursery(), examine, [job.config for job in prepared], launcher.is_here)
     faults: list[Fault] = []
-    for job, (wrong, job.policy, job.devices, job.missing) in zip(prepared, found, strict=True):
+    for job, (wrong, *place) in zip(prepared, found, strict=True):
+        job.policy, job.devices, job.missing = place
         faults += wrong
         if strict and job.missing is not None:
             faults.append(job.missing)

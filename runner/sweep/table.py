@@ -17,7 +17,14 @@ from runner.sweep.watch import Watch
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted
 SECONDS_BETWEEN_FRAMES = 0.5
-STYLES = {"finished": "green", "failed": "red", "killed": "red", "pruned": "yellow", "running": "bold", "skipped": "dim"}
+STYLES = {
+    "finished": "green",
+    "failed": "red",
+    "killed": "red",
+    "pruned": "yellow",
+    "running": "bold",
+    "skipped": "dim",
+}
 
 
 class Table:

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -74,7 +75,7 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            for fd in (requests, events, woken, wake):
+            for fd in (events, woken, wake):  # requests is stdin, which the job gets anew
                 os.close(fd)
             _do(request, lifeline)
         running[pid] = request.number
@@ -107,7 +108,8 @@ def _do(request: Request, lifeline: int) -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, source in ((0, nothing), (1, log), (2, log)):
         os.dup2(source, fd)
-    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, buffering=1, closefd=False) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     os.environ.update(request.environment)
     threading.Thread(target=_end_with_owner, args=(lifeline, request.grace_seconds), daemon=True).start()
     module, _, name = request.function.partition(":")
@@ -136,10 +138,8 @@ def _end_with_owner(lifeline: int, grace_seconds: float) -> None:
 
 
 def _end_group(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where the group has but zombies
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # macOS answers so where the group has but zombies
-        pass
 
 
 def _wake_up(number: int, frame: FrameType | None) -> None:
