@@ -59,17 +59,19 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def check(cfg: DictConfig, hardware: Hardware, *, choice: Choice | None = None) -> Choice:
+def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
     """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
 
+    hardware: None for a sweep's job on a machine that nobody sees from here.
     choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
     found = config.faults(cfg)
     try:
-        choice = choice or choose(OmegaConf.select(cfg, "device"), hardware)
+        if choice is None and hardware is not None:
+            choice = choose(OmegaConf.select(cfg, "device"), hardware)
         precision = OmegaConf.select(cfg, "train.precision")
-        if precision in PRECISIONS:
+        if precision in PRECISIONS and hardware is not None and choice is not None:
             check_precision(precision, choice.here, hardware)
     except RunnerError as error:
         found += error.faults

@@ -1,28 +1,25 @@
-"""A batch of overrides goes in; what Hydra expects of each job comes out: the slots for sweepers that are not ours."""
+"""A batch of overrides goes in; what Hydra expects of each job comes out: our launchers for sweepers that are not ours."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from runner.sweep.engine import settle
+from runner.sweep.engine import Places, settle
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.ledger import Job
 from runner.sweep.nursery import call
 from runner.sweep.parent import experiment_of, shown
 
-if TYPE_CHECKING:
-    from runner.sweep.slots import Slots
-
 
 def run_batch(
-    slots: Slots, context: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
+    places: Places, context: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Runs the jobs; each result holds the job's best value, or the reason why it failed. No ledger, no report."""
     jobs = [
@@ -30,7 +27,9 @@ def run_batch(
         for index, overrides in enumerate(job_overrides)
     ]
     prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in jobs]
-    hardware, *found = call(slots.nursery(), examine, [job.config for job in prepared], True)
+    hardware, *found = call(
+        places.nursery(), examine, [job.config for job in prepared], places.devices_for, places.is_here
+    )
     results: dict[int, JobReturn] = {}
     waiting: list[Prepared] = []
     for one, (faults, *place) in zip(prepared, found, strict=True):
@@ -40,20 +39,20 @@ def run_batch(
             results[one.job.number] = _returned(one, error="; ".join(f"{fault.asked}: {fault.so}" for fault in problem))
         else:
             waiting.append(one)
-    slots.open(hardware, {name for one in waiting for name in one.devices})
+    places.open(hardware, {name for one in waiting for name in one.devices})
     folder, uid = Path(config.hydra.sweep.dir).absolute(), uuid.uuid4().hex
     running: dict[int, Prepared] = {}
     while waiting or running:
         for one in list(waiting):
             assigned = Assignment(shown(folder), uid, experiment_of(one.config), one.job.name)
-            if slots.start(one, assigned) is not None:
+            if places.start(one, assigned) is not None:
                 waiting.remove(one)
                 running[one.job.number] = one
-        for ended in slots.ended(1.0):
+        for ended in places.ended(1.0):
             one = running.pop(ended.number)
-            summary = settle(one.job, folder / one.job.folder_name, ended.code, is_stopped=False)
+            summary = settle(one.job, folder / one.job.folder_name, ended.code, is_stopped=False, cause=ended.cause)
             results[ended.number] = _returned(one, error=one.job.error, summary=summary)
-    slots.close()
+    places.close()
     return [results[job.number] for job in jobs]
 
 

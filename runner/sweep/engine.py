@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner.device import Hardware
 from runner.stop import Stop
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared
 from runner.sweep.ledger import Job, Ledger, Sweep
-from runner.sweep.nursery import Ended
+from runner.sweep.nursery import Ended, Nursery
+from runner.sweep.places import DevicesFor
 from runner.sweep.table import Table
 from runner.tracking.publisher import Publisher
 
@@ -36,9 +38,37 @@ class Source(Protocol):
 class Places(Protocol):
     """What a launcher does for a sweep, beside Hydra's own interface."""
 
-    def start(self, prepared: Prepared, assigned: Assignment) -> str | None: ...
-    def ended(self, seconds: float) -> list[Ended]: ...
-    def stop(self, what: signal.Signals = signal.SIGTERM) -> None: ...
+    is_here: bool  # whether the jobs run on the machine that asks
+    follows: bool  # whether the sweep sends the jobs' journals; else each job publishes for itself
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        """Which devices a job's policy may take where the jobs run; raises a RunnerError for none. It pickles."""
+        ...
+
+    def nursery(self) -> Nursery:
+        """Processes on this machine that have torch, to check the jobs in."""
+        ...
+
+    def open(self, hardware: Hardware, devices: set[str]) -> str:
+        """Makes ready for jobs on these devices, and says in words where they will run."""
+        ...
+
+    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+        """Starts the job and returns its device in words; None when there is no room for it now: it will be asked again."""
+        ...
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """The jobs that have ended; waits for the first one, about so long."""
+        ...
+
+    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
+        """Tells every job to save its state and end; SIGKILL ends it and all that it started. May be called again."""
+        ...
+
+    def close(self) -> None:
+        """Leaves nothing running."""
+        ...
 
 
 def conduct(
@@ -69,7 +99,7 @@ def conduct(
             deadline = time.monotonic() + grace_seconds
         elif time.monotonic() > deadline:
             places.stop(signal.SIGKILL)
-        if not running:
+        if not running and (not waiting or stop.signal is not None):
             return
         table.show(sweep)
         try:
@@ -79,7 +109,9 @@ def conduct(
             continue
         for ended in found:
             job = running.pop(ended.number)
-            summary = settle(job, sweep.folder_of(job), ended.code, is_stopped=stop.signal is not None)
+            summary = settle(
+                job, sweep.folder_of(job), ended.code, is_stopped=stop.signal is not None, cause=ended.cause
+            )
             ledger.note(job)
             if publisher is not None:
                 publisher.gone(sweep.folder_of(job))
@@ -117,10 +149,11 @@ def _start(
         waiting.append(fresh)
 
 
-def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool) -> dict[str, Any]:
+def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:
     """Writes into the job how it ended, and leaves a summary in its folder if it could not do that itself.
 
     code: of its process. is_stopped: whether the sweep told it to end: then it goes on another time.
+    cause: why it ended, where a launcher knows.
     """
     summary = read_summary(folder)
     status = summary.get("status")
@@ -130,7 +163,7 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool) -> dic
     if is_stopped:
         job.state, job.error = "interrupted", None
         return summary
-    job.state, job.error = _cause(code)
+    job.state, job.error = ("killed", cause) if cause is not None else _cause(code)
     summary = {**summary, "status": job.state, "error": job.error, "device": job.device}
     write_summary(folder, summary)
     return summary

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
 from runner.sweep.ledger import Job
-from runner.sweep.places import devices_for
+from runner.sweep.places import DevicesFor
 
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
@@ -65,10 +65,12 @@ def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     return config
 
 
-def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware | None = None) -> list[Any]:
+def examine(
+    configs: Sequence[DictConfig], devices_for: DevicesFor, is_here: bool, *, hardware: Hardware | None = None
+) -> list[Any]:
     """Checks jobs; runs in a process of its own, for it looks at the GPUs and imports the person's code.
 
-    is_here: whether the jobs will run on this machine; elsewhere nobody knows the devices before.
+    devices_for: asks the launcher. is_here: whether this machine is the one that the jobs' settings must suit.
     Returns the machine, then for each configuration its faults, policy, devices and what is missing.
     """
     from runner import parts
@@ -82,8 +84,7 @@ def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware 
         missing: Fault | None = None
         try:
             policy = parse(OmegaConf.select(config, "device"))
-            if is_here:
-                devices = devices_for(policy, hardware)
+            devices = devices_for(policy, hardware)
         except RunnerError as error:
             # a form that is none, or several devices for one job, is a mistake wherever it runs
             if policy and "all" not in policy:
@@ -91,7 +92,7 @@ def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware 
             else:
                 faults += error.faults
         try:
-            parts.check(config, hardware, choice=Choice(devices[0] if devices else "cpu", ""))
+            parts.check(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:
             faults += error.faults
         found.append((faults, policy, devices, missing))

@@ -17,7 +17,7 @@ from runner.sweep.job import task
 def open_launcher(context: Any, config: DictConfig) -> Iterator[Any]:
     """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, joblib, ...)."""
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
-    if not hasattr(launcher, "is_here"):
+    if not hasattr(launcher, "devices_for"):
         launcher = Foreign(launcher, config)
     try:
         yield launcher

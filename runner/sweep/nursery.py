@@ -29,6 +29,7 @@ class Ended:
 
     number: int
     code: int | None
+    cause: str | None = None  # in words, where a launcher knows more than a code says
 
 
 class Nursery:
@@ -53,6 +54,7 @@ class Nursery:
         self._events, self._told = os.pipe()
         os.set_blocking(self._events, False)
         self._pids: dict[int, int] = {}  # number → pid, of the jobs that run
+        self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs that have no process yet
         self._singles: dict[int, subprocess.Popen[bytes]] = {}  # where a warm process does one job itself
         self._rest = b""
         self._warm = self._start_warm()
@@ -84,9 +86,11 @@ class Nursery:
         return self._ended_forks() if self._forks else self._ended_singles()
 
     def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
-        """Sends a signal to a job that runs; whole_group: to what it started, too."""
+        """Sends a signal to a job that runs; whole_group: to what it started, too. One that is just starting gets it then."""
         pid = self._pids.get(number)
-        if pid:
+        if pid == 0:
+            self._early[number] = what, whole_group
+        elif pid:
             with suppress(ProcessLookupError, PermissionError):
                 (os.killpg if whole_group and hasattr(os, "killpg") else os.kill)(pid, what)
 
@@ -137,6 +141,8 @@ class Nursery:
                 found.append(Ended(event["number"], event["code"]))
             else:
                 self._pids[event["number"]] = event["pid"]
+                if early := self._early.pop(event["number"], None):
+                    self.signal(event["number"], early[0], whole_group=early[1])
         if self._warm.poll() is not None and self._pids:
             found += self._lost()
         return found

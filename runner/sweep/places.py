@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from runner.device import Choice, Hardware, resolve
 from runner.device.missing import why_not
+
+#: a policy and the machine that asks → the devices that a job may take where it runs
+DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     if asked not in ("auto", "all", "cuda", "xpu"):
         return (first,)
     return tuple(name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None)
+
+
+def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
+    """The devices of a machine that nobody sees from here: the job says when its own is missing."""
+    return ()
 
 
 def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -> Place | None:

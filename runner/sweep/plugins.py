@@ -5,9 +5,10 @@ from __future__ import annotations
 from hydra.core.plugins import Plugins
 
 from runner.sweep.grid import Grid
+from runner.sweep.ray_cluster import RayCluster
 from runner.sweep.slots import Slots
 
-OURS = (Grid, Slots)
+OURS = (Grid, Slots, RayCluster)
 
 
 def register() -> None:

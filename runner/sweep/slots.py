@@ -18,7 +18,7 @@ from runner.device import Hardware
 from runner.sweep.job import VARIABLE, Assignment
 from runner.sweep.jobs import Prepared
 from runner.sweep.nursery import Ended, Nursery
-from runner.sweep.places import Place, choice_at, environment_of, pick, places, threads_of
+from runner.sweep.places import DevicesFor, Place, choice_at, devices_for, environment_of, pick, places, threads_of
 from runner.sweep.worker import Request
 
 #: imported once, for all jobs: 3 to 4 s each otherwise
@@ -29,7 +29,8 @@ CONSOLE = "console.log"  # what a job prints, in its folder
 class Slots(Launcher):
     """One job per slot; GPU slots see one GPU, named in CUDA_VISIBLE_DEVICES before torch is imported."""
 
-    is_here = True  # the jobs run on the machine that asks
+    is_here = True
+    follows = True
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self._preload = tuple(preload)
@@ -44,6 +45,10 @@ class Slots(Launcher):
         self._grace_seconds = float(settings.grace_seconds)
         self._threads = threads_of(self._slots, num_cpus=_num_cpus())
         self._folder = Path(config.hydra.sweep.dir).absolute()
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        return devices_for
 
     def nursery(self, place: Place | None = None) -> Nursery:
         """The warm process for a place; without one, that which sees the whole machine."""

@@ -21,7 +21,7 @@ from runner.sweep.launchers import open_launcher
 from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
-from runner.sweep.places import devices_for
+from runner.sweep.places import DevicesFor
 from runner.sweep.table import Table
 
 
@@ -44,7 +44,7 @@ class Hands:
     config: DictConfig
     context: Any
     hardware: Hardware
-    is_here: bool
+    devices_for: DevicesFor
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, trial: dict[str, Any] | None = None) -> Job:
@@ -58,7 +58,7 @@ class Hands:
         """The job's configuration and the devices that it may take."""
         config = compose(self.context.config_loader, self.config, job)
         policy = parse(OmegaConf.select(config, "device"))
-        return Prepared(job, config, policy, devices_for(policy, self.hardware) if self.is_here else ())
+        return Prepared(job, config, policy, self.devices_for(policy, self.hardware))
 
 
 def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
@@ -76,19 +76,19 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             if is_new:
                 book.begin(sweep)
                 OmegaConf.save(config, sweep.folder / "multirun.yaml")
-            hands = Hands(sweep, book, config, context, hardware, launcher.is_here)
+            hands = Hands(sweep, book, config, context, hardware, launcher.devices_for)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
             announce.plan(table, sweep, prepared, slots=slots, is_search=bool(plan.objectives))
-            with Parent.open(sweep, config, prepared, follows=launcher.is_here) as parent:
+            with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 conduct(
                     plan.source(hands),
                     launcher,
                     sweep=sweep,
                     ledger=book,
                     assigned=parent.assigned,
-                    publisher=parent.publisher if launcher.is_here else None,
+                    publisher=parent.publisher if launcher.follows else None,
                     table=table,
                     stop=stop,
                     grace_seconds=config.sweep.grace_seconds,
@@ -155,7 +155,9 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
     """Fills in each job's devices, or why it has none. Raises: RunnerError with every fault of every job, once."""
-    hardware, *found = call(launcher.nursery(), examine, [job.config for job in prepared], launcher.is_here)
+    hardware, *found = call(
+        launcher.nursery(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
+    )
     faults: list[Fault] = []
     for job, (wrong, *place) in zip(prepared, found, strict=True):
         job.policy, job.devices, job.missing = place

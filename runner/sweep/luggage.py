@@ -1,0 +1,34 @@
+"""A job's folder goes in; bytes come out that make the same folder on another machine, and the other way round."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+
+def pack(folder: Path) -> bytes:
+    """Every file below the folder, compressed; b"" for a folder that is not there. Takes its size in memory, twice."""
+    if not folder.is_dir():
+        return b""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                archive.add(path, arcname=str(path.relative_to(folder)), recursive=False)
+    return buffer.getvalue()
+
+
+def unpack(luggage: bytes, folder: Path) -> None:
+    """Puts the files into the folder, each whole or not at all, over those that are there; leaves all others alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not luggage:
+        return
+    with tarfile.open(fileobj=io.BytesIO(luggage), mode="r:gz") as archive:
+        for member in archive:
+            path = folder / member.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f"{path.name}.arriving")
+            member.name = str(beside.relative_to(folder))
+            archive.extract(member, folder, filter="data")  # nothing outside the folder
+            beside.replace(path)
