@@ -1,10 +1,20 @@
-"""A job's folder goes in; bytes come out that make the same folder on another machine, and the other way round."""
+"""What a job takes along to another machine goes in, its folder and variables; bytes and a dict come out, and back."""
 
 from __future__ import annotations
 
 import io
+import re
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+
+
+def variables_of(config: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this machine's environment that the job needs: those its YAML names, the runner's and MLflow's."""
+    named = set(re.findall(r"\$\{oc\.env:\s*([A-Za-z_]\w*)", config))
+    return {
+        name: value for name, value in environment.items() if name in named or name.startswith(("RUNNER_", "MLFLOW_"))
+    }
 
 
 def pack(folder: Path) -> bytes:

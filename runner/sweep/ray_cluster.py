@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pickle
 import signal
 import time
@@ -21,14 +22,17 @@ from runner.device import Hardware
 from runner.sweep import ray_connection
 from runner.sweep.job import VARIABLE, Assignment
 from runner.sweep.jobs import Prepared
-from runner.sweep.luggage import pack, unpack
+from runner.sweep.luggage import pack, unpack, variables_of
 from runner.sweep.nursery import Ended, Nursery
+from runner.sweep.parent import shown
 from runner.sweep.places import DevicesFor
 from runner.sweep.ray_devices import demand_of, devices_in, fits_nowhere, in_words
 from runner.sweep.ray_site import Arrival, Home, Site
 from runner.sweep.slots import CONSOLE
 from runner.sweep.worker import Request
 from runner.tracking import place
+from runner.tracking.records import FILE as JOURNAL
+from runner.tracking.records import has_records
 
 MARK = ".ray"  # in the sweep's folder, while it runs: a machine that sees it shares the person's files
 MOST_ASKED = 64  # places that Ray is asked for ahead, on the CPU and on GPUs each
@@ -186,7 +190,7 @@ class RayCluster(Launcher):
             "runner.sweep.job:run_pickled",
             pickle.dumps((config, self._context)),
             str(folder / CONSOLE),
-            {VARIABLE: assigned.as_text()},
+            variables_of(OmegaConf.to_yaml(config), os.environ) | {VARIABLE: assigned.as_text()},
             self._grace_seconds,
         )
 
@@ -220,9 +224,9 @@ class RayCluster(Launcher):
         if stay.arrival is None or stay.arrival.luggage is None:
             return
         unpack(luggage, stay.folder)
-        if self._config.tracking.enabled and place.sqlite_path(str(self._config.tracking.uri)):
+        if has_records(stay.folder / JOURNAL) and place.sqlite_path(str(self._config.tracking.uri)):
             self._say(
-                f"jobs on machines without this folder are not in MLflow yet: python -m runner sync {self._folder}"
+                f"not in MLflow yet, from machines without this folder: python -m runner sync {shown(self._folder)}"
             )
 
     def _say_why_it_waits(self, stay: Stay) -> None:
