@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from runner.errors import Fault, RunnerError
 
 PACKAGES = Path(__file__).resolve().parents[2]
+SECONDS_TO_ANSWER = 5.0
 SECONDS_BETWEEN_NODES = 5.0  # the list of nodes is asked for at most so often
 
 
@@ -107,6 +109,8 @@ def connect(address: str | None) -> Connection:
     if ray.is_initialized():  # in a notebook
         return Connection(ray, "as it is connected here", is_ours=False)
     where = address or os.environ.get("RAY_ADDRESS") or "local"
+    if not _listens(where):  # Ray itself would try for minutes
+        raise RunnerError(_no_answer(where, ConnectionError("nothing listens there")))
     starts: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -116,6 +120,17 @@ def connect(address: str | None) -> Connection:
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray's would end the process where the sweep has jobs to see off
     return Connection(ray, "started here" if where == "local" else f"at {where}", is_ours=True)
+
+
+def _listens(where: str) -> bool:
+    host, colon, port = where.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdigit()):
+        return True  # auto, local
+    try:
+        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except OSError:
+        return False
+    return True
 
 
 def _no_answer(where: str, error: Exception) -> Fault:
@@ -134,7 +149,7 @@ def _no_answer(where: str, error: Exception) -> Fault:
 def _line_of(error: Exception) -> str:
     """Ray's messages are pages with the cause in some line of it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    told = [
-        line for line in lines if line.startswith(("The actor died", "The actor is dead", "The node", "Worker exit"))
-    ]
-    return " ".join(told[:2] or lines[:1] or [type(error).__name__])[:300]
+    causes = ("The actor is dead", "The node", "Worker exit", "The actor died")
+    told = [line for line in lines if line.startswith(causes)]
+    text = (told or lines or [type(error).__name__])[0]
+    return text.partition(" Some common causes")[0][:300]
