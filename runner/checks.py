@@ -30,11 +30,11 @@ class CheckFirst(Callback):
             sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """A sweep's exit code: 1 when a job of it failed. Hydra hands a sweeper's answer to nobody."""
+        """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""
         from runner.sweep import ledger
 
         folder = Path(config.hydra.sweep.dir)
         if (folder / ledger.FILE).is_file() and any(
-            job.state in ("failed", "killed") for job in ledger.read(folder).jobs.values()
+            job.state in ("failed", "killed", "interrupted") for job in ledger.read(folder).jobs.values()
         ):
             sys.exit(1)

@@ -110,7 +110,11 @@ def conduct(
         for ended in found:
             job = running.pop(ended.number)
             summary = settle(
-                job, sweep.folder_of(job), ended.code, is_stopped=stop.signal is not None, cause=ended.cause
+                job,
+                sweep.folder_of(job),
+                ended.code,
+                is_stopped=stop.signal is not None or ended.is_interrupted,
+                cause=ended.cause,
             )
             ledger.note(job)
             if publisher is not None:
@@ -152,7 +156,7 @@ def _start(
 def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:
     """Writes into the job how it ended, and leaves a summary in its folder if it could not do that itself.
 
-    code: of its process. is_stopped: whether the sweep told it to end: then it goes on another time.
+    code: of its process. is_stopped: whether it was told to save its state and end: then it goes on another time.
     cause: why it ended, where a launcher knows.
     """
     summary = read_summary(folder)
@@ -163,7 +167,8 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause:
     if is_stopped:
         job.state, job.error = "interrupted", None
         return summary
-    job.state, job.error = ("killed", cause) if cause is not None else _cause(code)
+    job.state, job.error = _cause(code)
+    job.error = cause or job.error
     summary = {**summary, "status": job.state, "error": job.error, "device": job.device}
     write_summary(folder, summary)
     return summary

@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 import os
+import pickle
+import select
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Hardware
-from runner.sweep.job import VARIABLE, Assignment
+from runner.stop import listening
+from runner.sweep.engine import read_summary
+from runner.sweep.job import VARIABLE, Assignment, task
 from runner.sweep.jobs import Prepared
 from runner.sweep.nursery import Ended, Nursery
+from runner.sweep.places import DevicesFor, anywhere, devices_for
+from runner.sweep.slots import CONSOLE
+from runner.sweep.worker import Request
 
 #: launchers whose jobs run on other machines
-ELSEWHERE = ("SlurmLauncher", "RayAWSLauncher", "RQLauncher")
+ELSEWHERE = ("RayAWSLauncher", "RQLauncher")
+LOG = "launcher.log"  # in the sweep's folder: what the launcher and its jobs print
+BATCH = -2  # the number of the process that does a batch
 
 
 class Foreign:
-    """Hydra's launchers take all jobs at once and answer when the last one has ended; so does this.
+    """Hydra's launchers take all jobs at once and answer when the last one has ended.
 
-    submitit makes a Slurm array of them, which is what a cluster wants.
+    So each batch has a process of its own: a job that takes the launcher down with it is a row, and those that had not
+    begun are another batch.
     """
 
-    def __init__(self, launcher: Any, config: DictConfig) -> None:
-        self._launcher, self._folder = launcher, Path(config.hydra.sweep.dir)
+    follows = False  # whose processes its jobs are, nobody knows
+
+    def __init__(self, config: DictConfig, context: Any) -> None:
+        self._config, self._context = config, context
+        self._folder = Path(config.hydra.sweep.dir)
         target = str(config.hydra.launcher._target_)
         self.is_here = not target.endswith(ELSEWHERE)
         self._name = target.rsplit(".", 1)[-1]
+        self._waiting: list[tuple[Prepared, Assignment]] = []
         self._batch: list[tuple[Prepared, Assignment]] = []
+        self._began = 0.0
+        self._is_stopping = False
         self._nursery: Nursery | None = None
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        return devices_for if self.is_here else anywhere
 
     def nursery(self) -> Nursery:
         if self._nursery is None:
@@ -39,42 +60,112 @@ class Foreign:
         return self._nursery
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
-        return f"as {self._name} has them"
+        return f"as {self._name} has them; what the jobs print is in {LOG}"
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
-        self._batch.append((prepared, assigned))
+        self._waiting.append((prepared, assigned))
         return str(OmegaConf.select(prepared.config, "device"))
 
     def ended(self, seconds: float) -> list[Ended]:
-        """Runs what has been handed over, and waits for all of it."""
-        batch, self._batch = self._batch, []
-        if not batch:
-            return []
-        # for launchers that start processes here; others get it among the overrides
-        os.environ.pop(VARIABLE, None)
-        overrides = [
-            [
-                *prepared.job.overrides,
-                f"hydra.sweep.dir={self._folder}",
-                f"hydra.sweep.subdir={prepared.job.folder_name}",
-                f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
-            ]
-            for prepared, assigned in batch
-        ]
-        numbers = [prepared.job.number for prepared, _ in batch]
-        try:
-            returned = self._launcher.launch(overrides, initial_job_idx=min(numbers))
-        except Exception as error:  # submitit raises when one of its jobs died
-            print(f"{self._name}: {type(error).__name__}: {error}")
-            return [Ended(number, 1) for number in numbers]
-        return [
-            Ended(number, 0 if found.status == JobStatus.COMPLETED else 1)
-            for number, found in zip(numbers, returned, strict=True)
-        ]
+        if not self._batch and self._waiting and not self._is_stopping:
+            self._launch()
+        select.select([self.nursery()], [], [], seconds)
+        codes = [ended.code for ended in self.nursery().ended() if ended.number == BATCH]
+        if codes:
+            return self._farewells(codes[0])
+        if self._is_stopping and not self._batch:  # those that never began
+            left, self._waiting = self._waiting, []
+            return [Ended(prepared.job.number, None) for prepared, _ in left]
+        return []
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
-        """The jobs are the launcher's: a Ctrl-C has reached them, or their scheduler, already."""
+        self._is_stopping = True
+        self.nursery().signal(BATCH, what, whole_group=True)
 
     def close(self) -> None:
         if self._nursery is not None:
             self._nursery.close()
+        self._nursery = None
+
+    def _launch(self) -> None:
+        self._batch, self._waiting, self._began = self._waiting, [], time.time()
+        first = min(prepared.job.number for prepared, _ in self._batch)
+        words = [overrides_of(*one, self._folder) for one in self._batch]
+        payload = pickle.dumps((self._config, self._context, words, first))
+        self.nursery().start(Request(BATCH, "runner.sweep.foreign:launch", payload, str(self._folder / LOG)))
+
+    def _farewells(self, code: int | None) -> list[Ended]:
+        """Of the jobs that have run. What has not, after the launcher died, waits for another batch."""
+        batch, self._batch = self._batch, []
+        begun = [one for one in batch if self._has_begun(one[0])]
+        if code and begun and not self._is_stopping:
+            self._waiting += [one for one in batch if one not in begun]
+            batch = begun
+        ended = []
+        for prepared, _ in batch:
+            link_console(self._folder / LOG, self._folder / prepared.job.folder_name)
+            is_told = "status" in read_summary(self._folder / prepared.job.folder_name)
+            cause = f"{self._name}'s process {_how(code)}; {LOG} says more"
+            ended.append(Ended(prepared.job.number, code, None if is_told else cause))
+        return ended
+
+    def _has_begun(self, prepared: Prepared) -> bool:
+        folder = self._folder / prepared.job.folder_name
+        marks = [folder / ".hydra" / "config.yaml", folder / "summary.json"]
+        return any(mark.is_file() and mark.stat().st_mtime >= self._began for mark in marks)
+
+
+def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
+    """What a launcher gets that hands on nothing but overrides."""
+    return [
+        *prepared.job.overrides,
+        f"hydra.sweep.dir={folder}",
+        f"hydra.sweep.subdir={prepared.job.folder_name}",
+        f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
+    ]
+
+
+def link_console(log: Path, folder: Path) -> None:
+    """Makes what a job printed, wherever its launcher put it, its console.log."""
+    link = folder / CONSOLE
+    with suppress(OSError):  # where there are no links, or the job has a file of that name
+        folder.mkdir(exist_ok=True)
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(os.path.relpath(log, folder))
+
+
+def launch(payload: bytes) -> int:
+    """In the batch's process: hands the jobs to the launcher. A stop ends the job that runs, and the batch with it."""
+    from hydra import version
+    from hydra.core.plugins import Plugins
+    from hydra.core.utils import JobRuntime, setup_globals
+
+    from runner import schema
+    from runner.compose import hydra_session
+
+    config, context, words, first = pickle.loads(payload)  # from our own parent
+    schema.register()
+    version.setbase("1.3")
+    setup_globals()
+    JobRuntime.instance().set("name", config.hydra.job.name)
+    with hydra_session(["runner"]), listening() as stop:
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=task_or_end, config=config
+        )
+        launcher.launch(words, initial_job_idx=first)
+    return stop.exit_code
+
+
+def task_or_end(cfg: DictConfig) -> dict[str, Any]:
+    """A job that was told to end takes its batch with it: launchers would go on with the next."""
+    summary = task(cfg)
+    if summary.get("exit_code", 0) >= 128:
+        raise SystemExit(summary["exit_code"])
+    return summary
+
+
+def _how(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"crashed ({signal.Signals(-code).name})"
+    return f"ended with exit code {code}" if code is not None else "was killed"

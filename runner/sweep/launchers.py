@@ -9,16 +9,20 @@ from typing import Any
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
+from runner.sweep import scheduled
 from runner.sweep.foreign import Foreign
 from runner.sweep.job import task
 
 
 @contextmanager
 def open_launcher(context: Any, config: DictConfig) -> Iterator[Any]:
-    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, joblib, ...)."""
+    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, basic, joblib, ...)."""
+    scheduled.check_there(config)
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
-    if not hasattr(launcher, "devices_for"):
-        launcher = Foreign(launcher, config)
+    if str(config.hydra.launcher._target_).startswith(scheduled.PLUGIN):
+        launcher = scheduled.Scheduled(launcher, config)
+    elif not hasattr(launcher, "devices_for"):
+        launcher = Foreign(config, context)
     try:
         yield launcher
     finally:

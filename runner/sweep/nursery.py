@@ -30,6 +30,7 @@ class Ended:
     number: int
     code: int | None
     cause: str | None = None  # in words, where a launcher knows more than a code says
+    is_interrupted: bool = False  # its time was over; it has saved its state and may go on
 
 
 class Nursery:

@@ -100,8 +100,8 @@ class RayCluster(Launcher):
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         Path(self._home.mark).write_text(self._home.word)
-        asked = [f"device={name}: {in_words(self._demand(name))}" for name in sorted(devices)]
-        return f"{self._connected()}; a job takes {'; '.join(asked) or 'nothing'}"
+        asked = [f"; a job on {name} takes {in_words(self._demand(name))}" for name in sorted(devices)]
+        return f"{self._connected()}{''.join(asked)}"
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Asks Ray for a place, and starts the job in it once it is given."""

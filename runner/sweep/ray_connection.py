@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -114,7 +115,7 @@ def connect(address: str | None) -> Connection:
     starts: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(where, logging_level="ERROR", log_to_driver=False, **starts)
+        ray.init(where, logging_level=logging.ERROR, log_to_driver=False, **starts)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise RunnerError(_no_answer(where, error)) from None
     finally:
