@@ -151,8 +151,11 @@ def scheduled_task(cfg: DictConfig) -> dict[str, Any]:
     )  # submitit's: it queues the job again, and ends the process where it stands
 
     def end(number: int, frame: Any) -> None:
-        asked.append(number)
-        signal.raise_signal(signal.SIGTERM)
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and callable(handler):
+            handler(number, frame)  # the training has not begun
+        else:
+            asked.append(number)
+            signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGUSR2, end)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
