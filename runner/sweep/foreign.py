@@ -167,5 +167,5 @@ def task_or_end(cfg: DictConfig) -> dict[str, Any]:
 
 def _how(code: int | None) -> str:
     if code is not None and code < 0:
-        return f"crashed ({signal.Signals(-code).name})"
+        return f"died of {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code is not None else "was killed"

@@ -151,6 +151,6 @@ def _line_of(error: Exception) -> str:
     """Ray's messages are pages with the cause in some line of it."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     causes = ("The actor is dead", "The node", "Worker exit", "The actor died")
-    told = [line for line in lines if line.startswith(causes)]
+    told = [line for cause in causes for line in lines if line.startswith(cause)]
     text = (told or lines or [type(error).__name__])[0]
     return text.partition(" Some common causes")[0][:300]

@@ -1,0 +1,221 @@
+"""Sweeps on a real Ray cluster of two nodes, which the test starts on free ports and stops by process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+import pytest
+from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SMALL = ("model=linear", "train.num_epochs=1", "tracking.enabled=false")
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+HIDING = (
+    ["unshare", "--mount"]
+    if hasattr(os, "getuid") and os.getuid() == 0
+    else ["unshare", "--user", "--map-root-user", "--mount"]
+)
+
+
+@contextmanager
+def node(name: str, *words: str, before: tuple[str, ...] = ()) -> Iterator[psutil.Process]:
+    """`ray start --block`, until Ray says that it is up; ended with all that it started."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-name={name}", "--num-cpus=1"]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats", "--dashboard-agent-listen-port=0", "--block"]
+    process = subprocess.Popen(
+        [*before, *command, *words],
+        env={**os.environ, **RAY},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tempfile.gettempdir(),  # not the person's folder
+    )
+    try:
+        read_until(process, "Ray runtime started")
+        yield psutil.Process(process.pid)
+    finally:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.terminate()
+        _, left = psutil.wait_procs(family, timeout=20)
+        for one in left:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(left, timeout=10)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
+    """The address, and the processes of its two nodes: one with a CPU, two with a CPU and what it takes for a GPU."""
+    folder = tempfile.mkdtemp(prefix="r")  # sockets lie in it: their paths must be short
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    head = ("--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")
+    try:
+        with node("one", *head) as one, node("two", f"--address={address}", "--num-gpus=1") as two:
+            yield address, [one, two]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def on(address: str) -> tuple[str, str]:
+    return "hydra/launcher=ray", f"hydra.launcher.address={address}"
+
+
+def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
+    address, _ = cluster
+    words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "seed=1,2", "train.num_epochs=1")
+    code, text = sweep(tmp_path, *on(address), *words, **RAY)
+    assert code == 0, text
+    assert "2 nodes, 2 CPUs, 1 GPU" in text
+    assert "skipped, device=cuda:7 on Ray: Ray chooses which GPU a job gets" in text
+    assert "skipped, device=mps on Ray: Ray knows CPUs and NVIDIA GPUs alone" in text
+    found = states(tmp_path)
+    assert sorted(state for state, _, _ in found.values()) == ["finished"] * 4 + ["skipped"] * 8
+    assert {device for state, device, _ in found.values() if state == "finished"} == {"cpu at one", "cpu at two"}
+    for number in range(4):
+        told = summary(tmp_path, number)
+        assert told["status"] == "finished"
+        assert told["run_id"], "it is not in MLflow"
+        assert "status  finished" in (tmp_path / f"swept/{number}/console.log").read_text()
+    assert {file.name for file in (tmp_path / "swept").glob("*.html")} == {"report.html"}
+    assert (tmp_path / "mlflow.db").is_file()
+    assert not (tmp_path / "swept/.ray").exists()
+
+
+def test_strict_refuses_before_anything_runs(cluster, tmp_path):
+    address, _ = cluster
+    code, text = sweep(tmp_path, *on(address), "device=cpu,mps", "sweep.strict=true", *SMALL, **RAY)
+    assert code == 2
+    assert "asked: device=mps on Ray" in text
+    assert not (tmp_path / "swept").exists()
+
+
+def test_the_device_decides_what_a_job_sees(cluster, tmp_path):
+    """Node two has no real GPU: a job that must have one says so, as everywhere; `auto` goes on without."""
+    address, _ = cluster
+    words = ("device=cpu,cuda,auto", "model=dying", "train.num_epochs=1", "tracking.enabled=false", "data=arrays")
+    arrays = "import numpy; numpy.savez('a.npz', x=numpy.zeros((32, 4), 'float32'), y=numpy.zeros(32, 'int64'))"
+    subprocess.run([sys.executable, "-c", arrays], cwd=person(tmp_path), check=True)
+    code, text = sweep(tmp_path, *on(address), *words, "data.path=${oc.env:ARRAYS}", **RAY, ARRAYS="a.npz")
+    found = states(tmp_path)
+    assert code == 1, text
+    assert found["device=cpu"][0] == "finished", text
+    assert found["device=cuda"][:2] == ("failed", "cuda at two")
+    assert "CPU-only build" in found["device=cuda"][2]
+    assert found["device=auto"][:2] == ("finished", "cuda at two")
+    assert f"sees '' in {tmp_path}" in (tmp_path / "swept/0/console.log").read_text()
+    assert f"sees '0' in {tmp_path}" in (tmp_path / "swept/2/console.log").read_text()
+
+
+def test_each_death_is_a_row_with_its_cause_and_the_others_go_on(cluster, tmp_path):
+    address, _ = cluster
+    words = ("device=cpu", "model=dying", "model.how=fine,SIGSEGV,SIGKILL,exit,site", "train.num_epochs=1")
+    code, text = sweep(person(tmp_path), *on(address), *words, "tracking.enabled=false", **RAY)
+    found = {name.partition("=")[2]: (state, error) for name, (state, _, error) in states(tmp_path).items()}
+    assert code == 1, text
+    assert found["fine"] == ("finished", None), text
+    assert found["SIGSEGV"] == ("failed", "its process crashed: SIGSEGV, segmentation fault")
+    assert found["SIGKILL"][0] == "killed" and found["SIGKILL"][1].startswith("SIGKILL")
+    assert found["exit"] == ("failed", "its process ended with exit code 7 and left no summary")
+    assert (
+        found["site"][0] == "killed"
+        and "was lost: The actor is dead because its worker process has died" in found["site"][1]
+    )
+    wait_for(lambda: not jobs_in(tmp_path))
+
+
+def test_ctrl_c_lets_every_job_save_its_state_and_leaves_no_process(cluster, tmp_path):
+    address, _ = cluster
+    words = ("device=cpu", "model=linear", "seed=1,2,3", "train.num_epochs=1000000", "tracking.enabled=false")
+    process = start(tmp_path, *on(address), *words, "train.checkpoint_every_steps=50", **RAY)
+    text = read_until(process, " began on", 2)
+    saved = [tmp_path / f"swept/{number}/checkpoints/last.pt" for number in (0, 1)]
+    wait_for(lambda: all(path.exists() for path in saved))
+    interrupt(process)
+    code, rest = finish(process)
+    assert code == 130, text + rest
+    assert sorted(state for state, _, _ in states(tmp_path).values()) == ["interrupted", "interrupted", "planned"]
+    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed", "killed"]
+    wait_for(lambda: not jobs_in(tmp_path))
+
+
+def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_goes_on_where_they_stood(cluster, tmp_path):
+    address, _ = cluster
+    words = ("device=cpu", "model=linear", "seed=1", "train.num_epochs=1000000", "tracking.enabled=false")
+    words += ("train.checkpoint_every_steps=50", "train.max_seconds=30")
+    process = start(tmp_path, *on(address), *words, **RAY)
+    read_until(process, " began on")
+    wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
+    process.kill()
+    finish(process)
+    wait_for(lambda: not jobs_in(tmp_path))
+    assert summary(tmp_path, 0)["status"] == "killed"
+    stood = summary(tmp_path, 0)["steps"]
+    process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
+    read_until(process, " began on")
+    interrupt(process)
+    finish(process)
+    assert summary(tmp_path, 0)["steps"] >= stood > 0
+
+
+def test_a_machine_that_shares_no_files_gets_the_job_and_sends_its_folder_back(cluster, tmp_path):
+    """A node in a mount namespace of its own, where the person's folder is hidden below an empty one."""
+    address, _ = cluster
+    hidden = person(tmp_path / "home")
+    hide = (*HIDING, "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden))
+    if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces for this account")
+    away = (f"--address={address}", '--resources={"away": 1}')
+    words = ("device=cpu", "model=linear", "train.num_epochs=1", "+hydra.launcher.resources.away=1")
+    with node("away", *away, before=hide):
+        code, text = sweep(hidden, *on(address), *words, **RAY)
+        assert code == 0, text
+        assert states(hidden)["device=cpu model=linear train.num_epochs=1"][:2] == ("finished", "cpu at away")
+        assert summary(hidden, 0)["status"] == "finished"
+        assert (hidden / "swept/0/checkpoints/last.pt").is_file()
+        assert "status  finished" in (hidden / "swept/0/console.log").read_text()
+        assert "not in MLflow yet, from machines without this folder: python -m runner sync swept" in text
+        # and a job that goes on takes along what it has
+        ledger = hidden / "swept/ledger.jsonl"
+        lines = ledger.read_text().splitlines()
+        last = json.loads(lines[-1])
+        ledger.write_text("\n".join([*lines[:-1], json.dumps({**last, "state": "interrupted"})]) + "\n")
+        (hidden / "swept/0/summary.json").unlink()
+        code, text = sweep(hidden, *on(address), *words, "sweep.resume=swept", **RAY)
+        assert code == 0, text
+        assert (hidden / "swept/0/console.log").read_text().count("device: cpu (as asked)") == 2, text
+
+
+def test_what_ray_can_not_place_is_said(cluster, tmp_path):
+    address, _ = cluster
+    process = start(tmp_path, *on(address), *SMALL, "device=cpu", "+hydra.launcher.resources.moon=1", **RAY)
+    text = read_until(process, "waiting:")
+    interrupt(process)
+    code, rest = finish(process)
+    assert "waiting: no node of the cluster has 1 CPU, 1 moon" in text
+    assert code == 130, rest
+    assert [state for state, _, _ in states(tmp_path).values()] == ["planned"]
+
+
+def test_an_address_where_nothing_listens_is_a_mistake_at_once(tmp_path):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        code, text = sweep(tmp_path, *on(f"127.0.0.1:{taken.getsockname()[1]}"), *SMALL, "device=cpu", **RAY)
+    assert code == 2
+    assert "so:    Ray does not answer there: nothing listens there" in text
+    assert not (tmp_path / "swept").exists()
