@@ -27,6 +27,7 @@ from runner.sweep.places import DevicesFor, anywhere, devices_for
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
 OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
+SECONDS_BETWEEN_LOOKS = 20.0  # sacct by submitit itself: up to 10 minutes, so late a death would be seen
 SECONDS_FOR_FILES = 5.0  # a network file system shows a file so much later than another machine wrote it
 #: how Slurm calls the end of a job that somebody else ended
 ENDED_BY_OTHERS = ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE", "INTERRUPTED")
@@ -46,6 +47,7 @@ class Scheduled:
         self._jobs: dict[int, Any] = {}  # submitit's, by our number
         self._done_at: dict[int, float] = {}
         self._folders: dict[int, Path] = {}
+        self._asked_at = time.monotonic()
         self._is_stopping = False
         self._nursery: Nursery | None = None
 
@@ -71,7 +73,7 @@ class Scheduled:
         for on_cpu in (True, False):  # one array each, for an array asks for one thing
             if part := [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]:
                 self._submit(part, on_cpu=on_cpu)
-        found = [number for number in self._jobs if self._is_done(number)]
+        found = [number for number in list(self._jobs) if self._is_done(number)]
         if not found:
             time.sleep(seconds)
         return [self._farewell(number) for number in found]
@@ -106,7 +108,11 @@ class Scheduled:
     def _is_done(self, number: int) -> bool:
         """Whether the job has ended and its files are here to see."""
         if number not in self._done_at:
-            if not self._jobs[number].done(force_check=self._is_stopping):
+            every = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
+            asks = not self.is_here and time.monotonic() - self._asked_at > every
+            if asks:
+                self._asked_at = time.monotonic()
+            if not self._jobs[number].done(force_check=asks):  # asks for all jobs at once
                 return False
             self._done_at[number] = time.monotonic()
         waited = time.monotonic() - self._done_at[number]

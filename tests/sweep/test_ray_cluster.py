@@ -142,7 +142,7 @@ def test_each_death_is_a_row_with_its_cause_and_the_others_go_on(cluster, tmp_pa
 def test_ctrl_c_lets_every_job_save_its_state_and_leaves_no_process(cluster, tmp_path):
     address, _ = cluster
     words = ("device=cpu", "model=linear", "seed=1,2,3", "train.num_epochs=1000000", "tracking.enabled=false")
-    process = start(tmp_path, *on(address), *words, "train.checkpoint_every_steps=50", **RAY)
+    process = start(tmp_path, *on(address), *words, "train.checkpoint_every_steps=50", "train.max_seconds=60", **RAY)
     text = read_until(process, " began on", 2)
     saved = [tmp_path / f"swept/{number}/checkpoints/last.pt" for number in (0, 1)]
     wait_for(lambda: all(path.exists() for path in saved))
@@ -157,7 +157,7 @@ def test_ctrl_c_lets_every_job_save_its_state_and_leaves_no_process(cluster, tmp
 def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_goes_on_where_they_stood(cluster, tmp_path):
     address, _ = cluster
     words = ("device=cpu", "model=linear", "seed=1", "train.num_epochs=1000000", "tracking.enabled=false")
-    words += ("train.checkpoint_every_steps=50", "train.max_seconds=30")
+    words += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
     process = start(tmp_path, *on(address), *words, **RAY)
     read_until(process, " began on")
     wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
@@ -165,12 +165,13 @@ def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_goes_on_where_they_st
     finish(process)
     wait_for(lambda: not jobs_in(tmp_path))
     assert summary(tmp_path, 0)["status"] == "killed"
-    stood = summary(tmp_path, 0)["steps"]
+    stood = summary(tmp_path, 0)["num_steps"]
     process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
     read_until(process, " began on")
+    wait_for(lambda: (tmp_path / "swept/0/console.log").read_text().count("folder: ") == 2)
     interrupt(process)
     finish(process)
-    assert summary(tmp_path, 0)["steps"] >= stood > 0
+    assert summary(tmp_path, 0)["num_steps"] >= stood > 0
 
 
 def test_a_machine_that_shares_no_files_gets_the_job_and_sends_its_folder_back(cluster, tmp_path):
