@@ -29,7 +29,7 @@ class Source(Protocol):
         ...
 
     def ended(self, job: Job, summary: dict[str, Any]) -> None:
-        """Hears how a job ended."""
+        """Hears how a job ended, before the ledger does; it may find that a job failed which thinks it finished."""
         ...
 
 
@@ -80,10 +80,10 @@ def conduct(
         for ended in found:
             job = running.pop(ended.number)
             summary = settle(job, sweep.folder_of(job), ended.code, is_stopped=stop.signal is not None)
+            source.ended(job, summary)
             ledger.note(job)
             if publisher is not None:
                 publisher.gone(sweep.folder_of(job))
-            source.ended(job, summary)
             table.ended(job, summary)
 
 
@@ -102,7 +102,7 @@ def _start(
     while True:
         for prepared in list(waiting):
             job = prepared.job
-            device = places.start(prepared, Assignment(name=job.name, **assigned))
+            device = places.start(prepared, Assignment(name=job.name, **assigned, **prepared.assigned))
             if device is None:
                 continue
             waiting.remove(prepared)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -27,6 +27,7 @@ class Prepared:
     policy: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
     missing: Fault | None = None
+    assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
 
 
 def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[str, ...], str]]:
@@ -35,8 +36,8 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
-    _refuse_swept_settings(parsed)
-    own = [override for override in parsed if not _is_of_the_sweep(override)]
+    refuse_swept_settings(parsed)
+    own = [override for override in parsed if not is_of_the_sweep(override)]
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
@@ -98,11 +99,13 @@ def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware 
     return found
 
 
-def _is_of_the_sweep(override: Any) -> bool:
+def is_of_the_sweep(override: Any) -> bool:
+    """Whether an override, as Hydra parsed it, says how the sweep is run, and is no part of a job."""
     return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
 
 
-def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
+def refuse_swept_settings(parsed: Sequence[Any]) -> None:
+    """Raises: RunnerError for what says how the sweep is run and has several values."""
     found = [
         Fault(
             str(override.input_line),
@@ -110,7 +113,7 @@ def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
             f"{override.key_or_group}=... with one value",
         )
         for override in parsed
-        if override.is_sweep_override() and _is_of_the_sweep(override)
+        if override.is_sweep_override() and is_of_the_sweep(override)
     ]
     if found:
         raise RunnerError(*found)

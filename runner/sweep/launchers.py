@@ -11,14 +11,20 @@ from omegaconf import DictConfig
 
 from runner.sweep.foreign import Foreign
 from runner.sweep.job import task
+from runner.sweep.slots import Slots
 
 
 @contextmanager
-def open_launcher(context: Any, config: DictConfig) -> Iterator[Any]:
-    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, joblib, ...)."""
+def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
+    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, joblib, ...).
+
+    imports: modules that all jobs share, for launchers whose processes are warm.
+    """
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
     if not hasattr(launcher, "is_here"):
         launcher = Foreign(launcher, config)
+    if isinstance(launcher, Slots):
+        launcher.preload += imports
     try:
         yield launcher
     finally:

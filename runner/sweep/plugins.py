@@ -5,9 +5,10 @@ from __future__ import annotations
 from hydra.core.plugins import Plugins
 
 from runner.sweep.grid import Grid
+from runner.sweep.search import Search
 from runner.sweep.slots import Slots
 
-OURS = (Grid, Slots)
+OURS = (Grid, Search, Slots)
 
 
 def register() -> None:

@@ -32,7 +32,7 @@ class Slots(Launcher):
     is_here = True  # the jobs run on the machine that asks
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
-        self._preload = tuple(preload)
+        self.preload = tuple(preload)
         self._free: list[Place] = []
         self._busy: dict[int, Place] = {}
         self._nurseries: dict[str, Nursery] = {}
@@ -52,7 +52,7 @@ class Slots(Launcher):
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
             if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
-            self._nurseries[key] = Nursery(environment, preload=self._preload)
+            self._nurseries[key] = Nursery(environment, preload=self.preload)
         return self._nurseries[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
@@ -62,6 +62,11 @@ class Slots(Launcher):
         for place in self._free:
             self.nursery(place)
         return ", ".join(map(str, self._free)) or "none"
+
+    @property
+    def num_places(self) -> int:
+        """Jobs at a time, once it is open."""
+        return len(self._order)
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Starts the job and returns its device; None when no slot is free for it now."""

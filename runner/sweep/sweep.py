@@ -33,6 +33,8 @@ class Plan:
     jobs: Sequence[tuple[tuple[str, ...], str]]  # overrides and name; of a search: examples, to be checked
     source: Callable[[Hands], Source]
     objectives: tuple[dict[str, str], ...] = ()  # of a search
+    says: Sequence[tuple[str, str]] = ()  # of a search: what a person reads of it before it begins
+    imports: tuple[str, ...] = ()  # that all jobs share, beside the launcher's own
 
 
 @dataclass
@@ -45,12 +47,14 @@ class Hands:
     context: Any
     hardware: Hardware
     is_here: bool
+    say: Callable[[str], None]
+    num_places: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
-    def add(self, overrides: tuple[str, ...], name: str, *, trial: dict[str, Any] | None = None) -> Job:
-        """A new job, noted in the ledger."""
-        job = _new_job(self.sweep, overrides, name)
-        job.trial = trial
+    def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
+        """A new job of a search, noted in the ledger; its number is the trial's."""
+        job = Job(number, overrides, name, folder_name=str(number), trial=trial)
+        self.sweep.jobs[number] = job
         self.ledger.plan(job)
         return job
 
@@ -67,23 +71,26 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     Raises: RunnerError for mistakes, before anything is written; SystemExit with a signal's code when it was stopped.
     """
     sweep, is_new = _sweep_of(plan, config)
-    with open_launcher(context, config) as launcher, listening() as stop, Table() as table:
+    with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.nursery()  # it imports torch while the jobs are composed
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
-        hardware = _check(prepared, launcher, strict=config.sweep.strict)
+        # a search would ask again and again for a device that is not here
+        hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
             if is_new:
                 book.begin(sweep)
                 OmegaConf.save(config, sweep.folder / "multirun.yaml")
-            hands = Hands(sweep, book, config, context, hardware, launcher.is_here)
+            hands = Hands(sweep, book, config, context, hardware, launcher.is_here, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
-            announce.plan(table, sweep, prepared, slots=slots, is_search=bool(plan.objectives))
+            hands.num_places = getattr(launcher, "num_places", None)
+            source = plan.source(hands)
+            announce.plan(table, sweep, prepared, slots=slots, search=plan.says)
             with Parent.open(sweep, config, prepared, follows=launcher.is_here) as parent:
                 conduct(
-                    plan.source(hands),
+                    source,
                     launcher,
                     sweep=sweep,
                     ledger=book,
@@ -121,18 +128,27 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         so = f"no sweep has run below {root} yet"
         raise RunnerError(Fault(f"sweep.resume={wanted}", so, "the same line without sweep.resume"))
     sweep = ledger.read(folder.absolute())
+    if sweep.objectives != plan.objectives:
+        before, now = (announce.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
+        write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
+        raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
     config.hydra.sweep.dir = str(sweep.folder)
     return sweep, False
 
 
 def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
-    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one."""
+    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one.
+
+    A search's are its examples: they are checked, and what runs is its source's affair.
+    """
+    if plan.objectives:
+        return [Job(-1, overrides, name) for overrides, name in plan.jobs]
     known = {job.overrides: job for job in sweep.jobs.values()}
     jobs = []
     for overrides, name in plan.jobs:
         job = known.get(overrides)
         if job is None:
-            job = Job(-1, overrides, name) if plan.objectives else _new_job(sweep, overrides, name)
+            job = _new_job(sweep, overrides, name)
         elif job.state in ("failed", "killed") and retry:
             tries = len(list(sweep.folder.glob(f"{job.number}-*")))
             job.folder_name = f"{job.number}-{tries + 1}"
