@@ -152,5 +152,5 @@ def _lines(
         after = f"after {pruning.warmup_epochs} epochs, once {pruning.startup_trials} trials have run to their end"
         lines.append(("pruner", f"{pruning.kind}, {after}"))
     width = max(map(len, space.dimensions))
-    lines += [("space", f"{key:<{width}}  {dimension}") for key, dimension in space.dimensions.items()]
-    return lines
+    dimensions = [f"{key:<{width}}  {dimension}" for key, dimension in space.dimensions.items()]
+    return [*lines, ("space", f"\n{'':8}".join(dimensions))]

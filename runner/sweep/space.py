@@ -83,7 +83,7 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
     own = parser.parse_overrides(list(words))
     refuse_swept_settings(own)
     given = {override.key_or_group for override in own}
-    from_file = parser.parse_overrides([f"{key}={value}" for key, value in (more or {}).items()])
+    from_file = _from_file(parser, more or {})
     overrides = [override for override in from_file if override.key_or_group not in given] + own
     fixed = [
         str(override.input_line)
@@ -110,6 +110,21 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
     if faults:
         raise RunnerError(*faults)
     return Space(tuple(fixed), dimensions)
+
+
+def _from_file(parser: Any, more: Mapping[str, Any]) -> list[Override]:
+    from hydra.errors import HydraException
+
+    found: list[Override] = []
+    for key, value in more.items():
+        try:
+            found += parser.parse_overrides([f"{key}={value}"])
+        except HydraException as error:
+            asked, so = f"hydra.sweeper.params: {{{key}: {value}}}", " ".join(str(error).splitlines()[0].split())
+            raise RunnerError(
+                Fault(asked, so, f"hydra.sweeper.params: {{{key}: 'interval(0.001,0.1)'}}, say")
+            ) from None
+    return found
 
 
 def as_word(dimension: Dimension, value: Any) -> str:
@@ -182,7 +197,9 @@ def _range(override: Override, value: RangeSweep) -> Numbers:
     found = sorted(value.range())
     if not found:
         so = "it has no values: a range goes from its start towards its end, which is not part of it"
-        raise _fault(override, so, f"{key}=range({value.stop},{value.start})")
+        assert value.start is not None and value.stop is not None
+        first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
+        raise _fault(override, so, f"{key}=range({first},{last})")
     if is_log and (value.step != 1 or found[0] < 1):
         so = "a logarithmic range has steps of 1, and begins at 1 or above"
         raise _fault(override, so, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
