@@ -15,7 +15,7 @@ REPORTED = {"runner.task.Classification": ("loss", "accuracy"), "runner.task.Reg
 WITHOUT_SPLITS = ("runner.data.digits.digits", "runner.data.synthetic.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
 #: parts of the names of what is better when it is more
-RISING = ("acc", "auc", "f1", "speed/")
+RISING = ("acc", "auc", "auroc", "f1", "precision", "recall", "iou", "dice", "r2", "speed/")
 
 Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "direction": ...}
 

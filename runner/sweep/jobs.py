@@ -37,6 +37,7 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
 
     parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
     refuse_swept_settings(parsed)
+    _refuse_intervals(parsed)
     own = [override for override in parsed if not is_of_the_sweep(override)]
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     (jobs,) = BasicSweeper.split_arguments(own, None)
@@ -97,6 +98,13 @@ def examine(configs: Sequence[DictConfig], is_here: bool, *, hardware: Hardware 
             faults += error.faults
         found.append((faults, policy, devices, missing))
     return found
+
+
+def _refuse_intervals(parsed: Sequence[Any]) -> None:
+    so = "an interval has no end of values, and a grid takes them all; a search can do with some"
+    found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
+    if found:
+        raise RunnerError(*(Fault(text, so, f"hydra/sweeper=optuna '{text}'") for text in found))
 
 
 def is_of_the_sweep(override: Any) -> bool:

@@ -14,7 +14,8 @@ from runner.config import setting_faults
 from runner.errors import Fault, RunnerError
 from runner.schema import Search as Settings
 from runner.sweep.goals import Goals, goal_faults, kept_by, read_goals
-from runner.sweep.space import Choices, Space, listed, read_space
+from runner.sweep.space import Choices, Space, listed
+from runner.sweep.space_words import read_space
 from runner.sweep.study import Pruning
 from runner.sweep.suggestions import Suggestions
 from runner.sweep.sweep import Plan, run_sweep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ class StudyTrial:
         if epoch not in trial.intermediate_values:
             storage.set_trial_intermediate_value(trial_id, epoch, value)
             trial = storage.get_trial(trial_id)
+        if math.isnan(value):
+            return True  # it does not come back from there, and the median of such values is a warning
         # the pruner is asked in any case: halving notes at each rung what it saw
         verdict = study.pruner.prune(study, trial)
         if not verdict:
