@@ -70,3 +70,5 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
         table.say(f"next    the same line with sweep.resume={folder}")
     elif any(state in ("failed", "killed") for state in states):
         table.say(f"next    the same line with sweep.resume={folder} sweep.retry=true, once it is mended")
+    elif sweep.objectives:
+        table.say(f"more    the same line with sweep.resume={folder} and a higher hydra.sweeper.n_trials")
