@@ -32,10 +32,9 @@ def explain(
     check: raises a RunnerError with what is wrong with the rest.
     """
     try:
-        plain = compose([])
+        compose([])
     except Exception as broken:
         return RunnerError(_broken_files(broken))
-    known = [key for key in config.all_keys(plain) if not key.startswith("hydra")]
     faults: list[Fault] = []
     accepted: list[str] = []
     for text in sorted(
@@ -45,6 +44,7 @@ def explain(
             try:
                 compose([*accepted, single])
             except Exception as refused:
+                known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
                 if (fault := _fault(single, refused, known, compose)) not in faults:
                     faults.append(fault)
                 break

@@ -157,8 +157,10 @@ def _cause(code: int | None) -> tuple[str, str]:
     """The state and the reason of a job that left no word."""
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
-    if code >= 0:
+    if 0 <= code <= 128:
         return "failed", f"its process ended with exit code {code} and left no summary"
+    if code > 128:  # a run that was told to end says so as shells have it
+        code = 128 - code
     name = signal.Signals(-code).name
     if name in CRASHES:
         return "failed", f"its process crashed: {name}, {CRASHES[name]}"
