@@ -12,7 +12,7 @@ from synthetic_sweep import study
 from runner.sweep import report
 
 pytestmark = pytest.mark.slow
-SECONDS = 120
+SECONDS, TRIES = 40, 3  # a headless chromium hangs at its start now and then, whatever the page
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,23 @@ def browser():
     if not found:
         pytest.skip("no chromium, chromium-browser or google-chrome on this machine")
     return found[0]
+
+
+def look(command):
+    """What the browser prints, as (out, err)."""
+    for _ in range(TRIES):
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            continue
+        assert process.returncode == 0, err
+        return out, err
+    raise AssertionError(f"the browser hung {TRIES} times")
 
 
 @pytest.fixture
@@ -43,20 +60,7 @@ def render(browser, tmp_path):
         ]
         flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
         flags += ["--host-resolver-rules=MAP * ~NOTFOUND"]
-        process = subprocess.Popen(
-            [browser, *flags, "--dump-dom", page.as_uri()],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
-        assert process.returncode == 0, err
+        out, err = look([browser, *flags, "--dump-dom", page.as_uri()])
         assert "CONSOLE" not in err, err  # an error, or something that the page's policy refused
         document = re.sub(r"<script\b.*?</script>", "", out, flags=re.DOTALL)
         assert "data-errors" not in document[:2000], document[:2000]
