@@ -21,8 +21,7 @@ from runner.sweep.nursery import Ended, Nursery
 from runner.sweep.places import Place, choice_at, environment_of, pick, places, threads_of
 from runner.sweep.worker import Request
 
-#: imported once, for all jobs: 3 to 4 s each otherwise
-PRELOAD = ("torch", "torch._dynamo", "runner.app", "matplotlib.pyplot")
+PRELOAD = ("runner.sweep.warm",)
 CONSOLE = "console.log"  # what a job prints, in its folder
 
 
