@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from runner.sweep.ledger import Job, Ledger, Sweep
+from runner.ledger import Job, Ledger, Sweep
 from runner.tracking.journal import Journal
 
 BEGAN_MS = 1_790_000_000_000

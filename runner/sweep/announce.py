@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from runner.config import without_password
+from runner.ledger import Sweep
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Sweep
 from runner.sweep.parent import shown
 from runner.sweep.table import Table
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
+from runner.ledger import Job
 from runner.sweep.engine import settle
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared, compose, examine
-from runner.sweep.ledger import Job
 from runner.sweep.nursery import call
 from runner.sweep.parent import experiment_of, shown
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner.ledger import Job, Ledger, Sweep
 from runner.stop import Stop
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import Ended
 from runner.sweep.table import Table
 from runner.tracking.publisher import Publisher

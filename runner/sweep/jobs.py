@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
-from runner.sweep.ledger import Job
+from runner.ledger import Job
 from runner.sweep.places import devices_for
 
 #: not a job's own: what says how the sweep is run

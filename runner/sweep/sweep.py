@@ -11,14 +11,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner import ledger
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
+from runner.ledger import Job, Ledger, Sweep
+from runner.report import build, text
 from runner.stop import Stop, listening
-from runner.sweep import announce, ledger, report, report_text
+from runner.sweep import announce
 from runner.sweep.engine import Source, conduct, read_summary, write_summary
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.launchers import open_launcher
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
 from runner.sweep.places import devices_for
@@ -94,8 +96,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                     grace_seconds=config.sweep.grace_seconds,
                 )
                 _end(sweep, parent, stop)
-    found = report.write(sweep.folder)
-    report_text.show(found, table.console)
+    found = build.write(sweep.folder)
+    text.show(found, table.console)
     announce.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
@@ -184,7 +186,7 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
 def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
     """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
     parent.tell_summaries(sweep)
-    report.write(sweep.folder)
+    build.write(sweep.folder)
     failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
     parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED")
     parent.tell_summaries(sweep)

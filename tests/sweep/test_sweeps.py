@@ -14,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner import cli
-from runner.sweep import ledger
+from runner import cli, ledger
 from runner.tracking.journal import read_points
 from runner.tracking.memory import read_events
 

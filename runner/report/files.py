@@ -9,8 +9,8 @@ import json
 import math
 from typing import Any
 
-from runner.sweep.findings import Report
-from runner.sweep.results import Result
+from runner.report.findings import Report
+from runner.report.results import Result
 
 
 def as_json(report: Report) -> str:

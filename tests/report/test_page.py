@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from runner.sweep import page, report
+from runner.report import build, page
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&'
 
@@ -23,12 +23,12 @@ def figures(text):
 
 @pytest.fixture(scope="module")
 def grid_page(grid_folder):
-    return page.draw(report.read_report(grid_folder))
+    return page.draw(build.read_report(grid_folder))
 
 
 @pytest.fixture(scope="module")
 def search_page(search_folder):
-    return page.draw(report.read_report(search_folder))
+    return page.draw(build.read_report(search_folder))
 
 
 def test_a_grid_shows_curves_devices_seeds_and_keys(grid_page):
@@ -50,7 +50,7 @@ def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
 
 
 def test_what_mattered_is_drawn_when_it_is_known(search_folder):
-    found = report.read_report(search_folder)
+    found = build.read_report(search_folder)
     found.importance = {"optimizer.lr": 0.9, "model.width": 0.1}
     assert figures(page.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
 
@@ -68,7 +68,7 @@ def test_nothing_comes_over_the_network(grid_page):
 
 def test_plotly_is_inside_once_and_only_where_it_is_used(grid_page, tmp_path, write):
     assert grid_page.count("plotly.js v") == 1
-    empty = page.draw(report.read_report(write.folder(tmp_path).close()))
+    empty = page.draw(build.read_report(write.folder(tmp_path).close()))
     assert len(empty) < 30_000 and "0 jobs" in empty
 
 
@@ -80,7 +80,7 @@ def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
             write.train(sweep, overrides, seed=seed, device=device, name=EVIL + str(seed))
     sweep.job((f"model={EVIL}2",), "failed", name=EVIL, error=EVIL, summary={})
     sweep.job((f"model={EVIL}3",), "skipped", name=EVIL, error=EVIL)
-    text = page.draw(report.read_report(sweep.close()))
+    text = page.draw(build.read_report(sweep.close()))
     rest = without_scripts(text)
     assert "<img" not in rest and "<script" not in rest and "&lt;img src=x onerror=alert(1)&gt;" in rest
     assert text.count("<script") - text.partition("plotly.js v")[2].partition("</script>")[0].count("<script") == 3
@@ -94,7 +94,7 @@ def test_a_hundred_jobs_of_ten_thousand_steps_make_a_page_of_five_megabytes(tmp_
         write.train(
             sweep, (f"optimizer.lr={number}", f"model.width={number % 7}"), seed=number, num_steps=10_000, num_windows=1
         )
-    text = page.draw(report.read_report(sweep.close()))
+    text = page.draw(build.read_report(sweep.close()))
     assert len(text.encode()) < 6_000_000
     assert len(figures(text)["curve-0"]["data"]) == 100
 
@@ -114,7 +114,7 @@ def test_odd_values_make_a_page(tmp_path, write, values, states):
     for number, (value, state) in enumerate(zip(values, states, strict=True)):
         best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
         sweep.job((f"lr={number}", f"seed={number}"), state, summary={"best": best, "num_steps": 1})
-    assert "</html>" in page.draw(report.read_report(sweep.close()))
+    assert "</html>" in page.draw(build.read_report(sweep.close()))
 
 
 def test_huge_names_and_many_keys_stay_small(tmp_path, write):
@@ -122,12 +122,12 @@ def test_huge_names_and_many_keys_stay_small(tmp_path, write):
     for number in range(4):
         overrides = [f"key{each}={number * each}" for each in range(1, 40)] + ["long=" + "x" * 3000 + str(number % 2)]
         write.train(sweep, overrides, seed=number)
-    drawn = figures(page.draw(report.read_report(sweep.close())))
+    drawn = figures(page.draw(build.read_report(sweep.close())))
     assert len(json.dumps(drawn)) < 200_000
 
 
 @pytest.mark.slow
 def test_drawing_it_in_a_new_process_needs_no_network_and_no_torch(grid_folder):
-    code = f"import sys; from pathlib import Path; from runner.sweep import report; report.write(Path({str(grid_folder)!r})); assert 'torch' not in sys.modules"
+    code = f"import sys; from pathlib import Path; from runner.report import build; build.write(Path({str(grid_folder)!r})); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,8 @@ import sys
 import pytest
 from synthetic_sweep import study
 
-from runner.sweep import report
-from runner.sweep.importance import read_importance
+from runner.report import build
+from runner.report.importance import read_importance
 
 
 def test_without_a_study_nothing_is_known(tmp_path):
@@ -23,7 +23,7 @@ def test_what_moved_the_values_mattered(tmp_path, search_folder):
     pytest.importorskip("optuna")
     shutil.copytree(search_folder, tmp_path / "sweep")
     study(tmp_path / "sweep")
-    shares = report.read_report(tmp_path / "sweep").importance
+    shares = build.read_report(tmp_path / "sweep").importance
     assert next(iter(shares)) == "optimizer.lr" and set(shares) == {"optimizer.lr", "model.width", "optimizer"}
     assert sum(shares.values()) == pytest.approx(1) and shares == read_importance(tmp_path / "sweep")
 

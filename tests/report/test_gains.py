@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from runner.sweep import ledger
-from runner.sweep.gains import find_gains, largest_difference, over_devices
-from runner.sweep.results import read_results
+from runner import ledger
+from runner.report.gains import find_gains, largest_difference, over_devices
+from runner.report.results import read_results
 
 
 def series(steps, values):

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from runner.sweep import wording
-from runner.sweep.gains import Gain
-from runner.sweep.seeds import Mean
+from runner.report import wording
+from runner.report.gains import Gain
+from runner.report.seeds import Mean
 
 
 @pytest.mark.parametrize(

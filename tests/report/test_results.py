@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from runner.sweep import ledger
-from runner.sweep.results import as_keys, differing_keys, read_results, thin
+from runner import ledger
+from runner.report.results import as_keys, differing_keys, read_results, thin
 
 
 def only(sweep):

@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from runner.errors import RunnerError
-from runner.sweep import report
+from runner.report import build
 
 FIELDS = "job name overrides state device error metrics best num_steps num_epochs steps_per_second samples_per_second seconds_train run_id"
 
 
 @pytest.fixture(scope="module")
 def written(grid_folder):
-    return report.write(grid_folder), json.loads((grid_folder / "report.json").read_text())
+    return build.write(grid_folder), json.loads((grid_folder / "report.json").read_text())
 
 
 def test_the_report_says_what_happened(written):
@@ -75,7 +75,7 @@ def test_report_csv_has_a_line_for_each_job_and_a_column_for_each_key_and_metric
 def test_the_same_folder_gives_the_same_files(written, grid_folder):
     names = ("report.json", "report.csv", "report.html")
     before = [(grid_folder / name).read_bytes() for name in names]
-    report.write(grid_folder)
+    build.write(grid_folder)
     assert [(grid_folder / name).read_bytes() for name in names] == before
     assert not list(grid_folder.glob(".report*"))  # nothing half-written stays
 
@@ -90,7 +90,7 @@ def test_json_holds_no_nan(tmp_path, write):
     best = {"metric": "val/loss", "mode": "min", "value": float("inf"), "step": 1}
     sweep.job(("seed=1",), summary={"metrics": metrics, "best": best})
     sweep.job(("seed=2",), summary={"metrics": metrics, "best": best})
-    report.write(sweep.close())
+    build.write(sweep.close())
 
     def refuse(word):
         raise AssertionError(f"{word} is no JSON")
@@ -109,7 +109,7 @@ def test_a_sweep_that_reached_little_has_a_report(tmp_path, write, states):
     sweep = write.folder(tmp_path, words=())
     for number, state in enumerate(states):
         sweep.job((f"seed={number}",), state)
-    found = report.write(sweep.close())
+    found = build.write(sweep.close())
     assert found.best is None and found.goals == () and len(found.results) == len(states)
     assert found.exit_code == int(any(state in ("failed", "killed") for state in states))
     assert len((tmp_path / "report.csv").read_text().splitlines()) == 1 + len(states)
@@ -119,31 +119,31 @@ def test_a_single_job_and_one_without_steps(tmp_path, write):
     sweep = write.folder(tmp_path)
     write.train(sweep, ("seed=1",))
     sweep.job(("seed=2",), summary={})
-    found = report.write(sweep.close())
+    found = build.write(sweep.close())
     assert [result.job for result in found.results] == [0, 1] and found.best.job == 0
 
 
 def test_a_search_is_judged_by_its_objectives(search_folder):
-    found = report.read_report(search_folder)
+    found = build.read_report(search_folder)
     assert found.goals[0].metric == "val/accuracy" and found.counts == {"finished": 36, "pruned": 4, "failed": 1}
     assert found.seeds == [] and found.devices == [] and found.importance == {}
 
 
 def test_two_goals_have_a_front(tmp_path, write):
     objectives = ({"metric": "val/accuracy", "direction": "maximize"}, {"metric": "test/loss", "direction": "minimize"})
-    found = report.write(write.search(tmp_path, 12, objectives=objectives))
+    found = build.write(write.search(tmp_path, 12, objectives=objectives))
     assert found.results[0].job in found.front and found.best is found.results[0]
     assert json.loads((tmp_path / "report.json").read_text())["pareto_front"] == list(found.front)
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path):
     with pytest.raises(RunnerError, match="holds no sweep"):
-        report.read_report(tmp_path)
+        build.read_report(tmp_path)
 
 
 @pytest.mark.slow
 def test_importing_it_loads_nothing_heavy():
     heavy = "{'torch', 'mlflow', 'optuna', 'plotly', 'matplotlib', 'hydra'}"
-    code = f"import sys; import runner.sweep.report, runner.sweep.report_text; sys.exit(str(sorted({heavy} & set(sys.modules))) if {heavy} & set(sys.modules) else 0)"
+    code = f"import sys; import runner.report.build, runner.report.text; sys.exit(str(sorted({heavy} & set(sys.modules))) if {heavy} & set(sys.modules) else 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from synthetic_sweep import study
 
-from runner.sweep import report
+from runner.report import build
 
 pytestmark = pytest.mark.slow
 SECONDS, TRIES = 40, 3  # a headless chromium hangs at its start now and then, whatever the page
@@ -87,7 +87,7 @@ def jobs(document):
 
 @pytest.fixture(scope="module")
 def grid_file(grid_folder):
-    report.write(grid_folder)
+    build.write(grid_folder)
     return grid_folder / "report.html"
 
 
@@ -99,7 +99,7 @@ def test_a_grid_is_drawn(render, grid_file, grid_folder):
     assert plot(document, "devices").count(">22.9×<") == 6
     assert num_lines(plot(document, "parallel")) == 12
     assert len(re.findall(r'class="xerror', plot(document, "seeds"))) == 4
-    assert jobs(document) == [result.job for result in report.read_report(grid_folder).results]
+    assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
     assert re.search(r'<tr data-job="4" class="best">', document)
     assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in document
 
@@ -109,7 +109,7 @@ def test_a_search_is_drawn(render, tmp_path, search_folder):
     folder = tmp_path / "sweep"
     shutil.copytree(search_folder, folder)
     study(folder)
-    report.write(folder)
+    build.write(folder)
     document = render(folder / "report.html")
     assert 'data-drawn="5"' in document
     assert len(re.findall(r'<path class="point"', plot(document, "history"))) == 40
@@ -118,7 +118,7 @@ def test_a_search_is_drawn(render, tmp_path, search_folder):
 
 
 def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, grid_folder):
-    results = report.read_report(grid_folder).results
+    results = build.read_report(grid_folder).results
     known = [result for result in results if result.samples_per_second]
     by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]
     click = "document.querySelectorAll('table.sortable th button').forEach(b => { if (b.textContent === 'samples/s') b.click(); });"
@@ -148,7 +148,7 @@ def test_a_persons_text_does_nothing(render, tmp_path, write):
     for seed in (1, 2):
         write.train(sweep, (f"model={evil}", f"width={seed}", f"seed={seed}"), seed=seed, name=f"{evil} {seed}")
     sweep.job((f"model={evil}3",), "failed", name=evil, error=evil)
-    report.write(sweep.close())
+    build.write(sweep.close())
     document = render(tmp_path / "sweep" / "report.html")
     assert "data-taken=" not in document[:2000] and "<img" not in document
     assert num_lines(plot(document, "curve-0")) == 2
@@ -157,6 +157,6 @@ def test_a_persons_text_does_nothing(render, tmp_path, write):
 def test_a_sweep_without_results_has_a_page_without_plots(render, tmp_path, write):
     sweep = write.folder(tmp_path / "sweep")
     sweep.job(("seed=1",), "failed", error="ValueError: odd", summary={})
-    report.write(sweep.close())
+    build.write(sweep.close())
     document = render(tmp_path / "sweep" / "report.html")
     assert 'data-drawn="0"' in document and "ValueError: odd" in document

@@ -3,13 +3,13 @@ import io
 import pytest
 from rich.console import Console
 
-from runner.sweep import report, report_text
+from runner.report import build, text
 
 
 def printed(folder, width=80):
     """As a pipe gets it."""
     file = io.StringIO()
-    report_text.show(report.read_report(folder), Console(file=file, width=width, highlight=False, soft_wrap=True))
+    text.show(build.read_report(folder), Console(file=file, width=width, highlight=False, soft_wrap=True))
     return file.getvalue()
 
 

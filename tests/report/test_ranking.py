@@ -1,7 +1,7 @@
 import pytest
 
-from runner.sweep.ranking import Goal, best_first, find_front, find_goals
-from runner.sweep.results import Best, Result
+from runner.report.ranking import Goal, best_first, find_front, find_goals
+from runner.report.results import Best, Result
 
 LOSS, ACCURACY = Goal("val/loss", "min"), Goal("val/accuracy", "max")
 

@@ -3,9 +3,9 @@ import statistics
 
 import pytest
 
-from runner.sweep.ranking import Goal
-from runner.sweep.results import Result, as_keys
-from runner.sweep.seeds import over_seeds
+from runner.report.ranking import Goal
+from runner.report.results import Result, as_keys
+from runner.report.seeds import over_seeds
 
 GOAL = Goal("val/loss", "min")
 
