@@ -53,6 +53,7 @@ def run_batch(
             one = running.pop(ended.number)
             summary = settle(one.job, folder / one.job.folder_name, ended.code, is_stopped=False)
             results[ended.number] = _returned(one, error=one.job.error, summary=summary)
+            print(f"job {ended.number} {one.job.state}: {one.job.name}{f': {one.job.error}' if one.job.error else ''}")
     slots.close()
     return [results[job.number] for job in jobs]
 
