@@ -56,11 +56,9 @@ def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     """The job's configuration, its folder and number filled in; about 0.1 s."""
     config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
     with read_write(config), open_dict(config):
-        config.hydra.job.id = config.hydra.job.num = job.number
-        config.hydra.job.id = str(job.number)
+        config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
         config.hydra.sweep.dir = master.hydra.sweep.dir
         config.hydra.sweep.subdir = job.folder_name
-        config.hydra.job.env_set = dict(config.hydra.job.env_set)
         config.sweep = master.sweep
     return config
 

@@ -70,6 +70,7 @@ class Slots(Launcher):
         self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = place
+        self._share_memory(prepared.config, place)
         choice = choice_at(place, prepared.policy)
         placed = Assignment(
             **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
@@ -85,6 +86,11 @@ class Slots(Launcher):
             )
         )
         return choice.device
+
+    def _share_memory(self, config: DictConfig, place: Place) -> None:
+        """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
+        if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
+            config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 
     def ended(self, seconds: float) -> list[Ended]:
         """The jobs that have ended; waits for the first one, at most so long."""

@@ -27,6 +27,9 @@ from runner.sweep.places import devices_for
 from runner.sweep.table import Table
 
 
+MANY = 50  # jobs whose composing takes long enough to be spoken of
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a sweeper wants to run."""
@@ -72,6 +75,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     with open_launcher(context, config) as launcher, listening() as stop, Table() as table:
         launcher.nursery()  # it imports torch while the jobs are composed
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
+        if len(to_run) >= MANY:
+            table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
         hardware = _check(prepared, launcher, strict=config.sweep.strict)
         with Ledger(sweep.folder) as book:
@@ -178,8 +183,8 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         if found.missing is not None:
             job.state, job.error = "skipped", found.missing.so
             write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
-        hands.ledger.plan(job)
-        hands.ledger.note(job)
+    hands.ledger.plan(*(found.job for found in prepared))
+    hands.ledger.note(*(found.job for found in prepared))
     return [found for found in prepared if found.missing is None]
 
 

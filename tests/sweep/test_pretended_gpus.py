@@ -92,6 +92,8 @@ def test_jobs_that_may_choose_spread_over_the_gpus_of_those_that_the_sweep_sees(
     ]
     assert all(reason.startswith("auto: ") for reason in reasons)
     assert max(most_at_once(found).values()) <= 2
+    reruns = [(found.folder_of(job) / "rerun.yaml").read_text() for job in found.jobs.values()]
+    assert all("memory_fraction: 0.5" in text and "sweep:" not in text for text in reruns)
 
 
 @pytest.mark.slow
