@@ -26,7 +26,6 @@ from runner.sweep.parent import Parent
 from runner.sweep.places import devices_for
 from runner.sweep.table import Table
 
-
 MANY = 50  # jobs whose composing takes long enough to be spoken of
 
 
