@@ -115,7 +115,7 @@ def report_sweep(words: list[str]) -> int:
     """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
     folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
     _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
-    from runner.sweep.show import show
+    from runner.report.show import show
 
     return show(folders[0] if folders else None)
 

@@ -32,10 +32,9 @@ def explain(
     check: raises a RunnerError with what is wrong with the rest.
     """
     try:
-        plain = compose([])
+        compose([])
     except Exception as broken:
         return RunnerError(_broken_files(broken))
-    known = [key for key in config.all_keys(plain) if not key.startswith("hydra")]
     faults: list[Fault] = []
     accepted: list[str] = []
     for text in sorted(
@@ -53,6 +52,7 @@ def explain(
                 if single.startswith("hydra."):
                     fault = _no_hydra_key(single, refused, accepted, compose)
                 else:
+                    known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
                     fault = _fault(single, refused, known, compose)
                 if fault not in faults:
                     faults.append(fault)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig
 
 from runner.config import without_password
+from runner.ledger import Sweep
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Sweep
 from runner.sweep.parent import shown
 from runner.sweep.table import Table
 

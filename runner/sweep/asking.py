@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import Fault, RunnerError
+from runner.ledger import Job
 from runner.sweep.goals import Goals
-from runner.sweep.ledger import Job
 from runner.sweep.space import Space, distribution, listed
 from runner.sweep.study import FILE, Pruning, make_pruner, make_sampler, make_study, open_storage, patiently
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from runner.ledger import Job, Ledger, Sweep
 from runner.stop import Stop
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import Ended
 from runner.sweep.table import Table
 from runner.tracking.publisher import Publisher
@@ -157,8 +157,10 @@ def _cause(code: int | None) -> tuple[str, str]:
     """The state and the reason of a job that left no word."""
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
-    if code >= 0:
+    if 0 <= code <= 128:
         return "failed", f"its process ended with exit code {code} and left no summary"
+    if code > 128:  # a run that was told to end says so as shells have it
+        code = 128 - code
     name = signal.Signals(-code).name
     if name in CRASHES:
         return "failed", f"its process crashed: {name}, {CRASHES[name]}"

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
-from runner.sweep.ledger import Job
+from runner.ledger import Job
 from runner.sweep.places import devices_for
 
 #: not a job's own: what says how the sweep is run
@@ -58,11 +58,9 @@ def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     """The job's configuration, its folder and number filled in; about 0.1 s."""
     config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
     with read_write(config), open_dict(config):
-        config.hydra.job.id = config.hydra.job.num = job.number
-        config.hydra.job.id = str(job.number)
+        config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
         config.hydra.sweep.dir = master.hydra.sweep.dir
         config.hydra.sweep.subdir = job.folder_name
-        config.hydra.job.env_set = dict(config.hydra.job.env_set)
         config.sweep = master.sweep
     return config
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.ledger import Sweep
 from runner.sweep.engine import read_summary, write_summary
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Sweep
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher

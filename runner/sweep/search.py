@@ -22,8 +22,6 @@ from runner.sweep.sweep import Plan, run_sweep
 
 KEY = "hydra.sweeper"
 INSTALL = 'pip install "runner[search]"'
-#: imported once for all jobs that report to the study, half a second each otherwise
-IMPORTS = ("optuna", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite", "alembic.migration")
 
 
 class Search(Sweeper):
@@ -65,7 +63,7 @@ class Search(Sweeper):
             lambda hands: Suggestions(hands, space, goals, settings, pruning),
             objectives=goals,
             says=_lines(settings, space, goals, pruning, why),
-            imports=IMPORTS if pruning else (),
+            imports=("runner.sweep.warm_study",) if pruning else (),
         )
 
 

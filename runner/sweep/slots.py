@@ -21,8 +21,7 @@ from runner.sweep.nursery import Ended, Nursery
 from runner.sweep.places import Place, choice_at, environment_of, pick, places, threads_of
 from runner.sweep.worker import Request
 
-#: imported once, for all jobs: 3 to 4 s each otherwise
-PRELOAD = ("torch", "torch._dynamo", "runner.app", "matplotlib.pyplot")
+PRELOAD = ("runner.sweep.warm",)
 CONSOLE = "console.log"  # what a job prints, in its folder
 
 
@@ -76,6 +75,7 @@ class Slots(Launcher):
         self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = place
+        self._share_memory(prepared.config, place)
         choice = choice_at(place, prepared.policy)
         placed = Assignment(
             **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
@@ -91,6 +91,11 @@ class Slots(Launcher):
             )
         )
         return choice.device
+
+    def _share_memory(self, config: DictConfig, place: Place) -> None:
+        """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
+        if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
+            config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 
     def ended(self, seconds: float) -> list[Ended]:
         """The jobs that have ended; waits for the first one, at most so long."""

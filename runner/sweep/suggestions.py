@@ -9,11 +9,11 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.errors import RunnerError
+from runner.ledger import Job
 from runner.sweep.asking import Asking, open_study
 from runner.sweep.engine import read_summary, settle
 from runner.sweep.goals import Goals, values_of
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Job
 from runner.sweep.space import Space
 from runner.sweep.study import FILE, Pruning
 

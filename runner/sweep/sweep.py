@@ -11,18 +11,22 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner import ledger
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
+from runner.ledger import Job, Ledger, Sweep
+from runner.report import build, text
 from runner.stop import Stop, listening
-from runner.sweep import announce, ledger, report, report_text
+from runner.sweep import announce
 from runner.sweep.engine import Source, conduct, read_summary, write_summary
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.launchers import open_launcher
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
 from runner.sweep.places import devices_for
 from runner.sweep.table import Table
+
+MANY = 50  # jobs whose composing takes long enough to be spoken of
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.nursery()  # it imports torch while the jobs are composed
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
+        if len(to_run) >= MANY:
+            table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
@@ -101,8 +107,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                     grace_seconds=config.sweep.grace_seconds,
                 )
                 _end(sweep, parent, stop)
-    found = report.write(sweep.folder)
-    report_text.show(found, table.console)
+    found = build.write(sweep.folder)
+    text.show(found, table.console)
     announce.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
@@ -192,15 +198,15 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         if found.missing is not None:
             job.state, job.error = "skipped", found.missing.so
             write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
-        hands.ledger.plan(job)
-        hands.ledger.note(job)
+    hands.ledger.plan(*(found.job for found in prepared))
+    hands.ledger.note(*(found.job for found in prepared))
     return [found for found in prepared if found.missing is None]
 
 
 def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
     """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
     parent.tell_summaries(sweep)
-    report.write(sweep.folder)
+    build.write(sweep.folder)
     failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
     parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED")
     parent.tell_summaries(sweep)

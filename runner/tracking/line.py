@@ -14,6 +14,8 @@ from pathlib import Path
 #: while the training lives the publishing takes a tenth of the time: two cores are often one, and a busy neighbour slowed a
 #: loop of 3,000 steps a second to 2,500 (2026-11). 1,000 points a second still go out as they come, the rest at the end
 RESTS_PER_WORK = 9
+#: in a sweep half of the time: its jobs fill the machine anyway, and what is left over keeps the whole sweep waiting at its end
+RESTS_IN_A_SWEEP = 1
 LONGEST_REST_SECONDS = 2.0  # one slow call must not silence it for long
 
 NEWS = b"\n"
@@ -42,6 +44,7 @@ class Line:
     def __init__(self, fd: int, *, grace_seconds: float) -> None:
         self.grace_seconds = grace_seconds
         self.closed_at: float | None = None  # of time.monotonic(); None while the training lives
+        self._rests_per_work = RESTS_PER_WORK
         self._words: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
         self._news, self._closed = threading.Event(), threading.Event()
         threading.Thread(target=self._read, args=(fd,), name="runner-line", daemon=True).start()
@@ -65,7 +68,7 @@ class Line:
 
     def rest(self, worked_seconds: float) -> None:
         """Leaves the machine to the training, for some times as long as was worked; returns at once when that is over."""
-        self._closed.wait(min(RESTS_PER_WORK * worked_seconds, LONGEST_REST_SECONDS))
+        self._closed.wait(min(self._rests_per_work * worked_seconds, LONGEST_REST_SECONDS))
 
     def _read(self, fd: int) -> None:
         last = b""
@@ -85,6 +88,7 @@ class Line:
             self.grace_seconds = float(rest or self.grace_seconds)
             self._close()
         elif kind in (FOLLOW, GONE):
+            self._rests_per_work = RESTS_IN_A_SWEEP
             self._words.put((kind, Path(json.loads(rest))))
         else:
             raise ValueError(f"{kind} is no word of this line")

@@ -15,8 +15,7 @@ import pytest
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
 
-from runner import cli, compose
-from runner.sweep import ledger
+from runner import cli, compose, ledger
 from runner.tracking.memory import read_series
 
 LR = "optimizer.lr=tag(log,interval(1e-6,1e-1))"

@@ -8,12 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
 
+from runner import ledger
 from runner.device import Hardware
 from runner.errors import RunnerError
+from runner.ledger import Ledger, Sweep
 from runner.schema import Search as Settings
-from runner.sweep import ledger
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Ledger, Sweep
 from runner.sweep.space_words import read_space
 from runner.sweep.study import Pruning
 from runner.sweep.suggestions import Suggestions

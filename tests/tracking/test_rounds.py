@@ -397,6 +397,25 @@ def test_a_journal_that_can_not_be_read_is_told_of_by_the_attempt(tmp_path):
     run.let_go()
 
 
+def test_an_end_brings_a_turn_to_each_run_that_pauses_at_once(runs):
+    for name in ("sweep", "a", "b"):
+        runs.add(name, Upload(False))
+    followers = runs.rounds()
+    for name in ("a", "b"):
+        followers.hear(FOLLOW, runs.root / name)
+    followers.begin()
+    while not followers.is_round_over:
+        followers.turn()
+    paused = list(followers.runs.values())
+    assert all(run.is_pausing for run in paused)
+    followers.hear(GONE, runs.root / "a")
+    assert [run.is_pausing for run in paused] == [True, False, True]
+    followers.end_all()
+    while not followers.is_round_over:
+        followers.turn()
+    assert runs.turns == ["sweep", "a", "b"] * 2 and not followers.runs
+
+
 def test_a_word_for_a_run_that_nobody_follows_is_nothing(runs, pipe):
     runs.add("sweep")
     line = pipe.line()

@@ -380,12 +380,13 @@ def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journa
     write.rows(journal, 1, 700)
     write.rows(journal, 701, 700)
     (folder / "a.txt").write_text("a")
-    uploader, reached = Uploader(folder, uri), []
+    uploader, reached, tried = Uploader(folder, uri), [], []
     with monkeypatch.context() as full:
-        full.setattr(events, "log_artifact", lambda *args: 1 / 0)
+        full.setattr(events, "log_artifact", lambda *args: tried.append(0) or 1 / 0)
         while uploader.has_more():
             assert uploader.attempt(postponed=True, most=1) is uploader.has_more()
             reached.append(uploader.ack.points_written)
+    assert len(tried) == 2  # in its place, and once all else was sent
     assert reached == [0, 0, 1400, 2800] and uploader.only_waits() and not uploader.only_waits_for_parent()
     assert uploader.attempt(postponed=True, most=1) and not uploader.only_waits()
     assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]

@@ -9,8 +9,8 @@ import json
 import math
 from typing import Any
 
-from runner.sweep.findings import Report
-from runner.sweep.results import Result
+from runner.report.findings import Report
+from runner.report.results import Result
 
 
 def as_json(report: Report) -> str:
@@ -35,7 +35,7 @@ def as_json(report: Report) -> str:
         "failures": [_cause(result) for result in report.failures],
         "skipped": [_cause(result) for result in report.skipped],
     }
-    return json.dumps(_finite(whole), indent=1) + "\n"
+    return json.dumps(finite(whole), indent=1) + "\n"
 
 
 def as_csv(report: Report) -> str:
@@ -84,9 +84,10 @@ def _cause(result: Result) -> dict[str, Any]:
     return {"job": result.job, "name": result.name, "state": result.state, "error": result.error, "log": log}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same for JSON: NaN and inf are null, tuples lists, keys words."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,12 +7,13 @@ import json
 from html import escape
 from pathlib import Path
 
-from runner.sweep import wording
-from runner.sweep.bars import draw_devices, draw_importance, draw_seeds
-from runner.sweep.figures import Figure, draw_curves, draw_search, job_colors, with_curves
-from runner.sweep.findings import Report
-from runner.sweep.page_tables import causes_table, devices_table, jobs_table, seeds_table
-from runner.sweep.parallel import draw_parallel
+from runner.report import wording
+from runner.report.bars import draw_devices, draw_importance, draw_seeds
+from runner.report.figures import Figure, draw_curves, draw_search, job_colors, with_curves
+from runner.report.files import finite
+from runner.report.findings import Report
+from runner.report.parallel import draw_parallel
+from runner.report.tables import causes_table, devices_table, jobs_table, seeds_table
 
 #: the browser itself refuses what would come over the network
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -27,7 +28,7 @@ def draw(report: Report) -> str:
     figures = [*curves, *search, *parallel, *importance, *devices, *seeds]
     own = Path(__file__).parent
     # "<" never stands in it: no text of a person's can end the script it is in
-    data = json.dumps([_data(figure) for figure in figures], allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(finite([_data(figure) for figure in figures])).replace("<", "\\u003c")
     body = [
         _header(report),
         _cards(report),

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.sweep.ranking import Goal
-from runner.sweep.results import Result, differing_keys
+from runner.report.ranking import Goal
+from runner.report.results import Result, differing_keys
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from runner.sweep.findings import Report
-from runner.sweep.gains import Gain
-from runner.sweep.seeds import Mean
+from runner.report.findings import Report
+from runner.report.gains import Gain
+from runner.report.seeds import Mean
 
 
 def value(number: float | None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.sweep.ledger import Job, Sweep
+from runner.ledger import Job, Sweep
 from runner.tracking.memory import Series, read_series
 from runner.tracking.records import FILE as JOURNAL
 from runner.tracking.records import scan

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.sweep.gains import Devices, Gain
-from runner.sweep.ranking import FAILURES, RANK, Goal
-from runner.sweep.results import Result, differing_keys
-from runner.sweep.seeds import Seeds
+from runner.report.gains import Devices, Gain
+from runner.report.ranking import FAILURES, RANK, Goal
+from runner.report.results import Result, differing_keys
+from runner.report.seeds import Seeds
 
 
 @dataclass

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.sweep.findings import Report
-from runner.sweep.ranking import Goal
-from runner.sweep.results import LOSS, Curve, Result
+from runner.report.findings import Report
+from runner.report.ranking import Goal
+from runner.report.results import LOSS, Curve, Result
 
 NUM_COLORS = 10  # of the page's palette, --c0 to --c9
 MOST_CURVES = 200  # SVG stays quick up to here; the best ones are drawn

@@ -54,7 +54,7 @@ class Sweep:
 
 
 class Ledger:
-    """The one writer of a sweep's ledger; every line is on the disk when its call returns (0.2 ms on an SSD)."""
+    """The one writer of a sweep's ledger; what a call writes is on the disk when it returns (0.2 ms on an SSD)."""
 
     def __init__(self, folder: Path) -> None:
         """Opens it, and makes it if need be. Raises: RunnerError when another process is running this sweep."""
@@ -70,25 +70,16 @@ class Ledger:
         _cut_torn_line(self._fd)
 
     def begin(self, sweep: Sweep) -> None:
-        objectives = list(sweep.objectives)
-        self._append(
-            "sweep", uid=sweep.uid, began_ms=sweep.began_ms, overrides=list(sweep.overrides), objectives=objectives
-        )
+        fields = {"uid": sweep.uid, "began_ms": sweep.began_ms}
+        self._append({"kind": "sweep", **fields, "overrides": sweep.overrides, "objectives": sweep.objectives})
 
-    def plan(self, job: Job) -> None:
-        """A new job, or an old one that gets another folder."""
-        self._append(
-            "job",
-            job=job.number,
-            overrides=list(job.overrides),
-            name=job.name,
-            folder=job.folder_name,
-            trial=job.trial,
-        )
+    def plan(self, *jobs: Job) -> None:
+        """New jobs, or old ones that get another folder."""
+        self._append(*(_planned(job) for job in jobs))
 
-    def note(self, job: Job) -> None:
-        """The job's state, device and error as they are now."""
-        self._append("state", job=job.number, state=job.state, device=job.device, error=job.error)
+    def note(self, *jobs: Job) -> None:
+        """The jobs' states, devices and errors as they are now."""
+        self._append(*(_noted(job) for job in jobs))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -100,11 +91,21 @@ class Ledger:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _append(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"kind": kind, "time_ms": int(time.time() * 1000), **fields}) + "\n"
+    def _append(self, *lines: dict[str, Any]) -> None:
+        now = int(time.time() * 1000)
+        text = "".join(json.dumps({**line, "time_ms": now}) + "\n" for line in lines)
         os.lseek(self._fd, 0, os.SEEK_END)
-        os.write(self._fd, line.encode())
+        os.write(self._fd, text.encode())
         os.fsync(self._fd)
+
+
+def _planned(job: Job) -> dict[str, Any]:
+    what = {"overrides": job.overrides, "name": job.name, "folder": job.folder_name, "trial": job.trial}
+    return {"kind": "job", "job": job.number, **what}
+
+
+def _noted(job: Job) -> dict[str, Any]:
+    return {"kind": "state", "job": job.number, "state": job.state, "device": job.device, "error": job.error}
 
 
 def is_running(folder: Path) -> bool:

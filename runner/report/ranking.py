@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.sweep.results import Result
+from runner.report.results import Result
 
 #: states that share a number stand together
 RANK = {

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.sweep import wording
-from runner.sweep.findings import Report
-from runner.sweep.results import Result
+from runner.report import wording
+from runner.report.findings import Report
+from runner.report.results import Result
 
 NAME = 50  # the name stays in one line up to here, and other columns leave for it
 MOST_NAME = 200

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
-from runner.sweep import wording
-from runner.sweep.findings import Report
-from runner.sweep.results import Result
+from runner.report import wording
+from runner.report.findings import Report
+from runner.report.results import Result
 
 Cell = tuple[str, float | str | None]  # (HTML, what the column is sorted by; None: always last)
 

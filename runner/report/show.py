@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from runner import ledger
 from runner.errors import Fault, RunnerError
-from runner.sweep import ledger, report, report_text
+from runner.report import build, text
 
 ROOT = Path("multirun")
 
@@ -19,6 +20,6 @@ def show(folder: Path | None) -> int:
         so = f"no sweep has run below {ROOT.absolute()}"
         raise RunnerError(Fault("report", so, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
     console = Console(highlight=False, soft_wrap=True)
-    report_text.show(report.write(found), console)
+    text.show(build.write(found), console)
     console.print(f"report  {found / 'report.html'}", markup=False)
     return 0

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from runner.sweep import wording
-from runner.sweep.figures import Figure, packed, plain, shade
-from runner.sweep.findings import Report
-from runner.sweep.results import Result
+from runner.report import wording
+from runner.report.figures import Figure, packed, plain, shade
+from runner.report.findings import Report
+from runner.report.results import Result
 
 MOST_KEYS = 10  # more axes than that can't be read
 MOST_LINES = 300

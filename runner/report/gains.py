@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.sweep.results import LOSS, Result
-from runner.sweep.seeds import equal_but_for
+from runner.report.results import LOSS, Result
+from runner.report.seeds import equal_but_for
 from runner.tracking.memory import Series, read_series
 
 

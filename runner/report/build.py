@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runner.sweep import ledger, page, report_files
-from runner.sweep.findings import Report
-from runner.sweep.gains import find_gains, over_devices
-from runner.sweep.importance import read_importance
-from runner.sweep.ranking import best_first, find_front, find_goals
-from runner.sweep.results import read_results
-from runner.sweep.seeds import over_seeds
+from runner import ledger
+from runner.report import files, page
+from runner.report.findings import Report
+from runner.report.gains import find_gains, over_devices
+from runner.report.importance import read_importance
+from runner.report.ranking import best_first, find_front, find_goals
+from runner.report.results import read_results
+from runner.report.seeds import over_seeds
 
 __all__ = ["Report", "read_report", "write"]
 
@@ -45,8 +46,8 @@ def write(folder: Path) -> Report:
     """The report, and its three files in the folder; each is the old one or the new one at any time, never a half."""
     report = read_report(folder)
     texts = {
-        "report.json": report_files.as_json(report),
-        "report.csv": report_files.as_csv(report),
+        "report.json": files.as_json(report),
+        "report.csv": files.as_csv(report),
         "report.html": page.draw(report),
     }
     for name, text in texts.items():

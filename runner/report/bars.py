@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.sweep import wording
-from runner.sweep.figures import NUM_COLORS, Figure, plain
-from runner.sweep.findings import Report
+from runner.report import wording
+from runner.report.figures import NUM_COLORS, Figure, plain
+from runner.report.findings import Report
 
 MOST_GROUPS = 30
 PIXELS_OF_BAR, PIXELS_OF_GROUP, PIXELS_OF_REST = 24, 16, 90

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
+from runner import ledger
 from runner.errors import RunnerError
-from runner.sweep import ledger
-from runner.sweep.ledger import Job, Ledger, Sweep
+from runner.ledger import Job, Ledger, Sweep
 
 
 def begun(folder, *jobs):
