@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from runner import ledger
+from runner.config import without_password
 from runner.report import files, page
 from runner.report.findings import Report
 from runner.report.gains import find_gains, over_devices
@@ -30,7 +31,7 @@ def read_report(folder: Path) -> Report:
         folder,
         sweep.uid,
         sweep.began_ms,
-        sweep.overrides,
+        tuple(map(without_password, sweep.overrides)),
         sweep.objectives,
         goals,
         best_first(results, goals),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runner.config import without_password
 from runner.ledger import Job, Sweep
 from runner.tracking.memory import Series, read_series
 from runner.tracking.records import FILE as JOURNAL
@@ -111,11 +112,12 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     error = job.error or summary.get("error")
     best = _best(summary.get("best"), series, _began_ms(folder, series))
     wanted = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
+    shown = tuple(map(without_password, job.overrides))
     return Result(
         job.number,
         job.name,
-        job.overrides,
-        as_keys(job.overrides),
+        shown,
+        as_keys(shown),
         job.state,
         job.folder_name,
         device=summary.get("device") or job.device,

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from runner.config import without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
 from runner.ledger import Job
@@ -16,6 +17,8 @@ from runner.sweep.places import devices_for
 
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
+#: one process sends all journals of a sweep to one store
+THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
 
 @dataclass
@@ -51,7 +54,7 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:
     """What sets a job apart; of a sweep over nothing, all that it was given."""
     apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
-    return " ".join(re.sub(r"\\(.)", r"\1", text) for text in apart)
+    return " ".join(without_password(re.sub(r"\\(.)", r"\1", text)) for text in apart)
 
 
 def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
@@ -119,7 +122,7 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
             f"{override.key_or_group}=... with one value",
         )
         for override in parsed
-        if override.is_sweep_override() and is_of_the_sweep(override)
+        if override.is_sweep_override() and str(override.input_line).lstrip("+~").startswith(THE_SAME_FOR_ALL)
     ]
     if found:
         raise RunnerError(*found)

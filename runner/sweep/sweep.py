@@ -25,6 +25,7 @@ from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
 from runner.sweep.places import devices_for
 from runner.sweep.table import Table
+from runner.tracking.journal import is_being_written
 
 MANY = 50  # jobs whose composing takes long enough to be spoken of
 
@@ -77,7 +78,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     sweep, is_new = _sweep_of(plan, config)
     with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.nursery()  # it imports torch while the jobs are composed
-        to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
+        to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
@@ -126,9 +127,11 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
                 Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}")
             )
         config.hydra.sweep.dir = str(planned)
-        sweep = Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), plan.words, plan.objectives)
-        return sweep, True
-    root = Path(Path(config.hydra.sweep.dir).parts[0])
+        hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
+        words = (*hydras, *plan.words)
+        return Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), words, plan.objectives), True
+    given = Path(config.hydra.sweep.dir)
+    root = given.parent if given.is_absolute() else Path(given.parts[0])
     folder = ledger.find_last(root) if wanted == "last" else Path(wanted)
     if folder is None:
         so = f"no sweep has run below {root} yet"
@@ -142,7 +145,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     return sweep, False
 
 
-def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
+def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float) -> list[Job]:
     """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one.
 
     A search's are its examples: they are checked, and what runs is its source's affair.
@@ -159,6 +162,7 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
             tries = len(list(sweep.folder.glob(f"{job.number}-*")))
             job.folder_name = f"{job.number}-{tries + 1}"
         elif job.state == "running":  # it may have ended by itself when the sweep was killed
+            _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
             summary = read_summary(sweep.folder_of(job))
             if summary.get("status") in ("finished", "failed", "pruned"):
                 job.state, job.error = summary["status"], summary.get("error")
@@ -167,6 +171,13 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
             continue
         jobs.append(job)
     return jobs
+
+
+def _wait_for_its_end(folder: Path, *, seconds: float) -> None:
+    """A job outlives a killed sweep by its grace at the most; until then it saves its state."""
+    deadline = time.monotonic() + seconds
+    while is_being_written(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:

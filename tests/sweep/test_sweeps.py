@@ -146,6 +146,7 @@ def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
         (["device=cpu", "sweep.slots.cpu=0"], ["sweep.slots.cpu=1"]),
         (["device=cpu", "sweep.resume=last"], ["the same line without sweep.resume"]),
         (["device=cpu", "sweep.resume=nowhere"], ["multirun/DATE/TIME"]),
+        (["tracking.enabled=true,false", "device=cpu"], ["tracking.enabled=... with one value"]),
         (["device=glob(*)"], ["KEY=VALUE1,VALUE2"]),
         (["device=cuda:0,1"], ["device=cuda:1"]),
     ],
@@ -312,3 +313,17 @@ def test_the_same_folder_is_not_used_twice(own_folder, capfd):
     assert cli.main(words) == 2
     assert "sweep.resume=multirun/mine" in capfd.readouterr().err
     assert (own_folder / "multirun/mine/ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_password_on_the_command_line_stays_in_the_persons_own_files(own_folder):
+    secret = "tracking.uri=http://me:hunter@2@127.0.0.1:9"
+    done = sweep(own_folder, secret, "model=linear,mlp", "train.num_steps=2", "tracking.grace_seconds=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = the_sweep(own_folder)
+    outward = [folder / f"report.{kind}" for kind in ("json", "csv", "html")]
+    outward += [folder / "journal/journal.bin", *folder.glob("*/summary.json"), *folder.glob("*/journal/journal.bin")]
+    assert len(outward) == 8
+    for path in outward:
+        assert b"hunter" not in path.read_bytes(), path
+    assert "hunter" not in done.stdout + done.stderr
