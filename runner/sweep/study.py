@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,15 +43,16 @@ def open_storage(path: Path, *, is_new: bool, may_share_memory: bool = True) -> 
     """
     from optuna import logging
     from optuna.storages import RDBStorage
-    from sqlalchemy.pool import NullPool
 
     logging.set_verbosity(logging.ERROR)  # else it tells of each trial on stderr
     storage = RDBStorage(
         f"sqlite:///{_as_url(path)}",
-        engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}, "poolclass": NullPool},  # it leaves nothing to close
+        engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}},
         skip_compatibility_check=not is_new,
         skip_table_creation=not is_new,
     )
+    # its connection stays open, or each use would fold the log into the file; it is closed when nobody has it any more
+    weakref.finalize(storage, storage.engine.dispose)
     if is_new and may_share_memory:
         with storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")

@@ -25,6 +25,7 @@ class StudyTrial:
         self._path, self._number = Path(study), number
         self._opened: tuple[RDBStorage, Study, int] | None = None
         self._startup_trials = 0
+        self._reported: set[int] = set()  # epochs
 
     def gives_up(self, value: float, epoch: int) -> bool:
         """Reports the metric's value at an epoch's end, some ms; True when the study's pruner gives the trial up.
@@ -44,16 +45,15 @@ class StudyTrial:
         from optuna.trial import TrialState
 
         storage, study, trial_id = self._open()
-        trial = storage.get_trial(trial_id)
-        if epoch < (trial.last_step or 0):
+        if epoch < max(self._reported, default=0):
             return False  # a run that was taken up again: it has been judged here, and went on
-        if epoch not in trial.intermediate_values:
+        if epoch not in self._reported:
             storage.set_trial_intermediate_value(trial_id, epoch, value)
-            trial = storage.get_trial(trial_id)
+            self._reported.add(epoch)
         if math.isnan(value):
             return True  # it does not come back from there, and the median of such values is a warning
         # the pruner is asked in any case: halving notes at each rung what it saw
-        verdict = study.pruner.prune(study, trial)
+        verdict = study.pruner.prune(study, storage.get_trial(trial_id))
         if not verdict:
             return False
         whole = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -69,9 +69,7 @@ class StudyTrial:
             study.pruner = make_pruner(pruning) if pruning else optuna.pruners.NopPruner()
             self._startup_trials = pruning.startup_trials if pruning else 0
             study_id = storage.get_study_id_from_name(NAME)
-            self._opened = (
-                storage,
-                study,
-                storage.get_trial_id_from_study_id_trial_number(study_id, self._number),
-            )
+            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, self._number)
+            self._reported = {*storage.get_trial(trial_id).intermediate_values}
+            self._opened = storage, study, trial_id
         return self._opened
