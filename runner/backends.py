@@ -120,10 +120,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     return int(peak) if os.uname().sysname == "Darwin" else int(peak) * 1024  # bytes on macOS, KiB elsewhere
 
 
-def free_memory_bytes(device: torch.device) -> int | None:
-    """What a data set may be measured against: the device's free memory; None where it can't be asked for."""
+def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = None) -> int | None:
+    """What a data set may be measured against: the device's free memory; None where it can't be asked for.
+
+    memory_fraction: of a GPU, what this process may take of it at most.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        free, total = torch.cuda.mem_get_info(device)
+        return min(free, int(total * (memory_fraction or 1.0)))
     if device.type == "mps":
         return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     if device.type == "xpu":

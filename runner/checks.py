@@ -31,7 +31,7 @@ class CheckFirst(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""
-        from runner.sweep import ledger
+        from runner import ledger
 
         folder = Path(config.hydra.sweep.dir)
         if (folder / ledger.FILE).is_file() and any(

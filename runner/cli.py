@@ -111,6 +111,15 @@ def devices(words: list[str]) -> int:
     return show(as_json="--json" in words)
 
 
+def report_sweep(words: list[str]) -> int:
+    """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
+    folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
+    _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
+    from runner.report.show import show
+
+    return show(folders[0] if folders else None)
+
+
 def sync(words: list[str]) -> int:
     """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got."""
     folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
@@ -143,7 +152,13 @@ def _become(command: list[str]) -> NoReturn:
     os.execv(command[0], command)
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"train": train, "devices": devices, "sync": sync, "ui": ui}
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "devices": devices,
+    "report": report_sweep,
+    "sync": sync,
+    "ui": ui,
+}
 
 
 def _leave_nothing(folder: Path) -> None:

@@ -27,6 +27,17 @@ def faults(cfg: DictConfig) -> list[Fault]:
     return found
 
 
+def setting_faults(node: DictConfig, schema: type, key: str) -> list[Fault]:
+    """What is wrong with a node of settings that stands outside of `Config`: names and values, by their dotted keys."""
+    known = [item.name for item in fields(schema)]
+    found = []
+    for name in map(str, node):
+        if name not in known and name != "_target_":
+            write = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
+            found.append(Fault(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", write))
+    return [*found, *_bad_values(node, schema, f"{key}.")]
+
+
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
     """The part of `cfg.data` that every data set has."""
     return {item.name: cfg.data[item.name] for item in fields(Data)}

@@ -110,7 +110,9 @@ def train(
         _judge(values, progress, keep)
         if _is_out_of_patience(progress, limits):
             return "patience"
-        if gives_up is not None and gives_up(values):
+        # asked at the last epoch, too, for the values that later trials are compared with; there it is not given up any more
+        is_over = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
+        if gives_up is not None and gives_up(values) and not is_over:
             return "pruned"
         if stop.signal is not None:
             return "stopped"

@@ -32,20 +32,29 @@ def explain(
     check: raises a RunnerError with what is wrong with the rest.
     """
     try:
-        plain = compose([])
+        compose([])
     except Exception as broken:
         return RunnerError(_broken_files(broken))
-    known = [key for key in config.all_keys(plain) if not key.startswith("hydra")]
     faults: list[Fault] = []
     accepted: list[str] = []
     for text in sorted(
         overrides, key=lambda text: "." in text.split("=")[0]
     ):  # groups first: keys below depend on them
-        for single in _singles(text):
+        singles = list(_singles(text))
+        if text.startswith("hydra") and len(singles) > 1:
+            key = text.partition("=")[0]
+            faults.append(Fault(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
+            continue
+        for single in singles:
             try:
                 compose([*accepted, single])
             except Exception as refused:
-                if (fault := _fault(single, refused, known, compose)) not in faults:
+                if single.startswith("hydra."):
+                    fault = _no_hydra_key(single, refused, accepted, compose)
+                else:
+                    known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
+                    fault = _fault(single, refused, known, compose)
+                if fault not in faults:
                     faults.append(fault)
                 break
         else:
@@ -60,8 +69,9 @@ def explain(
 
 
 def _singles(text: str) -> Iterator[str]:
-    """An override with commas, as -m takes it, as one override a value."""
+    """An override with several values, as -m takes it, as one override a value; an interval as its ends."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import IntervalSweep
     from hydra.errors import HydraException
 
     try:
@@ -69,7 +79,10 @@ def _singles(text: str) -> Iterator[str]:
         if not override.is_sweep_override():
             yield text
             return
-        head = text[: text.index("=") + 1]
+        head, value = text[: text.index("=") + 1], override.value()
+        if isinstance(value, IntervalSweep):
+            yield from (f"{head}{value.start}", f"{head}{value.end}")
+            return
         yield from (head + value for value in override.sweep_string_iterator())
     except (HydraException, ValueError):
         yield text
@@ -123,6 +136,15 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
         f"{key}=... with another value",
     )
+
+
+def _no_hydra_key(text: str, error: Exception, accepted: list[str], compose: Compose) -> Fault:
+    """A setting of Hydra's own, of its launcher or of its sweeper; those of a search need hydra/sweeper=optuna."""
+    try:
+        compose([*accepted, "hydra/sweeper=optuna", text])
+    except Exception:
+        return _fault(text, error, list(config.all_keys(compose(accepted).hydra, "hydra.")), compose)
+    return Fault(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
 
 
 def not_an_override(text: str, known: list[str], verbs: list[str]) -> Fault:

@@ -156,7 +156,7 @@ def _loaders(
         loaders[name], why = load(
             rows,
             residency=shared["residency"],
-            free_bytes=backends.free_memory_bytes(device),
+            free_bytes=backends.free_memory_bytes(device, memory_fraction=_memory_fraction(cfg, device)),
             batch_size=train_size if name == "train" else eval_size,
             device=device,
             seed=cfg.seed,
@@ -165,6 +165,10 @@ def _loaders(
         )
         reason = reason or why
     return loaders, reason
+
+
+def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
+    return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
 
 
 def _fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:

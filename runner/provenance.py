@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "runner": __version__, **found}
 
 
+@functools.cache
 def environment() -> str:
     """Python, the platform and every installed distribution, a line each; about 0.1 s."""
     found = {f"{item.metadata['Name']}=={item.version}" for item in metadata.distributions()}

@@ -1,111 +1,24 @@
-"""A run's folder goes in; its page in MLflow comes out: `python -m runner.publish FOLDER`, beside the training."""
+"""Run folders go in; their pages in MLflow come out: `python -m runner.publish FOLDER`, beside a training or a sweep."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from filelock import FileLock, Timeout
-
 from runner.tracking import place, store
-from runner.tracking.patience import Patience
-from runner.tracking.publisher import GRACE, NOT_DELIVERED
-from runner.tracking.sync import LOCK
+from runner.tracking.followed import Followed
+from runner.tracking.line import Line
+from runner.tracking.publisher import GRACE
+from runner.tracking.rounds import BROKEN, Rounds, follow
+from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Uploader
 
-LOOK_SECONDS = 0.5  # it looks by itself, too: not every point comes with a wake
-POSTPONED_SECONDS = 30.0
-#: while the training lives this process works a tenth of the time: two cores are often one, and a busy neighbour slowed a
-#: loop of 3,000 steps a second to 2,500 (2026-11). 1,000 points a second still go out as they come, the rest at the end
-RESTS_PER_WORK = 9
-LONGEST_REST_SECONDS = 2.0  # one slow call must not silence it for long
-WARM_UP_AFTER_SECONDS = 30.0  # it takes 4 s of a core: worth it beside a long training, not beside a short one
-PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
-
 log = logging.getLogger("runner.publish")
-
-
-class Line:
-    """The training's end of the line, read by a thread of its own: the pipe never fills.
-
-    A newline is news; "bye", with the grace seconds or without, or the end of the line is the end of the training.
-    """
-
-    def __init__(self, fd: int, *, grace_seconds: float) -> None:
-        self.grace_seconds = grace_seconds
-        self.closed_at: float | None = None  # of time.monotonic(); None while the training lives
-        self._news, self._closed = threading.Event(), threading.Event()
-        threading.Thread(target=self._read, args=(fd,), name="runner-line", daemon=True).start()
-
-    def wait(self, seconds: float) -> None:
-        """Returns when there is news, or the time is over."""
-        self._news.wait(seconds)
-        self._news.clear()
-
-    def wait_for_end(self, seconds: float) -> None:
-        """Returns when the training is over, or the time is; at the end it pauses a second at the most."""
-        if self._closed.is_set():
-            time.sleep(min(seconds, 1.0, self.grace_seconds / 4))
-        else:
-            self._closed.wait(seconds)
-
-    def rest(self, worked_seconds: float) -> None:
-        """Leaves the machine to the training, for some times as long as was worked; returns at once when that is over."""
-        self._closed.wait(min(RESTS_PER_WORK * worked_seconds, LONGEST_REST_SECONDS))
-
-    def _read(self, fd: int) -> None:
-        last = b""
-        while chunk := _read_some(fd):
-            *whole, last = (last + chunk).split(b"\n")
-            for word in whole:
-                if word.startswith(b"bye"):
-                    self.grace_seconds = float(word[3:] or self.grace_seconds)
-                    self._close()
-            self._news.set()
-        self._close()
-
-    def _close(self) -> None:
-        if self.closed_at is None:
-            self.closed_at = time.monotonic()
-            self._closed.set()
-            self._news.set()
-
-
-def follow(uploader: Uploader, line: Line, *, warm_up: Callable[[], None]) -> int:
-    """Sends the journal as it grows, until the training is over and all of it is sent. Returns 0, or 3 with a rest."""
-    patience = Patience()
-    warm_at = time.monotonic() + WARM_UP_AFTER_SECONDS
-    postponed_at = time.monotonic() + POSTPONED_SECONDS
-    while True:
-        closed_at = line.closed_at  # looked at before sending: nothing that was written before the end is missed
-        before = uploader.ack.offset
-        postponed = closed_at is not None or time.monotonic() > postponed_at
-        if postponed:
-            postponed_at = time.monotonic() + POSTPONED_SECONDS
-        sent = not uploader.has_run() or uploader.attempt(postponed=postponed)
-        if sent or uploader.ack.offset > before:
-            patience.worked()
-        if closed_at is not None:
-            if sent and uploader.abandon():
-                return 0
-            if patience.silent_seconds(since=closed_at) > line.grace_seconds:
-                return NOT_DELIVERED
-        if not sent:
-            line.wait_for_end(patience.pause_seconds())
-        elif uploader.wants_model and time.monotonic() > warm_at:
-            warm_at = math.inf
-            warm_up()
-        else:
-            line.wait(LOOK_SECONDS)
-            uploader.sample()
 
 
 def main(argv: list[str]) -> int:
@@ -119,15 +32,26 @@ def main(argv: list[str]) -> int:
     _write_masked(uri)
     _open_sqlite(uri)
 
+    machine = Machine()
+
+    def upload(folder: Path, lives: bool) -> Uploader:
+        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest)
+
     try:
-        with FileLock(folder / LOCK, timeout=PREDECESSOR_SECONDS, thread_local=False):
-            return follow(Uploader(folder, uri, live=True, rest=line.rest), line, warm_up=_warm_up)
-    except Timeout:
-        log.error("another process is sending this run: nothing was sent from here")
-        return NOT_DELIVERED
+        rounds = Rounds(folder, run_of=lambda folder: Followed(folder, upload), ask=lambda: _what_is_wrong(uri))
+        return follow(rounds, line, warm_up=_warm_up)
     except Exception:
         log.exception("this should not happen")
-        return 1
+        return BROKEN
+
+
+def _what_is_wrong(uri: str) -> str | None:
+    """Why the store does not answer, None when it does."""
+    try:
+        store.ask(uri)
+    except Exception as error:
+        return store.explain(error, uri=uri)
+    return None
 
 
 def _open_sqlite(uri: str) -> None:
@@ -170,13 +94,6 @@ class _Masked:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
-
-
-def _read_some(fd: int) -> bytes:
-    try:
-        return os.read(fd, 65536)
-    except OSError:
-        return b""
 
 
 if __name__ == "__main__":

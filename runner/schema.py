@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
+DIRECTIONS = ("minimize", "maximize")
 
 
 def _value(valid: str, check: Callable[[Any], bool], example: Any) -> Any:
@@ -151,6 +152,30 @@ class Sweep:
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
     slots: Slots = field(default_factory=Slots)
+
+
+@dataclass
+class Search:
+    """The settings of hydra/sweeper=optuna."""
+
+    n_trials: int = _at_least(1)
+    metric: Any = _value("a metric's name, or a list of names", lambda value: _are(value, str), "val/loss")
+    direction: Any = _value(
+        "minimize or maximize, or a list of them", lambda value: _are(value, str, among=DIRECTIONS), "minimize"
+    )
+    sampler: str = _one_of("tpe", "random", "grid", "cmaes", "nsga2")
+    seed: int = _value("0 or more, below 2**31", lambda value: 0 <= value < 2**31, 0)
+    pruner: str | None = _one_of("auto", "median", "hyperband", "halving", "none")
+    warmup_epochs: int = _at_least(0)
+    startup_trials: int = _at_least(0)
+    batch: int = _at_least(1)
+    params: dict[str, Any] | None = MISSING
+
+
+def _are(value: Any, kind: type, *, among: tuple[str, ...] | None = None) -> bool:
+    """Whether it is one or a list of that kind, and there is at least one."""
+    values = [value] if isinstance(value, kind) else list(value) if isinstance(value, Sequence) else []
+    return bool(values) and all(isinstance(one, kind) and (among is None or one in among) for one in values)
 
 
 @dataclass

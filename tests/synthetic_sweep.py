@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from runner.sweep.ledger import Job, Ledger, Sweep
+from runner.ledger import Job, Ledger, Sweep
 from runner.tracking.journal import Journal
 
 BEGAN_MS = 1_790_000_000_000
@@ -63,7 +63,18 @@ def _whole(summary, state, device):
 
 
 def train(
-    sweep, overrides, *, seed=0, rate=0.01, floor=0.1, device="cpu", num_steps=600, num_epochs=6, stop_after=None, **job
+    sweep,
+    overrides,
+    *,
+    seed=0,
+    rate=0.01,
+    floor=0.1,
+    device="cpu",
+    num_steps=600,
+    num_epochs=6,
+    stop_after=None,
+    num_windows=6,
+    **job,
 ):
     """A job that trained: a noisy loss that falls to `floor`, an accuracy that rises, at the device's speed."""
     random = np.random.default_rng(seed)
@@ -95,7 +106,7 @@ def train(
     number = sweep.job(overrides, "finished" if finished else "pruned", device=device, summary=summary, **job)
     with Journal(sweep.path / str(number)) as journal:
         journal.event("start", uid=f"{number:032x}", start_ms=BEGAN_MS + 900)
-        for window in np.array_split(np.arange(len(steps)), max(1, len(steps) // 100)):
+        for window in np.array_split(np.arange(len(steps)), num_windows):
             journal.points(("train/loss",), steps[window], times_ms[window], loss[window, None])
         for end, value in zip(ends, accuracy, strict=True):
             journal.points(("val/accuracy",), [end], [times_ms[end - 1]], [[value]])
@@ -175,7 +186,7 @@ def search(folder, num_trials=40, *, objectives=({"metric": "val/accuracy", "dir
     return sweep.close()
 
 
-def study(folder):
+def study(folder, num_trials=30):
     """The study of a search in optuna.db, as the sweep leaves it."""
     import optuna
 
@@ -193,6 +204,6 @@ def study(folder):
         trial.suggest_categorical("optimizer", ["adam", "sgd"])
         return 1 - 0.1 * abs(math.log10(rate) + 2.5) + width / 10_000
 
-    made.optimize(objective, n_trials=30)
+    made.optimize(objective, n_trials=num_trials)
     storage.remove_session()
     storage.engine.dispose()

@@ -27,7 +27,7 @@ def background():
     background.close()
 
 
-def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, on_step=None, **limits):
+def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, on_step=None, gives_up=None, **limits):
     """A small training; `values` are what the epochs' evaluations give."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
@@ -56,6 +56,7 @@ def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, 
         evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
         keep=lambda name: kept.update([name]),
         stop=stop or Stop(),
+        gives_up=gives_up,
     )
     buffer.pull()
     background.wait()
@@ -118,3 +119,17 @@ def test_the_learning_rate_is_a_point_where_it_changes(background):
     steps = [step for window in scheduled for step, _ in window.notes["train/lr"]]
     assert steps == [1, 2, *range(4, 21)]  # the third step still has the full rate
     assert json.dumps(scheduled[0].notes)  # plain numbers
+
+
+def test_a_run_is_given_up_at_an_epochs_end_but_not_at_its_last(background):
+    asked = []
+
+    def gives_up(poor):
+        return lambda values: asked.append(values["val/loss"]) or values["val/loss"] >= poor
+
+    for poor, ending, num_epochs in ((3, "pruned", 3), (4, "finished", 4)):
+        asked.clear()
+        found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(poor))
+        assert (found, progress.epoch, asked) == (ending, num_epochs, [1, 2, 3, 4][:num_epochs])
+    found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(2), num_steps=10)
+    assert (found, progress.step) == ("finished", 10)

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
 from runner.config import without_password
+from runner.ledger import Sweep
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Sweep
 from runner.sweep.parent import shown
 from runner.sweep.table import Table
 
 MOST_LINES = 24
 
 
-def plan(table: Table, sweep: Sweep, prepared: Sequence[Prepared], *, slots: str, is_search: bool) -> None:
-    """The jobs, where they run and where their files go, and the skipped ones with the reason, before the first starts."""
+def kind(objectives: Sequence[Mapping[str, str]]) -> str:
+    """What sort of sweep it is, in words."""
+    goals = [f"{objective['direction']} {objective['metric']}" for objective in objectives]
+    return f"a search ({', '.join(goals)})" if goals else "a grid"
+
+
+def plan(
+    table: Table, sweep: Sweep, prepared: Sequence[Prepared], *, slots: str, search: Sequence[tuple[str, str]]
+) -> None:
+    """What a person reads before the first job starts.
+
+    Of a grid, the jobs, and the skipped ones with the reason. search: what a search says of itself; empty for a grid.
+    """
     to_run = [found.job for found in prepared if found.missing is None]
     skipped = [found for found in prepared if found.missing is not None]
     done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
     table.say(f"sweep:  {shown(sweep.folder)}")
     table.say(f"slots:  {slots}")
-    if is_search:
+    if search:
+        counts_before = Counter(job.state for job in sweep.jobs.values())
+        before = [f"{count} {state}" for state, count in counts_before.items()]
+        for heading, text in [*search, *([("before", ", ".join(before))] if before else [])]:
+            table.say(f"{heading + ':':<8}{text}")
         return
     counts = [f"{len(to_run)} to run", *([f"{len(skipped)} skipped"] if skipped else [])]
     counts += [f"{done} done before"] if done else []
@@ -54,3 +70,5 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
         table.say(f"next    the same line with sweep.resume={folder}")
     elif any(state in ("failed", "killed") for state in states):
         table.say(f"next    the same line with sweep.resume={folder} sweep.retry=true, once it is mended")
+    elif sweep.objectives:
+        table.say(f"more    the same line with sweep.resume={folder} and a higher hydra.sweeper.n_trials")

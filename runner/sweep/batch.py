@@ -10,10 +10,10 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
+from runner.ledger import Job
 from runner.sweep.engine import Places, settle
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared, compose, examine
-from runner.sweep.ledger import Job
 from runner.sweep.nursery import call
 from runner.sweep.parent import experiment_of, shown
 
@@ -52,6 +52,7 @@ def run_batch(
             one = running.pop(ended.number)
             summary = settle(one.job, folder / one.job.folder_name, ended.code, is_stopped=False, cause=ended.cause)
             results[ended.number] = _returned(one, error=one.job.error, summary=summary)
+            print(f"job {ended.number} {one.job.state}: {one.job.name}{f': {one.job.error}' if one.job.error else ''}")
     places.close()
     return [results[job.number] for job in jobs]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.device import Hardware
+from runner.ledger import Job, Ledger, Sweep
 from runner.stop import Stop
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import Ended, Nursery
 from runner.sweep.places import DevicesFor
 from runner.sweep.table import Table
@@ -31,7 +31,7 @@ class Source(Protocol):
         ...
 
     def ended(self, job: Job, summary: dict[str, Any]) -> None:
-        """Hears how a job ended."""
+        """Hears how a job ended, before the ledger does; it may find that a job failed which thinks it finished."""
         ...
 
 
@@ -116,10 +116,10 @@ def conduct(
                 is_stopped=stop.signal is not None or ended.is_interrupted,
                 cause=ended.cause,
             )
+            source.ended(job, summary)
             ledger.note(job)
             if publisher is not None:
                 publisher.gone(sweep.folder_of(job))
-            source.ended(job, summary)
             table.ended(job, summary)
 
 
@@ -138,7 +138,7 @@ def _start(
     while True:
         for prepared in list(waiting):
             job = prepared.job
-            device = places.start(prepared, Assignment(name=job.name, **assigned))
+            device = places.start(prepared, Assignment(name=job.name, **assigned, **prepared.assigned))
             if device is None:
                 continue
             waiting.remove(prepared)
@@ -195,8 +195,10 @@ def _cause(code: int | None) -> tuple[str, str]:
     """The state and the reason of a job that left no word."""
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
-    if code >= 0:
+    if 0 <= code <= 128:
         return "failed", f"its process ended with exit code {code} and left no summary"
+    if code > 128:  # a run that was told to end says so as shells have it
+        code = 128 - code
     name = signal.Signals(-code).name
     if name in CRASHES:
         return "failed", f"its process crashed: {name}, {CRASHES[name]}"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from runner.config import without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
-from runner.sweep.ledger import Job
+from runner.ledger import Job
 from runner.sweep.places import DevicesFor
 
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
+#: one process sends all journals of a sweep to one store
+THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
 
 @dataclass
@@ -27,6 +30,7 @@ class Prepared:
     policy: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
     missing: Fault | None = None
+    assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
 
 
 def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[str, ...], str]]:
@@ -35,8 +39,9 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
-    _refuse_swept_settings(parsed)
-    own = [override for override in parsed if not _is_of_the_sweep(override)]
+    refuse_swept_settings(parsed)
+    _refuse_intervals(parsed)
+    own = [override for override in parsed if not is_of_the_sweep(override)]
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
@@ -49,18 +54,16 @@ def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[s
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:
     """What sets a job apart; of a sweep over nothing, all that it was given."""
     apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
-    return " ".join(re.sub(r"\\(.)", r"\1", text) for text in apart)
+    return " ".join(without_password(re.sub(r"\\(.)", r"\1", text)) for text in apart)
 
 
 def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     """The job's configuration, its folder and number filled in; about 0.1 s."""
     config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
     with read_write(config), open_dict(config):
-        config.hydra.job.id = config.hydra.job.num = job.number
-        config.hydra.job.id = str(job.number)
+        config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
         config.hydra.sweep.dir = master.hydra.sweep.dir
         config.hydra.sweep.subdir = job.folder_name
-        config.hydra.job.env_set = dict(config.hydra.job.env_set)
         config.sweep = master.sweep
     return config
 
@@ -99,11 +102,20 @@ def examine(
     return found
 
 
-def _is_of_the_sweep(override: Any) -> bool:
+def _refuse_intervals(parsed: Sequence[Any]) -> None:
+    so = "an interval has no end of values, and a grid takes them all; a search can do with some"
+    found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
+    if found:
+        raise RunnerError(*(Fault(text, so, f"hydra/sweeper=optuna '{text}'") for text in found))
+
+
+def is_of_the_sweep(override: Any) -> bool:
+    """Whether an override, as Hydra parsed it, says how the sweep is run, and is no part of a job."""
     return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
 
 
-def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
+def refuse_swept_settings(parsed: Sequence[Any]) -> None:
+    """Raises: RunnerError for what says how the sweep is run and has several values."""
     found = [
         Fault(
             str(override.input_line),
@@ -111,7 +123,7 @@ def _refuse_swept_settings(parsed: Sequence[Any]) -> None:
             f"{override.key_or_group}=... with one value",
         )
         for override in parsed
-        if override.is_sweep_override() and _is_of_the_sweep(override)
+        if override.is_sweep_override() and str(override.input_line).lstrip("+~").startswith(THE_SAME_FOR_ALL)
     ]
     if found:
         raise RunnerError(*found)

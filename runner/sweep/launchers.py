@@ -12,17 +12,23 @@ from omegaconf import DictConfig
 from runner.sweep import scheduled
 from runner.sweep.foreign import Foreign
 from runner.sweep.job import task
+from runner.sweep.slots import Slots
 
 
 @contextmanager
-def open_launcher(context: Any, config: DictConfig) -> Iterator[Any]:
-    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, basic, joblib, ...)."""
+def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
+    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, basic, joblib, ...).
+
+    imports: modules that all jobs share, for launchers whose processes are warm.
+    """
     scheduled.check_there(config)
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
     if str(config.hydra.launcher._target_).startswith(scheduled.PLUGIN):
         launcher = scheduled.Scheduled(launcher, config)
     elif not hasattr(launcher, "devices_for"):
         launcher = Foreign(config, context)
+    if isinstance(launcher, Slots):
+        launcher.preload += imports
     try:
         yield launcher
     finally:

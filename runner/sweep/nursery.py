@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from runner.sweep.worker import LENGTH, Request
 
 #: a fork copies a process with its locks as they are: Apple's libraries do not bear that, and Windows has none
 FORKS = sys.platform == "linux"
+CLOSE_SECONDS = 10.0
 PACKAGES = Path(__file__).resolve().parents[2]
 
 
@@ -71,6 +73,7 @@ class Nursery:
     def start(self, request: Request) -> None:
         """Hands a job over; it begins as soon as the warm process is warm."""
         if self._warm.poll() is not None:  # it was killed, or could not import what it should
+            _hang_up(self._warm)
             self._warm = self._start_warm()
         self._pids[request.number] = 0
         body = pickle.dumps(request)
@@ -96,17 +99,18 @@ class Nursery:
                 (os.killpg if whole_group and hasattr(os, "killpg") else os.kill)(pid, what)
 
     def close(self) -> None:
-        """Ends the warm process; jobs that still run are told to end. Waits for nothing but that process."""
+        """Ends the warm process. Jobs that still run are told to end, and are ended after their grace, 10 s at the most."""
         os.close(self._alive)
-        for process in (self._warm, *self._singles.values()):
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._warm.wait(timeout=10)
-        if self._warm.poll() is None:
-            self._warm.kill()
-            self._warm.wait()
+        processes = [self._warm, *self._singles.values()]
+        for process in processes:
+            _hang_up(process)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         for fd in (self._events, self._told, self._lifeline):
             os.close(fd)
 
@@ -162,10 +166,16 @@ class Nursery:
             code = process.poll()
             if code is not None:
                 del self._singles[number], self._pids[number]
-                if process.stdin is not None:
-                    process.stdin.close()
+                _hang_up(process)
                 found.append(Ended(number, code))
         return found
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Closes the pipe of requests: there will be no more."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def call(nursery: Nursery, function: Callable[..., Any], *arguments: Any) -> Any:

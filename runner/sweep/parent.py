@@ -9,16 +9,17 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config import without_password
+from runner.ledger import Sweep
 from runner.sweep.engine import read_summary, write_summary
 from runner.sweep.jobs import Prepared
-from runner.sweep.ledger import Sweep
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
 from runner.tracking.records import FILE, has_records
 from runner.version import __version__
 
-ARTIFACTS = ("report.html", "report.csv", "report.json", "multirun.yaml", "ledger.jsonl")
+ARTIFACTS = ("report.html", "report.csv", "report.json")
 
 
 class Parent:
@@ -47,16 +48,14 @@ class Parent:
             return
         uri, grace = str(config.tracking.uri), config.tracking.grace_seconds
         with Publisher.start(sweep.folder, uri, grace_seconds=grace) as publisher, Journal(sweep.folder) as journal:
-            words = " ".join(sweep.overrides)
+            words = " ".join(map(without_password, sweep.overrides))
             journal.event(
                 "start",
                 uid=sweep.uid,
                 experiment=experiment,
                 run_name=config.name or f"sweep {words}"[:200],
                 start_ms=sweep.began_ms,
-                params={"sweep": words, "num_jobs_planned": str(len(sweep.jobs))}
-                if not sweep.objectives
-                else {"sweep": words},
+                params={"sweep": words},
                 tags={
                     "sweep": shown(sweep.folder),
                     "runner_version": __version__,

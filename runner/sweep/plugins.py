@@ -6,9 +6,10 @@ from hydra.core.plugins import Plugins
 
 from runner.sweep.grid import Grid
 from runner.sweep.ray_cluster import RayCluster
+from runner.sweep.search import Search
 from runner.sweep.slots import Slots
 
-OURS = (Grid, Slots, RayCluster)
+OURS = (Grid, Search, Slots, RayCluster)
 
 
 def register() -> None:

@@ -183,6 +183,9 @@ class RayCluster(Launcher):
         if arrival.luggage is not None:
             folder, config = Path(arrival.luggage), config.copy()
             config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.luggage, "."
+            assigned = dataclasses.replace(
+                assigned, study=None
+            )  # it lies in the person's files: nobody is given up here
             if config.tracking.enabled and place.sqlite_path(str(config.tracking.uri)):
                 assigned = dataclasses.replace(assigned, publishes=False)  # that file is not on this machine
         return Request(

@@ -21,8 +21,7 @@ from runner.sweep.nursery import Ended, Nursery
 from runner.sweep.places import DevicesFor, Place, choice_at, devices_for, environment_of, pick, places, threads_of
 from runner.sweep.worker import Request
 
-#: imported once, for all jobs: 3 to 4 s each otherwise
-PRELOAD = ("torch", "torch._dynamo", "runner.app", "matplotlib.pyplot")
+PRELOAD = ("runner.sweep.warm",)
 CONSOLE = "console.log"  # what a job prints, in its folder
 
 
@@ -33,7 +32,7 @@ class Slots(Launcher):
     follows = True
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
-        self._preload = tuple(preload)
+        self.preload = tuple(preload)
         self._free: list[Place] = []
         self._busy: dict[int, Place] = {}
         self._nurseries: dict[str, Nursery] = {}
@@ -57,7 +56,7 @@ class Slots(Launcher):
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
             if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
-            self._nurseries[key] = Nursery(environment, preload=self._preload)
+            self._nurseries[key] = Nursery(environment, preload=self.preload)
         return self._nurseries[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
@@ -68,6 +67,11 @@ class Slots(Launcher):
             self.nursery(place)
         return ", ".join(map(str, self._free)) or "none"
 
+    @property
+    def num_places(self) -> int:
+        """Jobs at a time, once it is open."""
+        return len(self._order)
+
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Starts the job and returns its device; None when no slot is free for it now."""
         place = pick(prepared.devices, self._free, self._busy.values())
@@ -76,6 +80,7 @@ class Slots(Launcher):
         self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = place
+        self._share_memory(prepared.config, place)
         choice = choice_at(place, prepared.policy)
         placed = Assignment(
             **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
@@ -91,6 +96,11 @@ class Slots(Launcher):
             )
         )
         return choice.device
+
+    def _share_memory(self, config: DictConfig, place: Place) -> None:
+        """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
+        if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
+            config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
 
     def ended(self, seconds: float) -> list[Ended]:
         """The jobs that have ended; waits for the first one, at most so long."""

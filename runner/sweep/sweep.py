@@ -11,18 +11,23 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner import ledger
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
+from runner.ledger import Job, Ledger, Sweep
+from runner.report import build, text
 from runner.stop import Stop, listening
-from runner.sweep import announce, ledger, report, report_text
+from runner.sweep import announce
 from runner.sweep.engine import Source, conduct, read_summary, write_summary
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.launchers import open_launcher
-from runner.sweep.ledger import Job, Ledger, Sweep
 from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
 from runner.sweep.places import DevicesFor
 from runner.sweep.table import Table
+from runner.tracking.journal import is_being_written
+
+MANY = 50  # jobs whose composing takes long enough to be spoken of
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Plan:
     jobs: Sequence[tuple[tuple[str, ...], str]]  # overrides and name; of a search: examples, to be checked
     source: Callable[[Hands], Source]
     objectives: tuple[dict[str, str], ...] = ()  # of a search
+    says: Sequence[tuple[str, str]] = ()  # of a search: what a person reads of it before it begins
+    imports: tuple[str, ...] = ()  # that all jobs share, beside the launcher's own
 
 
 @dataclass
@@ -44,13 +51,16 @@ class Hands:
     config: DictConfig
     context: Any
     hardware: Hardware
+    is_here: bool
     devices_for: DevicesFor
+    say: Callable[[str], None]
+    num_places: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
-    def add(self, overrides: tuple[str, ...], name: str, *, trial: dict[str, Any] | None = None) -> Job:
-        """A new job, noted in the ledger."""
-        job = _new_job(self.sweep, overrides, name)
-        job.trial = trial
+    def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
+        """A new job of a search, noted in the ledger; its number is the trial's."""
+        job = Job(number, overrides, name, folder_name=str(number), trial=trial)
+        self.sweep.jobs[number] = job
         self.ledger.plan(job)
         return job
 
@@ -67,23 +77,28 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     Raises: RunnerError for mistakes, before anything is written; SystemExit with a signal's code when it was stopped.
     """
     sweep, is_new = _sweep_of(plan, config)
-    with open_launcher(context, config) as launcher, listening() as stop, Table() as table:
+    with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.nursery()  # it imports torch while the jobs are composed
-        to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry)
+        to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
+        if len(to_run) >= MANY:
+            table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
-        hardware = _check(prepared, launcher, strict=config.sweep.strict)
+        # a search would ask again and again for a device that is not here
+        hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
             if is_new:
                 book.begin(sweep)
                 OmegaConf.save(config, sweep.folder / "multirun.yaml")
-            hands = Hands(sweep, book, config, context, hardware, launcher.devices_for)
+            hands = Hands(sweep, book, config, context, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
-            announce.plan(table, sweep, prepared, slots=slots, is_search=bool(plan.objectives))
+            hands.num_places = getattr(launcher, "num_places", None)
+            source = plan.source(hands)
+            announce.plan(table, sweep, prepared, slots=slots, search=plan.says)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 conduct(
-                    plan.source(hands),
+                    source,
                     launcher,
                     sweep=sweep,
                     ledger=book,
@@ -94,8 +109,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                     grace_seconds=config.sweep.grace_seconds,
                 )
                 _end(sweep, parent, stop)
-    found = report.write(sweep.folder)
-    report_text.show(found, table.console)
+    found = build.write(sweep.folder)
+    text.show(found, table.console)
     announce.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
@@ -113,30 +128,42 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
                 Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}")
             )
         config.hydra.sweep.dir = str(planned)
-        sweep = Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), plan.words, plan.objectives)
-        return sweep, True
-    root = Path(Path(config.hydra.sweep.dir).parts[0])
+        hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
+        words = (*hydras, *plan.words)
+        return Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), words, plan.objectives), True
+    given = Path(config.hydra.sweep.dir)
+    root = given.parent if given.is_absolute() else Path(given.parts[0])
     folder = ledger.find_last(root) if wanted == "last" else Path(wanted)
     if folder is None:
         so = f"no sweep has run below {root} yet"
         raise RunnerError(Fault(f"sweep.resume={wanted}", so, "the same line without sweep.resume"))
     sweep = ledger.read(folder.absolute())
+    if sweep.objectives != plan.objectives:
+        before, now = (announce.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
+        write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
+        raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
     config.hydra.sweep.dir = str(sweep.folder)
     return sweep, False
 
 
-def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
-    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one."""
+def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float) -> list[Job]:
+    """The plan's jobs without those that have ended; what was in flight goes on in its folder, a retry gets a new one.
+
+    A search's are its examples: they are checked, and what runs is its source's affair.
+    """
+    if plan.objectives:
+        return [Job(-1, overrides, name) for overrides, name in plan.jobs]
     known = {job.overrides: job for job in sweep.jobs.values()}
     jobs = []
     for overrides, name in plan.jobs:
         job = known.get(overrides)
         if job is None:
-            job = Job(-1, overrides, name) if plan.objectives else _new_job(sweep, overrides, name)
+            job = _new_job(sweep, overrides, name)
         elif job.state in ("failed", "killed") and retry:
             tries = len(list(sweep.folder.glob(f"{job.number}-*")))
             job.folder_name = f"{job.number}-{tries + 1}"
         elif job.state == "running":  # it may have ended by itself when the sweep was killed
+            _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
             summary = read_summary(sweep.folder_of(job))
             if summary.get("status") in ("finished", "failed", "pruned"):
                 job.state, job.error = summary["status"], summary.get("error")
@@ -145,6 +172,13 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool) -> list[Job]:
             continue
         jobs.append(job)
     return jobs
+
+
+def _wait_for_its_end(folder: Path, *, seconds: float) -> None:
+    """A job outlives a killed sweep by its grace at the most; until then it saves its state."""
+    deadline = time.monotonic() + seconds
+    while is_being_written(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
@@ -178,15 +212,15 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         if found.missing is not None:
             job.state, job.error = "skipped", found.missing.so
             write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
-        hands.ledger.plan(job)
-        hands.ledger.note(job)
+    hands.ledger.plan(*(found.job for found in prepared))
+    hands.ledger.note(*(found.job for found in prepared))
     return [found for found in prepared if found.missing is None]
 
 
 def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
     """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
     parent.tell_summaries(sweep)
-    report.write(sweep.folder)
+    build.write(sweep.folder)
     failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
     parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED")
     parent.tell_summaries(sweep)

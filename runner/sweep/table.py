@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from runner.sweep.ledger import Job, Sweep
+from runner.ledger import Job, Sweep
 from runner.sweep.watch import Watch
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted

@@ -61,19 +61,23 @@ def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, _wake_up)
     running: dict[int, int] = {}  # pid → number
-    while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+    asked = [requests]
+    while asked or running:  # to the end of the last job: what it leaves running ends with it
+        ready, _, _ = select.select([*asked, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
         for number, pid, code in _ended(running):
-            _tell(events, {"number": number, "pid": pid, "code": code})
+            with suppress(BrokenPipeError):  # nobody listens any more
+                _tell(events, {"number": number, "pid": pid, "code": code})
         if requests not in ready:
             continue
         request = _read(requests)
         if request is None:
-            return
+            asked = []
+            continue
         pid = os.fork()
         if pid == 0:
+            os.setsid()  # a Ctrl-C at the terminal is for the process that asks; signals to the group reach data workers
             signal.set_wakeup_fd(-1)
             for fd in (events, woken, wake):  # requests is stdin, which the job gets anew
                 os.close(fd)
@@ -97,9 +101,7 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
 
 
 def _do(request: Request, lifeline: int) -> NoReturn:
-    """Is the job: in its own session, with its output in its log; ends the process with the job's exit code."""
-    if hasattr(os, "setsid"):
-        os.setsid()
+    """Is the job, with its output in its log; ends the process with the job's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.tracking import store
 from runner.tracking.spelling import MOST_NAME, MOST_PARAM, MOST_TAG, cut, spell_all
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Event = Mapping[str, Any]
 
 END_TAG = "runner.end"
+PARENT_TAG = "mlflow.parentRunId"  # MLflow's page folds the run under the one that is named here
 DIED = "the process died without saying goodbye"
 
 
@@ -78,6 +80,11 @@ def log_artifact(client: MlflowClient, run_id: str, folder: Path, event: Event) 
         client.log_artifact(run_id, str(path), to)
     else:
         raise LeftOutError(f"{path} is not there")
+
+
+def set_parent(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
+    """Puts the run under its sweep. Raises: ParentMissingError while the store has no such run."""
+    client.set_tag(run_id, PARENT_TAG, store.find_parent(client, event["experiment"], uid=event["uid"]))
 
 
 def title(event: Event) -> str:

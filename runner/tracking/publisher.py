@@ -1,4 +1,4 @@
-"""A run's folder and a tracking URI go in; a process that copies the journal to MLflow beside training comes out."""
+"""Run folders and a tracking URI go in; a process that copies their journals to MLflow beside training comes out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+from runner.tracking import line
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import Ack, read_ack
 from runner.tracking.records import FILE as JOURNAL
@@ -29,6 +30,9 @@ STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not wai
 class Publisher:
     """The training's side of `python -m runner.publish`: starts it, wakes it, waits for it.
 
+    A sweep has one for all of its jobs: it follows the sweep's own journal and, from follow() on, that of each job.
+    Importing MLflow takes 2 to 4 s of a core, and the writers of one sqlite file wait for each other. Any thread may call.
+
     A process of its own, because storing 1,000 points holds the interpreter for 75 ms, and a loop of 2,500 steps a
     second makes them in 0.2 s. It lives in its own session, so Ctrl-C does not reach it. When the training dies, its
     pipe closes; then it sends what the journal holds, says so in MLflow, and ends.
@@ -37,6 +41,10 @@ class Publisher:
     def __init__(self, folder: Path, process: subprocess.Popen[bytes] | None) -> None:
         """Use Publisher.start()."""
         self._folder, self._process = folder, process
+        self._folders = {folder}  # all that were ever followed
+        self._turn = threading.Lock()
+        self._unsent = b""  # words that the full pipe did not take
+        self._has_left = False
         self._pipe = -1
         if process is not None and process.stdin is not None:
             self._pipe = process.stdin.fileno()
@@ -69,12 +77,29 @@ class Publisher:
         return cls(folder, process)
 
     def wake(self) -> None:
-        """Says that the journal has grown. Never waits, never raises."""
-        self._tell(b"\n")
+        """Says that a journal has grown. Never waits, never raises."""
+        self._tell(line.NEWS)
+
+    def follow(self, folder: Path) -> None:
+        """Publishes this run's journal, too, which may not exist yet. Never waits, never raises."""
+        folder = folder.absolute()
+        self._folders.add(folder)
+        self._tell(line.word(line.FOLLOW, folder))
+
+    def gone(self, folder: Path) -> None:
+        """Says that the run's process is over: when all of it is sent, a run without an end is marked as killed.
+
+        Never waits, never raises. At finish() all runs count as gone.
+        """
+        self._tell(line.word(line.GONE, folder.absolute()))
 
     def ack(self) -> Ack:
         """How far the store has got, and what is wrong if something is."""
-        ack = read_ack(self._folder)
+        return self.ack_of(self._folder)
+
+    def ack_of(self, folder: Path) -> Ack:
+        """The same for a run that is followed."""
+        ack = read_ack(folder)
         code = None if self._process is None else self._process.poll()
         if self._process is None:
             return dataclasses.replace(ack, error="the publishing process could not be started")
@@ -84,7 +109,7 @@ class Publisher:
         return ack
 
     def finish(self, *, grace_seconds: float | None = None) -> Ack:
-        """Says goodbye and waits while the process makes progress; what is left then stays in the journal.
+        """Says goodbye and waits while the process makes progress with any run; what is left stays in the journals.
 
         grace_seconds: instead of what start() was given.
         Raises: KeyboardInterrupt at once; the process goes on by itself to the end of its patience.
@@ -106,41 +131,78 @@ class Publisher:
         self._say_goodbye(None)
         if self._process is None or self._process.poll() is not None:
             return
-        if has_records(self._folder / JOURNAL):
+        if any(has_records(folder / JOURNAL) for folder in self._folders):
             self._leave()
         else:
             self._process.terminate()  # it has nothing to send; while it makes a store it does not listen
             self._process.wait()
+            self._close_pipe()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         last, seen = time.monotonic(), -1.0
         while time.monotonic() - last < STUCK_SECONDS:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1.0)
+                self._close_pipe()
                 return
-            with contextlib.suppress(OSError):
-                written = (self._folder / ACK).stat().st_mtime
-                last, seen = (last, seen) if written == seen else (time.monotonic(), written)
+            self._hang_up()
+            written = max(map(_written_at, self._folders))
+            last, seen = (last, seen) if written == seen else (time.monotonic(), written)
         self._leave()
 
     def _leave(self) -> None:
         """Lets the process end by itself; a thread waits for it, so that it leaves no zombie."""
         if self._process is not None:
-            threading.Thread(target=self._process.wait, name="runner-publisher", daemon=True).start()
+            threading.Thread(target=self._see_off, args=(self._process,), name="runner-publisher", daemon=True).start()
+
+    def _see_off(self, process: subprocess.Popen[bytes]) -> None:
+        while not self._hang_up():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1.0)
+                break
+        process.wait()
+        self._close_pipe()
 
     def _say_goodbye(self, grace_seconds: float | None) -> None:
         """A word and the closing of the pipe: a data worker that was forked may hold the other copy of it open."""
-        if self._process is None or self._process.stdin is None or self._process.stdin.closed:
-            return
-        self._tell(b"bye\n" if grace_seconds is None else b"bye %r\n" % grace_seconds)
-        self._pipe = -1
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        if not self._has_left:
+            self._has_left = True
+            self._tell(line.bye(grace_seconds))
+        self._hang_up()
+
+    def _hang_up(self) -> bool:
+        """Closes the pipe when all words are in it. Returns whether it is closed."""
+        self._tell(b"")
+        if not self._unsent:
+            self._close_pipe()
+        return self._pipe < 0
+
+    def _close_pipe(self) -> None:
+        with self._turn, contextlib.suppress(OSError):
+            self._pipe = -1
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
 
     def _tell(self, words: bytes) -> None:
-        if self._pipe >= 0:
-            with contextlib.suppress(OSError):  # full: it has news enough; broken: ack() tells
-                os.write(self._pipe, words)
+        """Keeps what a full pipe does not take for the next call; news among it are enough once."""
+        with self._turn:
+            if words != line.NEWS or not self._unsent:
+                self._unsent += words
+            try:
+                while self._unsent and self._pipe >= 0:
+                    self._unsent = self._unsent[os.write(self._pipe, self._unsent) :]
+            except BlockingIOError:
+                return
+            except OSError:  # broken: ack() tells
+                pass
+            self._unsent = b""
+
+
+def _written_at(folder: Path) -> float:
+    try:
+        return (folder / ACK).stat().st_mtime
+    except OSError:
+        return -1.0
 
 
 def _environment(uri: str, grace_seconds: float) -> dict[str, str]:

@@ -94,9 +94,9 @@ def count_points(path: Path, offset: int = 0) -> int:
     return total
 
 
-def has_records(path: Path) -> bool:
-    """Whether there is a complete record in the file, or a file at all."""
-    return path.is_file() and next(scan(path), None) is not None
+def has_records(path: Path, offset: int = 0) -> bool:
+    """Whether there is a complete record in the file from `offset` on, or a file at all."""
+    return path.is_file() and path.stat().st_size > offset and next(scan(path, offset), None) is not None
 
 
 def begins_record(path: Path, offset: int) -> bool:

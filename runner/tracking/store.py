@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,10 @@ class RunDeletedError(Exception):
     """The run lies in MLflow's bin: it takes nothing until somebody restores it."""
 
 
+class ParentMissingError(Exception):
+    """The run that another one belongs to is not in the store, or not yet: its own journal brings it."""
+
+
 @contextmanager
 def settings() -> Iterator[None]:
     """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards."""
@@ -69,6 +74,11 @@ def open_store(uri: str) -> MlflowClient:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
     return client
+
+
+def ask(uri: str) -> None:
+    """One small question, 5 ms; raises what keeps the store from answering."""
+    open_store(uri).search_experiments(max_results=1)
 
 
 def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, str]:
@@ -106,6 +116,24 @@ def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[
     name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
     run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
     return str(run.info.run_id)
+
+
+def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
+    """The id of the run that bears this uid, in the experiment or in one that took its place, NAME-2, NAME-3, ...
+
+    One that lies in the bin counts where there is no other. Raises: ParentMissingError.
+    """
+    from mlflow.entities import ViewType
+
+    names = (experiment if number == 1 else f"{experiment}-{number}" for number in itertools.count(1))
+    experiment_ids = []
+    while named := client.get_experiment_by_name(next(names)):
+        experiment_ids.append(named.experiment_id)
+    for view in (ViewType.ACTIVE_ONLY, ViewType.ALL) if experiment_ids else ():
+        found = client.search_runs(experiment_ids, f"tags.`{UID_TAG}` = '{uid}'", run_view_type=view, max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+    raise ParentMissingError(f"the run that it belongs to has not arrived in {experiment}")
 
 
 def check_run(client: MlflowClient, run_id: str) -> None:
@@ -155,4 +183,4 @@ def explain(error: BaseException, *, uri: str) -> str:
     return cut(place.masker(uri)(named), most=400)
 
 
-_OURS = ("RunGoneError", "RunDeletedError")
+_OURS = ("RunGoneError", "RunDeletedError", "ParentMissingError")

@@ -42,8 +42,11 @@ def _send(uploader: Uploader, folder: Path, *, grace_seconds: float) -> None:
     patience = Patience()
     while True:
         before = uploader.ack.offset
-        if uploader.attempt(postponed=True) and (is_being_written(folder) or uploader.abandon()):
+        sent = uploader.attempt(postponed=True)
+        if (sent or uploader.only_waits()) and (is_being_written(folder) or uploader.abandon()) and sent:
             return
+        if uploader.only_waits_for_parent():
+            return  # its own journal brings it, and that is not being sent here
         if uploader.ack.offset > before:
             patience.worked()
         if patience.silent_seconds() > grace_seconds:

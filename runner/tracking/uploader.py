@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from runner.tracking.logged_model import Build, publish_model
 from runner.tracking.progress import Progress
 from runner.tracking.records import FILE, Record, has_records, scan
 from runner.tracking.sending import grouped, send_in_halves, to_metrics
-from runner.tracking.system_metrics import SystemMetrics
+from runner.tracking.system_metrics import Machine, SystemMetrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,7 +33,7 @@ class Uploader:
     The store merges the same (name, time, step, value) when it comes again, so what was sent without an answer is
     sent again as it was. Nothing here waits between attempts: that is the caller's.
 
-    live: whether the run goes on beside this; then the machine is measured.
+    machine: measured while the run goes on beside this (None: it does not).
     build: makes the model from its node (None: runner.targets.build).
     rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
     """
@@ -42,13 +43,13 @@ class Uploader:
         folder: Path,
         uri: str,
         *,
-        live: bool = False,
+        machine: Machine | None = None,
         build: Build | None = None,
         rest: Callable[[float], None] | None = None,
     ) -> None:
         self.wants_model = False
         self._rest = rest
-        self._folder, self._uri, self._live, self._build = folder, uri, live, build
+        self._folder, self._uri, self._machine, self._build = folder, uri, machine, build
         self._journal = folder / FILE
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
@@ -58,14 +59,15 @@ class Uploader:
     def ack(self) -> Ack:
         return self._progress.ack
 
-    def attempt(self, *, postponed: bool = False) -> bool:
+    def attempt(self, *, postponed: bool = False, most: int | None = None) -> bool:
         """Sends all there is. Returns False when something stands in the way; `ack.error` says what.
 
-        postponed: whether to try once more what the store would not take before.
+        postponed: whether to try once more what the store would not take before, when all else is sent.
+        most: records of points (1,000 together) and events to send in this call (None: all there are).
         """
         try:
             began = time.monotonic()
-            for _ in self._send(postponed=postponed):
+            for _ in self._send(postponed=postponed, most=most):
                 self.sample()
                 if self._rest is not None:
                     self._rest(time.monotonic() - began)
@@ -79,11 +81,27 @@ class Uploader:
             return False
         if self.ack.error and not self.ack.postponed:
             self._progress.note(error=None)
-        return not (postponed and self.ack.postponed)
+        return not (postponed and self.ack.postponed) or (most is not None and self.has_more())
 
-    def has_run(self) -> bool:
-        """Whether the journal holds a run yet; before that no store is opened, or made."""
-        return has_records(self._journal)
+    def has_more(self) -> bool:
+        """Whether the journal holds a record that is not sent."""
+        try:
+            return has_records(self._journal, self.ack.offset)
+        except Exception:  # it can't be read: the attempt to send it says why
+            return True
+
+    def only_waits(self) -> bool:
+        """Whether all is sent but what the store would not take."""
+        return bool(self.ack.postponed) and not self.has_more()
+
+    def only_waits_for_parent(self) -> bool:
+        """Whether all is sent but the link to a run that the store has not got yet."""
+        return self.only_waits() and all(event["kind"] == "parent" for event in self.ack.postponed)
+
+    def note_outage(self, error: str) -> None:
+        """Writes down why nothing is sent, as others found out."""
+        if self.ack.error != error:
+            self._progress.note(error=error)
 
     def sample(self) -> None:
         """Measures the machine, if it is time to."""
@@ -100,18 +118,20 @@ class Uploader:
         except Exception as error:
             self._progress.fail(error)
             return False
-        self._progress.note(died=True, error=None)
+        self._progress.note(died=True, error=self.ack.error if self.ack.postponed else None)
         return True
 
-    def _send(self, *, postponed: bool) -> Iterator[None]:
+    def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
-        for group in grouped(scan(self._journal, self.ack.offset), most=MOST_POINTS):
+        for group in itertools.islice(grouped(scan(self._journal, self.ack.offset), most=MOST_POINTS), most):
             if group[0].kind == "points":
                 self._send_points(client, group)
             else:
                 self._send_event(client, group[0])
             yield
-        for event in self.ack.postponed if postponed else ():
+        if not postponed or (most is not None and self.has_more()):
+            return
+        for event in self.ack.postponed:
             self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
             self._send_lone(client, event)
             yield
@@ -158,7 +178,7 @@ class Uploader:
             self._start(client, event)
         elif record.kind in ("params", "tags"):
             self._send_named(client, record.kind, event[record.kind])
-        elif record.kind in ("dataset", "artifact", "model"):
+        elif record.kind in ("dataset", "artifact", "model", "parent"):
             self._send_lone(client, event)
         elif record.kind == "end":
             self._stop_measuring()
@@ -182,8 +202,10 @@ class Uploader:
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
         self.wants_model = bool(event.get("expects_model", True))
-        if self._live and event.get("system_metrics"):
-            self._system_metrics = SystemMetrics(client, self._run_id(), start_ms=event["start_ms"])
+        if self._system_metrics is not None:
+            self._system_metrics.leave()
+        if self._machine is not None and event.get("system_metrics"):
+            self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=event["start_ms"])
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
         refused = self._send_values(client, kind, events.entities(kind, values), most=MOST_NAMED)
@@ -199,9 +221,12 @@ class Uploader:
                 experiment_id = str(self.ack.experiment_id)
                 publish_model(client, run_id, experiment_id, folder=self._folder, event=event, build=self._build)
             else:
-                {"dataset": events.log_dataset, "artifact": events.log_artifact}[event["kind"]](
-                    client, run_id, self._folder, event
-                )
+                send = {
+                    "dataset": events.log_dataset,
+                    "artifact": events.log_artifact,
+                    "parent": events.set_parent,
+                }[event["kind"]]
+                send(client, run_id, self._folder, event)
         except events.LeftOutError as error:
             self._progress.warn(f"{events.title(event)} was left out: {error}")
         except Exception as error:
@@ -214,7 +239,7 @@ class Uploader:
 
     def _stop_measuring(self) -> None:
         if self._system_metrics is not None:
-            self._system_metrics.sample(now=True)
+            self._system_metrics.close()
             self._system_metrics = None
 
 

@@ -1,6 +1,7 @@
 """Journals and MLflow stores for the tests of this room."""
 
 import gc
+import os
 import shutil
 import threading
 import uuid
@@ -11,6 +12,7 @@ import pytest
 
 from runner.tracking import store
 from runner.tracking.journal import Journal
+from runner.tracking.line import Line
 
 
 def pytest_collection_modifyitems(items):
@@ -105,6 +107,33 @@ def write():
         start, rows, end, history = map(staticmethod, (start, rows, end, history))
 
     return Write
+
+
+@pytest.fixture
+def pipe():
+    """The line between a training and its publishing process, both ends in this one."""
+    read, write = os.pipe()
+    open_ends = {read, write}
+
+    class Pipe:
+        def line(self, grace_seconds=0.0):
+            return Line(read, grace_seconds=grace_seconds)
+
+        def say(self, words):
+            os.write(write, words)
+
+        def close(self):
+            open_ends.discard(write)
+            os.close(write)
+
+    yield Pipe()
+    if write in open_ends:
+        os.close(write)
+    for thread in threading.enumerate():
+        if thread.name == "runner-line":
+            thread.join(5)
+            assert not thread.is_alive()
+    os.close(read)
 
 
 @pytest.fixture

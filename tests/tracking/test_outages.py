@@ -149,6 +149,48 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
     assert steps == {"train/loss": list(range(1, first)), "train/accuracy": list(range(1, first))}
 
 
+def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder, write, server):
+    from runner.tracking.store import open_store
+
+    server.start()
+    jobs = [folder / str(number) for number in range(4)]
+    with Publisher.start(folder, server.uri) as publisher, contextlib.ExitStack() as stack:
+        sweep, *journals = [stack.enter_context(Journal(path)) for path in (folder, *jobs)]
+        write.start(sweep, uid="sweep")
+        for path, journal in zip(jobs, journals, strict=True):
+            write.start(journal, uid=path.name)
+            journal.event("parent", uid="sweep", experiment="digits")
+            write.rows(journal, 1, 500)
+            publisher.follow(path)
+        wait_for(lambda: any(read_ack(path).points_written for path in jobs))
+        server.kill()
+        for journal in journals:
+            write.rows(journal, 501, 500)
+        wait_for(lambda: all(read_ack(path).error for path in (folder, *jobs)))  # each run's page can say it
+        for path, journal in zip(jobs[:2], journals[:2], strict=True):
+            write.end(journal)
+            publisher.gone(path)
+        publisher.gone(jobs[2])
+        server.start()
+        wait_for(lambda: all(publisher.ack_of(path).is_complete for path in jobs[:3]))
+        for journal in (*journals[3:], sweep):
+            write.end(journal)
+        ack = publisher.finish(grace_seconds=30)
+        assert publisher._process.returncode == 0
+    assert ack.is_complete and ack.error is None
+    client = open_store(f"sqlite:///{server.folder}/mlflow.db")
+    assert len(client.search_runs([ack.experiment_id])) == 5
+    for path in jobs:
+        found = read_ack(path)
+        assert found.points_written == 2000 and found.error is None
+        run = client.get_run(found.run_id)
+        assert run.info.status == ("KILLED" if path == jobs[2] else "FINISHED")
+        assert run.data.tags["mlflow.parentRunId"] == ack.run_id
+        for column, name in enumerate(("train/loss", "train/accuracy")):
+            expected = [(step, 1_700_000_000_000 + step, step + column / 10) for step in range(1, 1001)]
+            assert write.history(client, found.run_id, name) == expected
+
+
 class Wire:
     """A wire to the server that is cut one time in four, before the request arrives or before the answer does."""
 

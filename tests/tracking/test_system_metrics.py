@@ -1,7 +1,7 @@
 import pytest
 
 from runner.tracking import store, system_metrics
-from runner.tracking.system_metrics import SystemMetrics
+from runner.tracking.system_metrics import Machine, SystemMetrics
 
 
 @pytest.fixture
@@ -11,7 +11,7 @@ def run_id(client, uri):
 
 
 def test_the_machine_is_measured_under_mlflows_names(client, run_id):
-    SystemMetrics(client, run_id, start_ms=0).sample(now=True)
+    SystemMetrics(client, run_id, Machine(), start_ms=0).sample(now=True)
     metrics = client.get_run(run_id).data.metrics
     assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= set(metrics)
     assert all(name.startswith("system/") for name in metrics)
@@ -22,7 +22,7 @@ def test_a_sample_comes_each_two_seconds_at_the_runs_age(client, run_id, monkeyp
     clock = [100.0]
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
-    metrics = SystemMetrics(client, run_id, start_ms=90_000)
+    metrics = SystemMetrics(client, run_id, Machine(), start_ms=90_000)
     for now in (100.5, 101.9, 102.0, 103.9, 104.1):
         clock[0] = now
         metrics.sample()
@@ -36,7 +36,7 @@ def test_an_outage_keeps_the_samples_and_raises_nothing(client, run_id, monkeypa
 
     clock = [100.0]
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
-    metrics = SystemMetrics(client, run_id, start_ms=0)
+    metrics = SystemMetrics(client, run_id, Machine(), start_ms=0)
     with monkeypatch.context() as outage:
         outage.setattr(type(client), "log_batch", cut)
         metrics.sample(now=True)
@@ -52,5 +52,57 @@ def test_a_machine_that_can_not_be_measured_is_left_unmeasured(client, run_id, m
         raise RuntimeError("no /proc here")
 
     monkeypatch.setattr(theirs, "SystemMetricsMonitor", fail)
-    SystemMetrics(client, run_id, start_ms=0).sample(now=True)
+    SystemMetrics(client, run_id, Machine(), start_ms=0).sample(now=True)
     assert client.get_run(run_id).data.metrics == {}
+
+
+class Meter:
+    """A machine of known load: each measurement says how many there were."""
+
+    def __init__(self):
+        self.count = 0
+
+    def collect_metrics(self):
+        self.count += 1
+
+    def aggregate_metrics(self):
+        return {"load": float(self.count), "network_receive_megabytes": 10.0 * self.count}
+
+    def clear_metrics(self):
+        pass
+
+
+def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
+    experiment_id, _ = store.experiment_of(client, "digits", uri=uri)
+    ids = [store.find_or_create_run(client, experiment_id, {}, uid=str(number)) for number in range(3)]
+    clock, meter, calls = [100.0], Meter(), []
+    monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
+    monkeypatch.setattr(system_metrics, "_monitors", lambda run_id, uri: [meter])
+    whole = type(client).log_batch
+    monkeypatch.setattr(
+        type(client), "log_batch", lambda self, run_id, **how: (calls.append(run_id), whole(self, run_id, **how))
+    )
+    machine = Machine()
+    runs = [SystemMetrics(client, run_id, machine, start_ms=100_000) for run_id in ids]
+
+    def sample(until):
+        while clock[0] < until:
+            clock[0] += 0.5
+            for run in runs:
+                run.sample()
+
+    sample(until=112)
+    assert meter.count == 6 and len(calls) == 6  # at 6 s and at 12 s, three samples of each run
+    late = SystemMetrics(client, ids[0], machine, start_ms=112_000)
+    clock[0] = 113.0
+    for run in (*runs, late):
+        run.close()  # all within half a second of each other: one measurement
+    assert meter.count == 7 and machine.num_watchers == 0
+    for run_id in ids[1:]:
+        points = client.get_metric_history(run_id, "system/load")
+        assert [(point.step, point.value) for point in points] == [(2 * n, n) for n in range(1, 7)] + [(13, 7)]
+    traffic = {
+        point.step: point.value for point in client.get_metric_history(ids[0], "system/network_receive_megabytes")
+    }
+    assert traffic == {2: 10, 4: 20, 6: 30, 8: 40, 10: 50, 12: 60, 13: 70, 1: 10}  # of the late one: since it began

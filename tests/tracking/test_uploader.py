@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from runner.tracking import events, place, store
-from runner.tracking import uploader as module
 from runner.tracking.ack import Ack, read_ack, write_ack
+from runner.tracking.journal import Journal
+from runner.tracking.sync import sync
+from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.uploader import Uploader
 
 
@@ -360,13 +362,129 @@ def test_an_ack_of_another_journal_is_not_believed(folder, journal, write, uploa
 
 
 def test_the_machine_is_measured_while_the_run_lives(folder, journal, write, uri, monkeypatch):
-    monkeypatch.setattr(module.SystemMetrics, "sample", lambda self, now=False: samples.append(now))
+    monkeypatch.setattr(SystemMetrics, "sample", lambda self, now=False: samples.append(now))
     samples = []
     write.start(journal, system_metrics=True)
-    uploader = Uploader(folder, uri, live=True)
+    uploader = Uploader(folder, uri, machine=Machine())
     assert uploader.attempt()
     uploader.sample()
     write.end(journal)
     assert uploader.attempt() and samples[-1] is True
     uploader.sample()
     assert samples[-1] is True
+
+
+def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journal, write, uri, client, monkeypatch):
+    write.start(journal)
+    journal.event("artifact", path="a.txt", to="")
+    write.rows(journal, 1, 700)
+    write.rows(journal, 701, 700)
+    (folder / "a.txt").write_text("a")
+    uploader, reached, tried = Uploader(folder, uri), [], []
+    with monkeypatch.context() as full:
+        full.setattr(events, "log_artifact", lambda *args: tried.append(0) or 1 / 0)
+        while uploader.has_more():
+            assert uploader.attempt(postponed=True, most=1) is uploader.has_more()
+            reached.append(uploader.ack.points_written)
+    assert len(tried) == 2  # in its place, and once all else was sent
+    assert reached == [0, 0, 1400, 2800] and uploader.only_waits() and not uploader.only_waits_for_parent()
+    assert uploader.attempt(postponed=True, most=1) and not uploader.only_waits()
+    assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
+
+
+PARENT = {"uid": "p1", "experiment": "digits"}
+
+
+def two_runs(tmp_path, write):
+    """A sweep's journal and a job's, in folders that sort the wrong way round."""
+    child, parent = tmp_path / "a", tmp_path / "b"
+    with Journal(child) as journal:
+        write.start(journal, uid="c1")
+        journal.event("parent", **PARENT)
+        write.rows(journal, 1, 5)
+        write.end(journal)
+    with Journal(parent) as journal:
+        write.start(journal, uid="p1")
+        write.end(journal)
+    return child, parent
+
+
+def test_a_child_is_linked_to_its_parent(tmp_path, write, uri, client):
+    child, parent = two_runs(tmp_path, write)
+    parent_id, ack = sync(parent, uri).run_id, sync(child, uri)
+    assert ack.is_complete and ack.error is None and ack.warnings == ()
+    assert client.get_run(ack.run_id).data.tags["mlflow.parentRunId"] == parent_id
+    assert "mlflow.parentRunId" not in client.get_run(parent_id).data.tags
+
+
+def test_a_child_that_comes_before_its_parent_is_linked_later(tmp_path, write, uri, client):
+    child, parent = two_runs(tmp_path, write)
+    before = sync(child, uri, grace_seconds=1000)  # it does not wait for what no waiting brings
+    assert before.ended and before.points_written == 10 and not before.is_complete
+    assert before.error == "parent waits: the run that it belongs to has not arrived in digits"
+    parent_id, after = sync(parent, uri).run_id, sync(child, uri)
+    assert after.is_complete and after.error is None
+    assert client.get_run(after.run_id).data.tags["mlflow.parentRunId"] == parent_id
+
+
+def test_a_dead_child_without_its_parent_is_marked_as_killed_all_the_same(folder, journal, write, uri, client):
+    write.start(journal)
+    journal.event("parent", **PARENT)
+    journal.close()
+    ack = sync(folder, uri)
+    assert ack.died and not ack.is_complete and "parent waits" in ack.error
+    assert client.get_run(ack.run_id).info.status == "KILLED"
+
+
+def test_another_server_gets_the_link_too(tmp_path, write, uri, client, empty_store):
+    child, parent = two_runs(tmp_path, write)
+    first = [sync(folder, uri).run_id for folder in (parent, child)]
+    other = place.sqlite_path(uri).with_name("other.db")
+    shutil.copy(empty_store, other)
+    there = store.open_store(f"sqlite:///{other}")
+    second = [sync(folder, f"sqlite:///{other}").run_id for folder in (parent, child)]
+    assert set(first).isdisjoint(second)
+    assert there.get_run(second[1]).data.tags["mlflow.parentRunId"] == second[0]
+
+
+def test_a_parent_is_found_in_the_experiment_that_took_the_place(tmp_path, write, uri, client):
+    client.delete_experiment(client.create_experiment("digits"))
+    child, parent = two_runs(tmp_path, write)
+    parent_id, ack = sync(parent, uri).run_id, sync(child, uri)
+    assert client.get_experiment(client.get_run(parent_id).info.experiment_id).name == "digits-2"
+    assert ack.is_complete and client.get_run(ack.run_id).data.tags["mlflow.parentRunId"] == parent_id
+
+
+def test_a_parent_in_the_bin_counts_when_there_is_no_other(tmp_path, write, uri, client):
+    child, parent = two_runs(tmp_path, write)
+    parent_id = sync(parent, uri).run_id
+    client.delete_experiment(client.get_experiment_by_name("digits").experiment_id)
+    ack = sync(child, uri)
+    assert ack.is_complete and client.get_run(ack.run_id).data.tags["mlflow.parentRunId"] == parent_id
+
+
+@pytest.mark.parametrize("status", ["KILLED", None])
+def test_a_run_that_goes_on_after_its_end_is_one_run(folder, write, uri, client, empty_store, status):
+    with Journal(folder) as journal:
+        write.start(journal, uid="u1")
+        write.rows(journal, 1, 10)
+        if status:
+            write.end(journal, status)
+    first = sync(folder, uri)  # None: a SIGKILL left no end
+    assert client.get_run(first.run_id).info.status == "KILLED"
+    with Journal(folder) as journal:
+        write.rows(journal, 11, 10)
+        write.start(journal, uid="u1", start_ms=1_700_000_050_000, params={"optimizer.lr": "0.1", "more": 1})
+        write.rows(journal, 21, 10)
+        write.end(journal)
+    second = sync(folder, uri)
+    other = place.sqlite_path(uri).with_name("other.db")
+    shutil.copy(empty_store, other)
+    elsewhere = sync(folder, f"sqlite:///{other}")
+    assert second.run_id == first.run_id and second.is_complete and second.points_written == 60
+    for reader, run_id in ((client, first.run_id), (store.open_store(f"sqlite:///{other}"), elsewhere.run_id)):
+        run = reader.get_run(run_id)
+        assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
+        assert run.data.params == {"optimizer.lr": "0.1", "more": "1"}
+        assert [step for step, *_ in write.history(reader, run_id, "train/loss")] == list(range(1, 31))
+        assert len(reader.search_runs([run.info.experiment_id])) == 1

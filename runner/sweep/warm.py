@@ -1,0 +1,15 @@
+"""Imported by the process that jobs are forked from: what takes each of them seconds is there already, 4 s once."""
+
+import tempfile
+from pathlib import Path
+
+import torch._dynamo  # noqa: F401  any optimizer imports it: 1.5 s
+
+import runner.app
+import runner.sweep.job  # noqa: F401
+from runner.plots import draw_curves
+from runner.provenance import environment
+
+environment()  # kept
+with tempfile.TemporaryDirectory() as folder:  # the first picture of a process reads its fonts: 0.4 s
+    draw_curves({"train/loss": [(1, 1.0), (2, 0.1)]}, Path(folder), title="warm")

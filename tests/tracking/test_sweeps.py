@@ -1,0 +1,283 @@
+"""One publishing process for many runs that real processes write: all arrives, once, whoever dies on the way."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from runner.tracking import publisher as module
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.line import FOLLOW, word
+from runner.tracking.publisher import LOG, Publisher
+from runner.tracking.sync import find_journals, sync
+
+pytestmark = pytest.mark.slow
+
+#: writes a run of `steps` steps as app does; says so when half of them are written, and waits for a word then
+JOB = """
+import sys
+from pathlib import Path
+from runner.tracking.journal import Journal
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+with Journal(folder) as journal:
+    about = dict(experiment="digits", run_name=folder.name, start_ms=1_700_000_000_000, params={"name": folder.name})
+    journal.event("start", uid="of " + folder.name, tags={}, system_metrics=True, expects_model=False, **about)
+    journal.event("parent", uid="sweep", experiment="digits")
+    (folder / "notes.txt").write_text(folder.name)
+    journal.event("artifact", path="notes.txt", to="")
+    for step in range(1, steps + 1):
+        journal.points(("train/loss",), [step], [1_700_000_000_000 + step], [[step / 4]])
+        if step == steps // 2:
+            print("half", flush=True)
+            sys.stdin.readline()
+    journal.event("end", status="FINISHED", end_ms=1_700_000_100_000)
+"""
+
+
+def wait_for(condition, seconds=60):
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def jobs():
+    """Starts jobs; a failing test leaves none behind."""
+    started = []
+
+    def start(folder, steps):
+        folder.mkdir(parents=True)
+        run = [sys.executable, "-c", JOB, str(folder), str(steps)]
+        started.append(subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for job in started:
+        job.kill()
+        job.communicate()
+
+
+def go_on(job):
+    job.stdin.write("\n")
+    job.stdin.flush()
+
+
+def begin(folder, write):
+    """The sweep's own journal, as far as it goes before its jobs."""
+    journal = Journal(folder)
+    write.start(journal, uid="sweep", system_metrics=False)
+    return journal
+
+
+def check(client, write, run_id, steps, parent_id, *, status="FINISHED", name="train/loss"):
+    run = client.get_run(run_id)
+    assert run.info.status == status and run.data.tags["mlflow.parentRunId"] == parent_id
+    expected = [(step, 1_700_000_000_000 + step, step / 4) for step in range(1, steps + 1)]
+    assert write.history(client, run_id, name) == expected
+    assert [found.path for found in client.list_artifacts(run_id)] == ["notes.txt"]
+    return run
+
+
+def test_eight_jobs_at_once_arrive_through_one_process(folder, uri, client, write, jobs, open_fds):
+    before, steps = open_fds(), 600
+    folders = [folder / name for name in ("0", "1", "a b", "größe", 'qu"ote', "two\nlines", "6", "7")]
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        for job in folders:
+            publisher.follow(job)
+        running = [jobs(job, steps) for job in folders]
+        for job in running:
+            assert job.stdout.readline() == "half\n"
+        wait_for(lambda: all(publisher.ack_of(job).points_written == steps // 2 for job in folders))
+        assert all(client.get_run(read_ack(job).run_id).info.status == "RUNNING" for job in folders)
+        for job, path in zip(running, folders, strict=True):
+            go_on(job)
+            assert job.wait(60) == 0
+            publisher.gone(path)
+        write.end(journal)
+        ack = publisher.finish()
+        assert publisher._process.returncode == 0
+    assert ack.is_complete and (folder / LOG).read_text() == ""
+    acks = [read_ack(job) for job in folders]
+    assert all(found.is_complete and found.points_written == steps and found.error is None for found in acks)
+    for found in acks:
+        run = check(client, write, found.run_id, steps, ack.run_id)
+        assert run.info.run_name == run.data.params["name"] and "system/cpu_utilization_percentage" in run.data.metrics
+    assert len(client.search_runs([ack.experiment_id])) == 9
+    for job in running:
+        job.communicate()
+    assert open_fds() == before
+
+
+def test_a_job_that_is_killed_is_marked_while_the_sweep_goes_on(folder, uri, client, write, jobs):
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        paths = {name: folder / name for name in ("dies", "lives", "never")}
+        for path in paths.values():
+            publisher.follow(path)
+        dies, lives = jobs(paths["dies"], 400), jobs(paths["lives"], 400)
+        assert dies.stdout.readline() == lives.stdout.readline() == "half\n"
+        dies.send_signal(signal.SIGKILL)
+        dies.wait()
+        publisher.gone(paths["dies"])
+        publisher.gone(paths["never"])  # a job that died before its first word
+        wait_for(lambda: publisher.ack_of(paths["dies"]).died)
+        run_id = read_ack(paths["dies"]).run_id
+        run = check(client, write, run_id, 200, publisher.ack().run_id, status="KILLED")
+        assert run.data.tags["runner.end"] == "the process died without saying goodbye"
+        lives_id = read_ack(paths["lives"]).run_id
+        assert client.get_run(lives_id).info.status == "RUNNING"
+        go_on(lives)
+        assert lives.wait(60) == 0
+        with Journal(paths["dies"]) as again:  # it is tried again, in the same folder and by the same process
+            publisher.follow(paths["dies"])
+            write.start(again, uid="of dies", params={})
+            wait_for(lambda: client.get_run(run_id).info.status == "RUNNING")
+            again.points(("train/loss",), [201], [1_700_000_000_201], [[201 / 4]])
+            write.end(again)
+        publisher.gone(paths["dies"])
+        write.end(journal)
+        assert publisher.finish().is_complete
+    check(client, write, lives_id, 400, read_ack(folder).run_id)
+    run = check(client, write, run_id, 201, read_ack(folder).run_id)
+    assert "runner.end" not in run.data.tags and len(client.search_runs([read_ack(folder).experiment_id])) == 3
+    assert not (paths["never"] / "journal").exists()
+
+
+def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, client, write, jobs):
+    with begin(folder, write):
+        publisher = Publisher.start(folder, uri)
+        paths = [folder / str(number) for number in range(3)]
+        for path in paths:
+            publisher.follow(path)
+        running = [jobs(path, 100) for path in paths]
+        for job in running:
+            assert job.stdout.readline() == "half\n"
+            job.send_signal(signal.SIGKILL)
+    publisher._process.stdin.close()  # what a SIGKILL of the sweep's process does
+    publisher._pipe = -1
+    publisher._process.wait(60)
+    assert publisher._process.returncode == 0 and read_ack(folder).died
+    for path in paths:
+        check(client, write, read_ack(path).run_id, 50, read_ack(folder).run_id, status="KILLED")
+
+
+def test_what_a_killed_publisher_left_is_sent_once_by_sync(folder, uri, client, write, jobs):
+    steps = 3000
+    paths = [folder / str(number) for number in range(4)]
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        for path in paths:
+            publisher.follow(path)
+        running = [jobs(path, steps) for path in paths]
+        for job in running:
+            assert job.stdout.readline() == "half\n"
+            go_on(job)
+        wait_for(lambda: any(0 < read_ack(path).points_written < steps for path in paths))
+        publisher._process.kill()
+        publisher._process.wait()
+        assert all(job.wait(60) == 0 for job in running)
+        for path in paths:
+            publisher.gone(path)
+        write.end(journal)
+        ack = publisher.finish()
+        assert not ack.is_complete and "ended with exit code -9" in ack.error
+        assert "ended with exit code -9" in publisher.ack_of(paths[0]).error
+    acks = [sync(path, uri) for path in find_journals(folder)]
+    assert len(acks) == 5 and all(found.is_complete for found in acks) and acks[0].run_id == read_ack(folder).run_id
+    assert [found.points_written for found in acks[1:]] == [steps] * 4
+    for found in acks[1:]:
+        check(client, write, found.run_id, steps, acks[0].run_id)
+    assert len(client.search_runs([acks[0].experiment_id])) == 5
+
+
+def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client, write):
+    paths = {name: folder / name for name in ("poisoned", "deleted", "sound")}
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        (paths["poisoned"] / "journal").mkdir(parents=True)
+        from runner.tracking.records import EVENT, FILE, _frame, encode_event
+
+        head = encode_event("start", {"uid": "p", "experiment": "digits"})
+        (paths["poisoned"] / FILE).write_bytes(head + _frame(EVENT, b"no json", num_points=0))
+        with Journal(paths["deleted"]) as deleted, Journal(paths["sound"]) as sound:
+            for path in paths.values():
+                publisher.follow(path)
+            write.start(deleted)
+            write.start(sound)
+            wait_for(lambda: publisher.ack_of(paths["deleted"]).run_id and publisher.ack_of(paths["sound"]).run_id)
+            client.delete_run(read_ack(paths["deleted"]).run_id)
+            write.rows(deleted, 1, 10)
+            wait_for(lambda: publisher.ack_of(paths["deleted"]).error and publisher.ack_of(paths["poisoned"]).error)
+            for step in range(1, 100):
+                write.rows(sound, step, 1)
+            write.end(sound)
+        for path in paths.values():
+            publisher.gone(path)
+        wait_for(lambda: publisher.ack_of(paths["sound"]).is_complete)
+        write.end(journal)
+        ack = publisher.finish(grace_seconds=0.5)
+        assert ack.is_complete and publisher._process.returncode == 3
+    assert read_ack(paths["sound"]).points_written == 198
+    assert "was deleted in MLflow" in read_ack(paths["deleted"]).error
+    assert "Expecting value" in read_ack(paths["poisoned"]).error
+
+
+def test_a_store_that_never_answers_is_told_of_in_every_run(folder, write):
+    paths = [folder / str(number) for number in range(20)]
+    uri = "http://ann:s3cret@127.0.0.1:9"
+    with Publisher.start(folder, uri, grace_seconds=30) as publisher, begin(folder, write):
+        for path in paths:
+            with Journal(path) as job:
+                write.start(job)
+                write.rows(job, 1, 5)
+            publisher.follow(path)
+        wait_for(lambda: all(publisher.ack_of(path).error for path in paths))
+        began = time.monotonic()
+        ack = publisher.finish(grace_seconds=1)
+        assert time.monotonic() - began < 10 and publisher._process.returncode == 3
+    errors = {found.error for found in [ack, *map(read_ack, paths)]}
+    assert errors == {"http://ann:***@127.0.0.1:9 does not answer"}
+    assert all(read_ack(path).points_pending == 10 for path in paths)
+    assert "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("Traceback") < 10
+
+
+def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        process = psutil.Process(publisher._process.pid)
+        process.suspend()
+        try:
+            paths = [folder / ("x" * 200 + str(number)) for number in range(300)]
+            for path in paths:  # 65,536 bytes are full after about 200
+                publisher.follow(path)
+                publisher.wake()
+            assert publisher._unsent and publisher._unsent.endswith(word(FOLLOW, paths[-1]))
+            with Journal(paths[-1]) as job:
+                write.start(job)
+                write.rows(job, 1, 5)
+            publisher.gone(paths[-1])
+        finally:
+            process.resume()
+        write.end(journal)
+        assert publisher.finish().is_complete and publisher._process.returncode == 0
+        assert publisher._unsent == b""
+    last = read_ack(paths[-1])
+    assert last.died and last.points_written == 10 and client.get_run(last.run_id).info.status == "KILLED"
+
+
+def test_finishing_waits_while_any_run_makes_progress(folder, uri, write, client, monkeypatch):
+    monkeypatch.setattr(module, "STUCK_SECONDS", 2.0)
+    with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
+        write.end(journal)
+        wait_for(lambda: publisher.ack().ended)
+        with Journal(folder / "a") as job:
+            write.start(job)
+            for first in range(1, 40_001, 1000):  # some seconds' worth, and the sweep's own ack is silent
+                write.rows(job, first, 1000)
+            write.end(job)
+        publisher.follow(folder / "a")
+        publisher.finish()
+        assert publisher._process.returncode == 0
+    assert read_ack(folder / "a").points_written == 80_000 and read_ack(folder / "a").is_complete
