@@ -18,6 +18,8 @@ from optuna.trial import TrialState
 from runner import cli, compose, ledger
 from runner.tracking.memory import read_series
 
+pytestmark = pytest.mark.slow
+
 LR = "optimizer.lr=tag(log,interval(1e-6,1e-1))"
 COMMON = ["hydra/sweeper=optuna", "model=mlp", "tracking.enabled=false", "sweep.slots.cpu=2", "device=cpu"]
 SHORT = ["train.num_epochs=5", "model.hidden_sizes=[16],[32]", LR]
@@ -69,7 +71,6 @@ def agrees(folder):
     return good
 
 
-@pytest.mark.slow
 def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd):
     words = [*SHORT, "hydra.sweeper.startup_trials=2", "hydra.sweeper.warmup_epochs=2", "hydra.sweeper.n_trials=12"]
     assert search(*words) == 0
@@ -100,7 +101,6 @@ def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd)
     assert before == {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(12)}
 
 
-@pytest.mark.slow
 def test_a_slow_trial_holds_nobody(own_folder):
     (own_folder / "my_models.py").write_text(
         "import pathlib, time, torch\n"
@@ -153,7 +153,6 @@ def kill_after(process, num_lines, *, all_of_it):
     return process.returncode
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(seed, own_folder):
     moments = random.Random(seed)
@@ -176,7 +175,6 @@ def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(seed, 
     assert len(optimized) == num_trials  # each ended once
 
 
-@pytest.mark.slow
 def test_another_metric_is_what_a_run_keeps_its_best_by(own_folder):
     words = [*SHORT, "hydra.sweeper.metric=val/accuracy", "hydra.sweeper.sampler=random", "hydra.sweeper.n_trials=3"]
     assert search(*words) == 0
@@ -188,7 +186,6 @@ def test_another_metric_is_what_a_run_keeps_its_best_by(own_folder):
         assert again.train.early_stopping.metric == "val/accuracy"
 
 
-@pytest.mark.slow
 def test_two_goals_give_a_front(own_folder, capfd):
     metrics = "hydra.sweeper.metric=[val/loss,speed/samples_per_second]"
     assert search(*SHORT, metrics, "hydra.sweeper.sampler=nsga2", "hydra.sweeper.n_trials=6") == 0
@@ -201,7 +198,6 @@ def test_two_goals_give_a_front(own_folder, capfd):
     assert "minimize val/loss, maximize speed/samples_per_second" in said and "none (several metrics" in said
 
 
-@pytest.mark.slow
 def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capfd):
     (own_folder / "my_tasks.py").write_text(
         "from runner.task import Classification\n"
@@ -304,7 +300,6 @@ def test_packages_that_are_not_there_are_told(own_folder, capfd, monkeypatch):
     assert said.count('pip install "runner[search]"') == 2 and not list(own_folder.iterdir())
 
 
-@pytest.mark.slow
 def test_a_sweep_is_gone_on_with_only_as_what_it_was(own_folder, capfd):
     assert search("seed=1,2", "hydra.sweeper.n_trials=2", "train.num_epochs=1") == 0
     capfd.readouterr()

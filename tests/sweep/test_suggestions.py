@@ -20,6 +20,8 @@ from runner.sweep.study import Pruning
 from runner.sweep.suggestions import Suggestions
 from runner.sweep.sweep import Hands
 
+pytestmark = pytest.mark.slow
+
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)
 BOTH = (*LOSS, {"metric": "val/accuracy", "direction": "maximize"})
 LR = "lr=tag(log,interval(1e-4,1e-1))"

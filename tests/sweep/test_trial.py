@@ -11,6 +11,8 @@ from runner.sweep import study as studies
 from runner.sweep.study import Pruning, make_study, open_storage
 from runner.sweep.trial import StudyTrial
 
+pytestmark = pytest.mark.slow
+
 SPACE = {"a": optuna.distributions.FloatDistribution(0, 1)}
 
 
