@@ -35,6 +35,6 @@ class CheckFirst(Callback):
 
         folder = Path(config.hydra.sweep.dir)
         if (folder / ledger.FILE).is_file() and any(
-            job.state in ("failed", "killed", "interrupted") for job in ledger.read(folder).jobs.values()
+            job.state not in ("finished", "pruned", "skipped") for job in ledger.read(folder).jobs.values()
         ):
             sys.exit(1)

@@ -72,7 +72,7 @@ class Parent:
 
     def tell_summaries(self, sweep: Sweep) -> None:
         """Writes into the jobs' summaries what their own processes could not know: where MLflow has them."""
-        if not self._follows or self.publisher is None:
+        if self.publisher is None:
             return
         for job in sweep.jobs.values():
             folder = sweep.folder_of(job)
@@ -88,6 +88,8 @@ class Parent:
         """The report's files and the status; waits for MLflow as a run does at its end."""
         if self._journal is None or self.publisher is None:
             return
+        if not self._follows:
+            self._take_up()
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")
@@ -95,12 +97,14 @@ class Parent:
         self.publisher.finish()
 
     def _take_up(self) -> None:
-        """What earlier jobs of this sweep have not delivered yet."""
-        if self.publisher is None or not self._follows:
+        """What earlier jobs of this sweep have not delivered yet, and what came home from machines without its store."""
+        if self.publisher is None:
             return
         for job in self._sweep.jobs.values():
             folder = self._sweep.folder_of(job)
-            if job.is_done and has_records(folder / FILE) and not read_ack(folder).is_complete:
+            ack = read_ack(folder)
+            is_ours = self._follows or ack.run_id is None
+            if job.is_done and is_ours and has_records(folder / FILE) and not ack.is_complete:
                 self.publisher.follow(folder)
                 self.publisher.gone(folder)
 

@@ -24,15 +24,12 @@ from runner.sweep.job import VARIABLE, Assignment
 from runner.sweep.jobs import Prepared
 from runner.sweep.luggage import pack, unpack, variables_of
 from runner.sweep.nursery import Ended, Nursery
-from runner.sweep.parent import shown
 from runner.sweep.places import DevicesFor
 from runner.sweep.ray_devices import demand_of, devices_in, fits_nowhere, in_words
 from runner.sweep.ray_site import Arrival, Home, Site
 from runner.sweep.slots import CONSOLE
 from runner.sweep.worker import Request
 from runner.tracking import place
-from runner.tracking.records import FILE as JOURNAL
-from runner.tracking.records import has_records
 
 MARK = ".ray"  # in the sweep's folder, while it runs: a machine that sees it shares the person's files
 MOST_ASKED = 64  # places that Ray is asked for ahead, on the CPU and on GPUs each
@@ -187,7 +184,7 @@ class RayCluster(Launcher):
                 assigned, study=None
             )  # it lies in the person's files: nobody is given up here
             if config.tracking.enabled and place.sqlite_path(str(config.tracking.uri)):
-                assigned = dataclasses.replace(assigned, publishes=False)  # that file is not on this machine
+                assigned = dataclasses.replace(assigned, publishes=False)  # the sweep does, when it is home
         return Request(
             prepared.job.number,
             "runner.sweep.job:run_pickled",
@@ -216,21 +213,13 @@ class RayCluster(Launcher):
         if stay.problem is None:
             try:
                 code, luggage = self._connected().get(stay.ended)
-                self._bring_home(stay, luggage)
+                if stay.arrival is not None and stay.arrival.luggage is not None:
+                    unpack(luggage, stay.folder)
             except ray_connection.Lost as lost:
                 where = self._connected().name_of(stay.arrival.node_id) if stay.arrival else "?"
                 cause = f"its place on {where} was lost: {lost}"
         self._connected().kill(stay.actor)
         return Ended(number, code, cause)
-
-    def _bring_home(self, stay: Stay, luggage: bytes) -> None:
-        if stay.arrival is None or stay.arrival.luggage is None:
-            return
-        unpack(luggage, stay.folder)
-        if has_records(stay.folder / JOURNAL) and place.sqlite_path(str(self._config.tracking.uri)):
-            self._say(
-                f"not in MLflow yet, from machines without this folder: python -m runner sync {shown(self._folder)}"
-            )
 
     def _say_why_it_waits(self, stay: Stay) -> None:
         what = in_words(stay.demand)
