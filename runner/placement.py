@@ -11,11 +11,9 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-T = TypeVar("T")
+from runner.device.rules import NON_BLOCKING, legal_dtype, supports_float64
 
-#: kinds of device without 64-bit floats, and what takes their place (pytorch#122602)
-NO_FLOAT64 = ("mps",)
-NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+T = TypeVar("T")
 
 
 def map_tensors(tree: T, change: Callable[[Tensor], Tensor]) -> T:
@@ -31,9 +29,9 @@ def move(tree: T, device: torch.device, *, non_blocking: bool = False) -> T:
     """The tree on `device`, in float32 where the device has no float64; what lies there already is not copied.
 
     non_blocking: for CUDA alone, from pinned memory; the caller keeps the streams in order.
-    Raises: ValueError for a non-blocking copy elsewhere. Towards MPS it is silently wrong (pytorch#83015, #189690).
+    Raises: ValueError for a non-blocking copy elsewhere.
     """
-    if non_blocking and device.type != "cuda":
+    if non_blocking and device.type not in NON_BLOCKING:
         raise ValueError(f"non_blocking copies are safe towards CUDA only, not {device.type}")
 
     def carry(tensor: Tensor) -> Tensor:
@@ -48,15 +46,6 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
     if not supports_float64(device):
         module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))  # as Module.to() does
     return module.to(device)
-
-
-def supports_float64(device: torch.device) -> bool:
-    return device.type not in NO_FLOAT64
-
-
-def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """`dtype`, or what takes its place on a device that does not have it."""
-    return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from simulated import ADD_GUARD, GUARDS, run_simulated, simulated_command
-from simulated_tensor import has_mps_kernel
+from simulated import run_simulated, simulated_command
 from torch import nn
 
 from runner.background import Background
 from runner.data.loaders import Resident, Streamed
+from runner.device.rules import has_mps_kernel
 from runner.host_reads import HostReads
 from runner.metrics import MetricBuffer
+from runner.simulated.device import ADD_GUARD, GUARDS
 
 pytestmark = pytest.mark.slow
 DEVICES = ("cuda:1", "mps")
@@ -217,7 +218,7 @@ def break_rules(device):
         "float64": message(lambda: double.to(device)),
         "model in float64": message(lambda: nn.Linear(2, 2, dtype=torch.float64).to(device)),
         "no kernel": message(lambda: torch.poisson(x)),
-        "a copy": x.cpu().data_ptr() != x.on_cpu.data_ptr(),
+        "a copy": x.cpu().data_ptr() != x.backing.data_ptr(),
     }
 
 

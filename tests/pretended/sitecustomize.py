@@ -4,7 +4,7 @@ import os
 import sys
 
 if "runner.sweep.worker" in sys.orig_argv and "PRETENDED_DEVICE" in os.environ:
-    from simulated import simulated_device
+    from runner.simulated import simulated_device
 
     kept = simulated_device(os.environ["PRETENDED_DEVICE"])  # for the life of the process, and of those it forks
     kept.__enter__()

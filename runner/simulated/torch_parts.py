@@ -1,4 +1,4 @@
-"""The kind of the pretended device goes in; what torch's own modules answer on it comes out, as (owner, name, value).
+"""The machine that is simulated goes in; what torch's own modules answer on it comes out, as (owner, name, value).
 
 Streams and events are done at once, since every kernel is over when its call returns: code that forgets to wait for one
 passes here. Memory answers with constants.
@@ -9,74 +9,113 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-from simulated_tensor import SimulatedTensor, pretence
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-TOTAL_BYTES, USED_BYTES = 24 * 2**30, 2**30
-#: what the functions of a module answer, whatever they are asked
-MEMORY = dict.fromkeys(["memory_allocated", "max_memory_allocated"], USED_BYTES)
-MEMORY |= dict.fromkeys(["memory_reserved", "max_memory_reserved"], USED_BYTES)
-MEMORY |= dict.fromkeys(["empty_cache", "reset_peak_memory_stats", "synchronize"])
+from runner.simulated.attention import attention
+from runner.simulated.tensor import SimulatedTensor, pretence
+
+Replacement = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the simulated devices say of themselves."""
+
+    name: str = "Simulated GPU"
+    total_bytes: int = 24 * 2**30
+    used_bytes: int = 2**30
+    capability: tuple[int, int] = (9, 0)
+    num_devices: int = 2
+
+    def cuda(self) -> dict[str, Any]:
+        """The answers of torch.cuda's functions, whatever they are asked."""
+        major, minor = self.capability
+        about = SimpleNamespace(
+            name=self.name,
+            total_memory=self.total_bytes,
+            major=major,
+            minor=minor,
+            multi_processor_count=100,
+            uuid="simulated",
+        )
+        return {
+            **(self.memory() | RANDOM),
+            **dict.fromkeys(["init", "_lazy_init", "manual_seed_all", "set_stream"]),
+            **dict.fromkeys(["is_available", "is_initialized"], True),
+            "is_bf16_supported": self.capability >= (8, 0),
+            "is_current_stream_capturing": False,
+            "device_count": self.num_devices,
+            "get_arch_list": [f"sm_{major}{minor}"],
+            "get_device_capability": self.capability,
+            "get_device_name": self.name,
+            "get_device_properties": about,
+            "mem_get_info": (self.total_bytes - self.used_bytes, self.total_bytes),
+        }
+
+    def mps(self) -> dict[str, Any]:
+        return {
+            **RANDOM,
+            **dict.fromkeys(["empty_cache", "synchronize"]),
+            **dict.fromkeys(["current_allocated_memory", "driver_allocated_memory"], self.used_bytes),
+            "recommended_max_memory": self.total_bytes,
+            "is_available": True,
+            "device_count": 1,
+        }
+
+    def memory(self) -> dict[str, Any]:
+        names = ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"]
+        nothings = ["empty_cache", "reset_peak_memory_stats", "synchronize"]
+        return dict.fromkeys(names, self.used_bytes) | dict.fromkeys(nothings)
+
+
 RANDOM = dict.fromkeys(["manual_seed", "seed", "get_rng_state", "set_rng_state", "set_per_process_memory_fraction"])
-CUDA = {
-    **(MEMORY | RANDOM),
-    **dict.fromkeys(["init", "_lazy_init", "manual_seed_all", "set_stream"]),
-    **dict.fromkeys(["is_available", "is_initialized", "is_bf16_supported"], True),
-    "is_current_stream_capturing": False,
-    "device_count": 2,
-    "get_arch_list": ["sm_90"],
-    "get_device_capability": (9, 0),
-    "get_device_name": "Simulated GPU",
-    "get_device_properties": SimpleNamespace(
-        name="Simulated GPU", total_memory=TOTAL_BYTES, major=9, minor=0, multi_processor_count=100, uuid="simulated"
-    ),
-    "mem_get_info": (TOTAL_BYTES - USED_BYTES, TOTAL_BYTES),
-}
-MPS = {
-    **RANDOM,
-    **dict.fromkeys(["empty_cache", "synchronize"]),
-    **dict.fromkeys(["current_allocated_memory", "driver_allocated_memory"], USED_BYTES),
-    "recommended_max_memory": TOTAL_BYTES,
-    "is_available": True,
-    "device_count": 1,
-}
-MPS_BACKEND = dict.fromkeys(["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True)
+MPS_BACKEND: dict[str, Any] = dict.fromkeys(
+    ["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True
+)
 MPS_BACKEND |= {"get_name": "Simulated M", "get_core_count": 8}
 
 
-def replacements(modes):
-    """(owner, name, value) of everything in torch that must be another while a device is pretended."""
-    is_cuda = pretence.device.type == "cuda"
+def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterator[Replacement]:
+    """Everything in torch that must be another while a device is simulated."""
+    kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
-    yield torch.nn.functional, "scaled_dot_product_attention", _attention
+    yield torch.nn.functional, "scaled_dot_product_attention", attention
     yield threading.Thread, "run", _with_modes(threading.Thread.run, modes)
-    yield torch, "Generator", Generator
     yield torch, "load", _onto_device(torch.load)
     for owner in (torch.autograd, torch.autograd.graph):
         yield owner, "_engine_run_backward", _telling_meta(owner._engine_run_backward)
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-        owner = sys.modules[name]  # not by attribute: torch.optim hides its own
-        yield owner, "_foreach_supported_types", [*owner._foreach_supported_types, SimulatedTensor]
+        module: Any = sys.modules[name]  # not by attribute: torch.optim hides its own
+        yield module, "_foreach_supported_types", [*module._foreach_supported_types, SimulatedTensor]
+    if kind == "cpu":
+        return
+    yield torch, "Generator", Generator
     # on the class, so that the thread in which a DataLoader pins finds them too
     yield Tensor, "pin_memory", lambda self, device=None: self
     yield Tensor, "is_pinned", lambda self, device=None: False
     yield Tensor, "record_stream", nothing
     yield Tensor, "cuda", _to_cuda
 
-    yield from _answers(is_cuda)
+    yield from _answers(machine, is_cuda=kind == "cuda")
 
 
-def _answers(is_cuda):
-    constants = {torch.accelerator: {**MEMORY, "is_available": True, "device_count": 2 if is_cuda else 1}}
+def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
+    count = machine.num_devices if is_cuda else 1
+    constants: dict[Any, dict[str, Any]] = {
+        torch.accelerator: {**machine.memory(), "is_available": True, "device_count": count}
+    }
     if is_cuda:
-        constants |= {torch.cuda: CUDA, torch.cuda.amp.common: {"amp_definitely_not_available": False}}
+        constants |= {torch.cuda: machine.cuda(), torch.cuda.amp.common: {"amp_definitely_not_available": False}}
     else:
-        constants |= {torch.mps: MPS, torch.backends.mps: MPS_BACKEND}
+        constants |= {torch.mps: machine.mps(), torch.backends.mps: MPS_BACKEND}
     for owner, values in constants.items():
         for name, value in values.items():
             yield owner, name, lambda *args, _value=value, **kwargs: _value
@@ -95,32 +134,44 @@ def _answers(is_cuda):
     yield torch.cuda, "stream", contextlib.nullcontext
 
 
-def nothing(*args, **kwargs): ...
+def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 class Stream:
-    def __init__(self, device=None, priority=0): ...
+    def __init__(self, device: Any = None, priority: int = 0) -> None: ...
 
     wait_stream = wait_event = synchronize = nothing
-    is_capturing = lambda self: False  # noqa: E731
-    query = lambda self: True  # noqa: E731
-    record_event = lambda self, event=None: event or Event()  # noqa: E731
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
 
 
 class Event:
-    def __init__(self, device=None, **kwargs): ...
+    def __init__(self, device: Any = None, **kwargs: Any) -> None: ...
 
     record = wait = synchronize = nothing
-    query = lambda self: True  # noqa: E731
-    elapsed_time = lambda self, end: 0.0  # noqa: E731
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return 0.0
 
 
 class Generator(torch.Generator):
     """A device's generator by name; what it draws, the CPU's draws."""
 
-    def __new__(cls, device="cpu"):
-        self = super().__new__(cls, "cpu")
-        self.pretended = numbered(device)
+    pretended: torch.device
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        self = super().__new__(cls, "cpu")  # type: ignore[call-arg]
+        self.pretended = torch.device(numbered(device))
         return self
 
     device = property(lambda self: self.pretended)
@@ -129,7 +180,7 @@ class Generator(torch.Generator):
 class Naming(TorchFunctionMode):
     """What C++ would refuse or ask the guard for: pinned memory, the number of "cuda". And whose generator draws."""
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("device") is not None:
             kwargs["device"] = numbered(kwargs["device"])
@@ -145,7 +196,7 @@ class Naming(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def numbered(device):
+def numbered(device: Any) -> Any:
     """A device as a person may write it (1, "cuda", "cuda:1"), as a torch.device with its number; all else stays."""
     kind, index = pretence.device.type, pretence.current_index
     if isinstance(device, int) and not isinstance(device, bool):
@@ -156,23 +207,23 @@ def numbered(device):
     return torch.device(kind, index) if device.type == kind and device.index is None else device
 
 
-def _to_cuda(tensor, device=None, non_blocking=False):
+def _to_cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
     return tensor.to("cuda" if device is None else numbered(device), non_blocking=non_blocking)
 
 
-def _set_device(device):
-    pretence.current_index = numbered(device).index
+def _set_device(device: Any) -> None:
+    pretence.current_index = numbered(device).index or 0
 
 
-def _exchange_device(index):
+def _exchange_device(index: int) -> int:
     before, pretence.current_index = pretence.current_index, max(index, 0)
     return before
 
 
-def _telling_meta(run):
+def _telling_meta(run: Callable[..., Any]) -> Callable[..., Any]:
     """See `compute` on what the engine is told. One thread: its own threads would be per device."""
 
-    def run_backward(*args, **kwargs):
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
         pretence.running_backward += 1
         try:
             with torch.autograd.set_multithreading_enabled(False):
@@ -183,10 +234,10 @@ def _telling_meta(run):
     return run_backward
 
 
-def _by_swapping(apply):
+def _by_swapping(apply: Callable[..., Any]) -> Callable[..., Any]:
     """A parameter that moves changes its class here. torch's own swap keeps the object, as `.data =` does elsewhere."""
 
-    def apply_by_swapping(module, function, recurse=True):
+    def apply_by_swapping(module: torch.nn.Module, function: Any, recurse: bool = True) -> Any:
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -197,10 +248,10 @@ def _by_swapping(apply):
     return apply_by_swapping
 
 
-def _with_modes(run, modes):
+def _with_modes(run: Callable[[Any], None], modes: Iterable[Callable[[], Any]]) -> Callable[[Any], None]:
     """Modes belong to a thread, so each new one enters them too."""
 
-    def run_thread(thread):
+    def run_thread(thread: threading.Thread) -> None:
         with contextlib.ExitStack() as stack:
             for mode in modes:
                 stack.enter_context(mode())
@@ -209,20 +260,13 @@ def _with_modes(run, modes):
     return run_thread
 
 
-def _onto_device(load):
+def _onto_device(load: Callable[..., Any]) -> Callable[..., Any]:
     """A checkpoint's tensors are the CPU's here (SimulatedTensor.__reduce_ex__); map_location brings them over."""
 
-    def load_onto(file, map_location=None, **kwargs):
+    def load_onto(file: Any, map_location: Any = None, **kwargs: Any) -> Any:
         if not isinstance(map_location, str | torch.device) or torch.device(map_location).type == "cpu":
             return load(file, map_location=map_location, **kwargs)
         state = load(file, map_location="cpu", **kwargs)
         return tree_map(lambda leaf: leaf.to(map_location) if isinstance(leaf, Tensor) else leaf, state)
 
     return load_onto
-
-
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """A GPU's own kernels for it do not exist here: the formula."""
-    return torch._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]

@@ -1,0 +1,63 @@
+"""A device's kind and what is asked of it go in; whether it has that comes out. Placement, plan and guard obey this table."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import torch
+
+#: kinds of device without 64-bit floats, and what takes their place (pytorch#122602)
+NO_FLOAT64 = ("mps",)
+NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+#: where a copy may go on beside the host, from pinned memory. Towards MPS it is silently wrong (pytorch#83015, #189690)
+NON_BLOCKING = ("cuda",)
+#: types that a kind of device computes in, but slowly, and what to write instead
+SLOW_TYPES = {
+    "cuda": {torch.float64: "float32 (float64 takes 2 to 64 times as long)", torch.complex128: "complex64"},
+    "xpu": {torch.float64: "float32", torch.complex128: "complex64"},
+    "mps": {},
+    "cpu": {torch.float16: "bfloat16 or float32 (CPUs have few instructions for float16)"},
+}
+#: TORCH_LIBRARY_IMPL(aten, MPS) in MPSFallback.mm: these always run on the CPU there
+MPS_FALLBACKS = {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "_linalg_svd", "col2im", "upsample_nearest3d.vec"}
+#: kernels that read a value inside themselves, below all that can be watched: what is known, by kind of device
+KERNELS_THAT_READ_INSIDE = {"mps": ("multinomial",)}
+
+
+def supports_float64(device: torch.device) -> bool:
+    return device.type not in NO_FLOAT64
+
+
+def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """`dtype`, or what takes its place on a device that does not have it."""
+    return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
+
+
+@functools.cache
+def has_mps_kernel(name: str) -> bool:
+    """name: mm, add.Tensor. True also for what is composed of other ops, and for what the list does not name."""
+    keys = _kernel_table().get(name)
+    return keys is None or name in MPS_FALLBACKS or any(key == "MPS" or "Composite" in key for key in keys)
+
+
+@functools.cache
+def _kernel_table() -> dict[str, set[str]]:
+    """Op name to dispatch keys, from native_functions.yaml, which every torch wheel ships; by pattern, in 0.1 s, since
+    a YAML parser takes seconds. What C++ registers for MPS by hand is not in it (MPS_FALLBACKS has what is known)."""
+    import torchgen  # type: ignore[import-untyped]
+
+    path = Path(str(torchgen.__file__)).parent / "packaged/ATen/native/native_functions.yaml"
+    table: dict[str, set[str]] = {}
+    delegates: dict[str, str] = {}
+    for entry in re.split(r"^- func: ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        name = entry[: entry.index("(")]
+        dispatch = re.search(r"^  dispatch:\n((?:    .*\n|\s*#.*\n)+)", entry, flags=re.MULTILINE)
+        delegate = re.search(r"^  structured_delegate: (\S+)", entry, flags=re.MULTILINE)
+        table[name] = set(re.findall(r"(\w+)(?=[\w, ]*:)", dispatch[1])) if dispatch else set()
+        if delegate:
+            delegates[name] = delegate[1]
+        elif not dispatch:
+            table[name] = {"CompositeImplicitAutograd"}
+    return {name: keys | table.get(delegates.get(name, ""), set()) for name, keys in table.items()}

@@ -1,0 +1,161 @@
+"""An operation on tensors without numbers goes in; tensors of the right shapes come out, or what stands for a value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+aten = torch.ops.aten
+META = torch.device("meta")
+#: an operation without a kernel for meta is computed on the CPU, on zeros, as long as they take no more than this
+MOST_BYTES_OF_ZEROS = 2**30
+#: kernels whose results for meta are not those of the device: oneDNN's recurrent layers leave out their workspace
+BY_ZEROS = {getattr(aten, "mkldnn_rnn_layer", None), getattr(aten, "mkldnn_rnn_layer_backward", None)}
+
+
+class NotSimulated(RuntimeError):
+    """Nothing says what this operation gives without numbers."""
+
+
+def of(tensor: Tensor) -> Tensor:
+    """The shape, strides and type of a tensor, without its numbers."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+def run(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """`func` on tensors of meta. Raises: NotSimulated where neither a rule, nor meta, nor zeros on the CPU tell."""
+    packet = func._overloadpacket
+    rule = RULES.get(packet) or RULES.get(func)
+    if rule is not None:
+        return rule(*args, **kwargs)
+    if packet in BY_ZEROS:
+        return _by_zeros(func, args, kwargs)
+    if packet in INDEXING:
+        args = (args[0], _without_masks(args[1]), *args[2:])
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError:
+        return _by_zeros(func, args, kwargs)
+
+
+def value(tensor: Tensor) -> Any:
+    """What stands for a value that is read: 1, and True; torch's own GradScaler hears that no infinity was found."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_code.co_filename.endswith("grad_scaler.py"):
+            return 0.0
+        frame = frame.f_back
+    if tensor.dtype is torch.bool:
+        return True
+    return 1.0 if tensor.dtype.is_floating_point else (1 + 0j if tensor.dtype.is_complex else 1)
+
+
+def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Computes on zeros of the host, and keeps the results' shapes."""
+    num_bytes = 0
+
+    def zeros(leaf: Any) -> Any:
+        nonlocal num_bytes
+        if isinstance(leaf, torch.device) and leaf.type == "meta":
+            return torch.device("cpu")
+        if not isinstance(leaf, Tensor) or not leaf.is_meta:
+            return leaf
+        num_bytes += leaf.numel() * leaf.element_size()
+        if num_bytes > MOST_BYTES_OF_ZEROS:
+            raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes, and it is too big to try")
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+
+    try:
+        result = func(*tree_map(zeros, args), **tree_map(zeros, kwargs))
+    except NotSimulated:
+        raise
+    except Exception as error:
+        raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes ({error})") from None
+    if not func._schema.returns:
+        return None
+    if func._schema.is_mutable:  # in place: the given tensors are the results
+        return args[0]
+    return tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions."""
+    found: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            found += [index.new_empty((index.numel(),), dtype=torch.int64) for _ in range(index.dim())]
+        else:
+            found.append(index)
+    return found
+
+
+def _nonzero(tensor: Tensor) -> Tensor:
+    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    return tensor.new_empty((torch.broadcast_shapes(tensor.shape, mask.shape).numel(),))
+
+
+def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    return tensor.new_empty((max(minlength, 1),), dtype=torch.int64 if weights is None else weights.dtype)
+
+
+def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    whole = tensor.new_empty((tensor.numel(),))
+    return whole, tensor.new_empty(tensor.shape, dtype=torch.int64), whole.new_empty(whole.shape, dtype=torch.int64)
+
+
+def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """As if nothing were padded; the sizes are real, since C++ reads them."""
+    rows, steps = tensor.shape[:2] if batch_first else (tensor.shape[1], tensor.shape[0])
+    return tensor.new_empty((rows * steps, *tensor.shape[2:])), torch.full((steps,), rows, dtype=torch.int64)
+
+
+def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    return repeats.new_empty((repeats.numel() if output_size is None else output_size,))
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any) -> Any:
+    steps, rows = log_probs.shape[:2]
+    longest = targets.shape[-1] if targets.dim() == 2 else max(target_lengths, default=1)
+    return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, 2 * int(longest) + 1))
+
+
+def _gru_cell(inputs: Tensor, gates: Tensor, state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return state.new_empty(state.shape), state.new_empty((state.shape[0], state.shape[1] * 5))
+
+
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
+    rows, size = grad.shape
+    gates, bias = (rows, 3 * size), (3 * size,)
+    new = grad.new_empty
+    return new(gates), new(gates), new((rows, size)), *((new(bias), new(bias)) if has_bias else (None, None))
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense: value,
+    aten.is_nonzero: lambda tensor: True,
+    aten.equal: lambda *_: True,
+    aten.allclose: lambda *_, **__: True,
+    aten.nonzero: _nonzero,
+    aten.masked_select: _masked_select,
+    aten.bincount: _bincount,
+    aten._unique: _unique,
+    aten._unique2: _unique,
+    aten.unique_consecutive: _unique,
+    aten.unique_dim: _unique,
+    aten._pack_padded_sequence: _pack_padded,
+    aten.repeat_interleave.Tensor: _repeat,
+    aten._use_cudnn_ctc_loss: lambda *_: False,
+    aten._ctc_loss: _ctc_loss,
+    aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
+    aten._thnn_fused_gru_cell: _gru_cell,
+    aten._thnn_fused_gru_cell_backward: _gru_cell_backward,
+}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
