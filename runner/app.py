@@ -109,8 +109,8 @@ def _train(
         guard=cfg.placement.guard,
         trial=trial,
     )
-    for read in record.unexpected:
-        screen.say(f"guard: the step reads the device, and waits for it each time: {read}")
+    for finding in record.findings:
+        screen.say(f"guard: {finding}")
     for batches in (parts.train, parts.val, parts.test):
         if batches is not None:
             batches.close()

@@ -23,6 +23,7 @@ from runner.placement import map_tensors
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_events, read_series
 from runner.version import __version__
+from runner.watch.finding import Finding
 
 EXAMPLE = "journal/example.pt"
 NUM_EXAMPLE_ROWS = 4
@@ -59,7 +60,7 @@ class Record:
     pulls: int = 0
     points: int = 0
     journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
-    unexpected: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # of the guard
 
 
 def take_up(folder: Path) -> Record:
@@ -148,6 +149,7 @@ def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> 
     train_seconds = record.seconds["train"]
     per_second = 1 / train_seconds if train_seconds else 0.0
     best = record.best or parts.best
+    num_reads = sum(finding.count for finding in record.findings if finding.kind in ("host read", "copy"))
     return {
         "status": record.status,
         "error": record.error,
@@ -166,7 +168,7 @@ def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> 
         "steps_per_second": record.num_steps * per_second,
         "samples_per_second": record.num_samples * per_second,
         "peak_memory_bytes": backends.peak_memory_bytes(parts.device),
-        "host_reads": {"pulls": record.pulls, "points": record.points, "unexpected": len(record.unexpected)},
+        "host_reads": {"pulls": record.pulls, "points": record.points, "unexpected": num_reads},
         "tracker": {"points_written": 0, "points_pending": record.points if cfg.tracking.enabled else 0},
         "versions": provenance.versions(),
     }

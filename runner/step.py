@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Precision
-from runner.host_reads import HostRead, HostReads
 from runner.optim import AveragedWeights
 from runner.placement import num_rows
 from runner.task import Task
@@ -101,27 +100,3 @@ def evaluate(model: nn.Module, task: Task, batches: Any, *, precision: Precision
         count += rows
     model.train(was_training)
     return dict(zip(names, (sums / count).tolist(), strict=True))
-
-
-def watched(step: Step, *, device: torch.device, guard: str, found: list[HostRead]) -> Step:
-    """The step with the guard on it: its first call (or each, with guard="always") is watched for reads of the device.
-
-    What is found is added to `found`. A watched step takes some ten times longer; with "first_step" all later calls
-    cost one more function call (under 0.1 us).
-    """
-    if guard == "off":
-        return step
-
-    current = step
-
-    def watch(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        nonlocal current
-        with HostReads(device) as reads:
-            values = step(batches)
-        found.extend(reads.found)
-        if guard == "first_step":
-            current = step
-        return values
-
-    current = watch
-    return lambda batches: current(batches)

@@ -15,16 +15,18 @@ import numpy as np
 from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
-from runner.host_reads import HostRead
 from runner.loop import Progress, train
 from runner.metrics import MetricBuffer, NotFiniteError, Window
 from runner.parts import Parts
 from runner.record import Record
 from runner.screen import Screen
-from runner.step import evaluate, make_step, watched
+from runner.step import evaluate, make_step
 from runner.stop import Stop
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
+from runner.watch.finding import merged
+from runner.watch.guard import Guard
+from runner.watch.meetings import PlacementError
 
 log = logging.getLogger("runner")
 
@@ -131,7 +133,8 @@ def train_and_test(
     buffer = MetricBuffer(parts.device, reporter.window, background=background, pull_every=pull_every, every=every)
     progress = Progress(best=parts.best)
     _take_up(parts, progress, keeper, buffer)
-    reads: list[HostRead] = []
+    watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
+    tasks = {split: watch.on(parts.task) for split in ("val", "test")}
     step = make_step(
         parts.model,
         parts.task,
@@ -146,7 +149,7 @@ def train_and_test(
         if batches is None:
             return {}
         began = time.perf_counter()
-        found = evaluate(parts.kept_model, parts.task, batches, precision=parts.precision)
+        found = evaluate(parts.kept_model, tasks[split], batches, precision=parts.precision)
         values = {f"{split}/{name}": value for name, value in found.items()}
         reporter.values(values, step=progress.step)
         record.seconds["evaluate"] += time.perf_counter() - began
@@ -178,7 +181,7 @@ def train_and_test(
         parts.model.train()
         with screen.training(num_steps=parts.limits.num_steps, num_epochs=parts.limits.num_epochs):
             record.ending = train(
-                watched(step, device=parts.device, guard=guard, found=reads),
+                watch.on(step, of_groups=True),
                 parts.train,
                 optimizer=parts.optimizer,
                 schedule=parts.schedule,
@@ -207,7 +210,7 @@ def train_and_test(
         record.seconds["train"] = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
     _finish(buffer, background, record)
     record.pulls = buffer.pulls
-    record.unexpected = [str(read) for read in reads]
+    record.findings = merged(watch.findings)
     _count(record, parts, progress, accumulate_steps)
 
 
@@ -246,6 +249,10 @@ def _fail(record: Record, error: BaseException) -> None:
     record.status = "failed"
     if isinstance(error, NotFiniteError):
         record.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
+        return
+    if isinstance(error, PlacementError):
+        record.error = str(error)
+        log.error("tensors on two devices met", exc_info=error)
         return
     where = traceback.extract_tb(error.__traceback__)[-1]
     own = [

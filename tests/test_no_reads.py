@@ -1,6 +1,6 @@
 """The step never reads the device: proved on any machine, and broken by every mutation that reads.
 
-On the CPU the watch of runner.host_reads stands in for the device; with `--device cuda:0` torch's own sync detector is
+On the CPU the watch of runner.watch.host_reads stands in for the device; with `--device cuda:0` torch's own sync detector is
 armed as well. Never skipped.
 """
 
@@ -17,12 +17,12 @@ import runner.step
 from runner.backends import precision
 from runner.background import Background
 from runner.data.loaders import Resident, Streamed
-from runner.host_reads import HostReads
 from runner.loop import Best, Limits, Progress
 from runner.metrics import MetricBuffer
 from runner.optim import AveragedWeights, make_optimizer, warmup_cosine
 from runner.stop import Stop
 from runner.task import Classification
+from runner.watch.host_reads import HostReads
 
 NUM_STEPS = 12
 

@@ -19,9 +19,10 @@ from torch import nn
 from runner.background import Background
 from runner.data.loaders import Resident, Streamed
 from runner.device.rules import has_mps_kernel
-from runner.host_reads import HostReads
 from runner.metrics import MetricBuffer
+from runner.simulated.cells import gru, gru_backward, lstm, lstm_backward
 from runner.simulated.device import ADD_GUARD, GUARDS
+from runner.watch.host_reads import HostReads
 
 pytestmark = pytest.mark.slow
 DEVICES = ("cuda:1", "mps")
@@ -245,6 +246,35 @@ def test_mps_has_no_float64_and_not_every_kernel(monkeypatch):
     )
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     assert run_simulated("mps", break_rules)["no kernel"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "back"), [(nn.LSTMCell, lstm, lstm_backward), (nn.GRUCell, gru, gru_backward)]
+)
+def test_the_cells_of_recurrent_layers_compute_what_the_cpus_do(kind, cell, back):
+    torch.manual_seed(0)
+    there, x = kind(4, 3), torch.randn(5, 4, requires_grad=True)
+    states = [torch.randn(5, 3, requires_grad=True) for _ in range(2 if kind is nn.LSTMCell else 1)]
+    expected = there(x, tuple(states) if len(states) == 2 else states[0])
+    loss = sum(
+        (part * torch.arange(1.0, 4.0)).sum() for part in (expected if isinstance(expected, tuple) else (expected,))
+    )
+    loss.backward()
+    with torch.no_grad():
+        inputs, hidden = F.linear(x, there.weight_ih), F.linear(states[0], there.weight_hh)
+        found = cell(inputs, hidden, states[-1], there.bias_ih, there.bias_hh)
+        grad = torch.arange(1.0, 4.0).expand(5, 3)
+        if kind is nn.LSTMCell:
+            torch.testing.assert_close(found[:2], expected)
+            gates, grad_state, bias = back(grad, grad, states[1], found[1], found[2], True)
+            torch.testing.assert_close(grad_state, states[1].grad)
+        else:
+            torch.testing.assert_close(found[0], expected)
+            gates, to_hidden, grad_state, bias, hidden_bias = back(grad, found[1], True)
+            torch.testing.assert_close(grad_state + to_hidden @ there.weight_hh, states[0].grad)
+            torch.testing.assert_close(hidden_bias, there.bias_hh.grad)
+        torch.testing.assert_close(gates @ there.weight_ih, x.grad)
+        torch.testing.assert_close(bias, there.bias_ih.grad)
 
 
 def test_the_wheels_list_tells_what_mps_has():

@@ -7,8 +7,10 @@ from torch import nn
 from runner.backends import precision
 from runner.data.loaders import Resident
 from runner.optim import AveragedWeights
-from runner.step import evaluate, make_step, watched
+from runner.step import evaluate, make_step
 from runner.task import Classification
+from runner.watch.finding import merged
+from runner.watch.guard import Guard
 
 CPU = torch.device("cpu")
 
@@ -106,25 +108,22 @@ class Reader(nn.Module):
 
 @pytest.mark.parametrize(("guard", "found"), [("first_step", 1), ("always", 3), ("off", 0)])
 def test_the_guard_tells_of_reads_in_the_step(guard, found):
-    reads = []
-    step = watched(make(Reader()), device=CPU, guard=guard, found=reads)
+    model = Reader()
+    watch = Guard(CPU, when=guard, model=model, task=Classification())
+    step = watch.on(make(model), of_groups=True)
     for _ in range(3):
         step([rows()])
-    assert len(reads) == found
-    assert all("test_step.py" in str(read) for read in reads)
+    assert len(watch.findings) == found
+    assert all(finding.line.startswith("tests/test_step.py:") for finding in watch.findings)
+    assert [finding.count for finding in merged(watch.findings)] == ([found] if found else [])
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_grad_norm": 1.0}, {"name": "bf16"}, {"name": "fp16"}])
 def test_a_sound_step_reads_nothing(settings):
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    reads = []
-    step = watched(
-        make(model, optimizer, average=AveragedWeights(model, decay=0.9), **settings),
-        device=CPU,
-        guard="always",
-        found=reads,
-    )
+    watch = Guard(CPU, when="always", model=model, task=Classification(), optimizer=optimizer)
+    step = watch.on(make(model, optimizer, average=AveragedWeights(model, decay=0.9), **settings), of_groups=True)
     for _ in range(2):
         step([rows(30), rows(30)])
-    assert [str(read) for read in reads] == []
+    assert [str(finding) for finding in watch.findings] == []

@@ -13,12 +13,11 @@ NO_FLOAT64 = ("mps",)
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 #: where a copy may go on beside the host, from pinned memory. Towards MPS it is silently wrong (pytorch#83015, #189690)
 NON_BLOCKING = ("cuda",)
-#: types that a kind of device computes in, but slowly, and what to write instead
+#: types that a kind of device computes in, but slowly, and what to write instead. float16 on a CPU is slow, too, but only
+#: there where train.precision=fp16 asks for it
 SLOW_TYPES = {
     "cuda": {torch.float64: "float32 (float64 takes 2 to 64 times as long)", torch.complex128: "complex64"},
     "xpu": {torch.float64: "float32", torch.complex128: "complex64"},
-    "mps": {},
-    "cpu": {torch.float16: "bfloat16 or float32 (CPUs have few instructions for float16)"},
 }
 #: TORCH_LIBRARY_IMPL(aten, MPS) in MPSFallback.mm: these always run on the CPU there
 MPS_FALLBACKS = {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "_linalg_svd", "col2im", "upsample_nearest3d.vec"}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from runner.simulated.cells import CELLS
+
 aten = torch.ops.aten
 META = torch.device("meta")
 #: an operation without a kernel for meta is computed on the CPU, on zeros, as long as they take no more than this
@@ -127,17 +129,6 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_len
     return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, 2 * int(longest) + 1))
 
 
-def _gru_cell(inputs: Tensor, gates: Tensor, state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return state.new_empty(state.shape), state.new_empty((state.shape[0], state.shape[1] * 5))
-
-
-def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
-    rows, size = grad.shape
-    gates, bias = (rows, 3 * size), (3 * size,)
-    new = grad.new_empty
-    return new(gates), new(gates), new((rows, size)), *((new(bias), new(bias)) if has_bias else (None, None))
-
-
 RULES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense: value,
     aten.is_nonzero: lambda tensor: True,
@@ -155,7 +146,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._use_cudnn_ctc_loss: lambda *_: False,
     aten._ctc_loss: _ctc_loss,
     aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
-    aten._thnn_fused_gru_cell: _gru_cell,
-    aten._thnn_fused_gru_cell_backward: _gru_cell_backward,
+    **CELLS,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from runner.device.rules import has_mps_kernel, legal_dtype
 from runner.simulated import shapes
+from runner.simulated.cells import CELLS
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -183,17 +184,17 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if isinstance(value, SimulatedTensor):
-            found = value.backing
-        else:
-            found = value if pretence.has_numbers else shapes.of(value)
+        found = _backing(value)
         given[id(found)] = value
         return found
 
     backed_args, backed_kwargs = tree_map(back, args), tree_map(back, kwargs)
     if asked is not None:
         backed_kwargs["device"] = CPU if pretence.has_numbers else torch.device("meta")
-    result = (func if pretence.has_numbers else functools.partial(shapes.run, func))(*backed_args, **backed_kwargs)
+    if pretence.has_numbers:
+        result = CELLS.get(func._overloadpacket, func)(*backed_args, **backed_kwargs)
+    else:
+        result = shapes.run(func, *backed_args, **backed_kwargs)
     if torch.Tag.inplace_view in func.tags:  # squeeze_() and the like change the outer tensor's shape as well
         with torch._C._DisableTorchDispatch():
             func(*args, **kwargs)
@@ -216,6 +217,12 @@ def simulated(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor
     with torch.no_grad():
         return SimulatedTensor(tensor.detach() if pretence.has_numbers else shapes.of(tensor), device)
+
+
+def _backing(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, SimulatedTensor):
+        return tensor.backing
+    return tensor if pretence.has_numbers else shapes.of(tensor)
 
 
 def _on_device(value: Tensor, device: torch.device, func: Any, inputs: Sequence[Tensor]) -> SimulatedTensor:

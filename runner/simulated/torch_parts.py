@@ -114,6 +114,7 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
     }
     if is_cuda:
         constants |= {torch.cuda: machine.cuda(), torch.cuda.amp.common: {"amp_definitely_not_available": False}}
+        constants |= {torch.backends.cudnn: {"is_acceptable": False}}  # its recurrent layers are not modelled
     else:
         constants |= {torch.mps: machine.mps(), torch.backends.mps: MPS_BACKEND}
     for owner, values in constants.items():

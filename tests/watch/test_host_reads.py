@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runner.host_reads import HostRead, HostReads
+from runner.watch.host_reads import HostRead, HostReads
 
 NET = """\
 import torch

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -21,6 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from runner.device.rules import KERNELS_THAT_READ_INSIDE
+from runner.watch import frames
 
 aten = torch.ops.aten
 
@@ -48,14 +49,9 @@ READING_KERNELS = {
     *(aten.linspace, aten.logspace),  # where a tensor stands in place of a number
 }
 INDEXING_KERNELS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
-#: kernels that read a value inside themselves, below all that a mode sees: what is known, by device type
-KERNELS_THAT_READ_INSIDE = {"mps": {aten.multinomial}}
 
 _INDEXING_CALLS = {"__getitem__": "tensor[tensor]", "__setitem__": "tensor[tensor] = value"}
 _WAITING_MODULES = ("accelerator", "cpu", "cuda", "mps", "xpu")
-_RUNNER = str(Path(__file__).parent)
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), "<frozen ")
-_STDLIB = sysconfig.get_path("stdlib")
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,18 @@ class HostRead:
 
     def __str__(self) -> str:
         return f"{self.what} at {self.line}" + (f" in {self.module}" if self.module else "")
+
+
+class Observer(Protocol):
+    """Whoever wants to see the operations of a block, too: the guard, the plan."""
+
+    def after(self, op: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], args: Any, kwargs: Any) -> None:
+        """Called when an operation is done."""
+        ...
+
+    def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
+        """Called when one has failed; may raise another error that says more."""
+        ...
 
 
 class HostReads:
@@ -87,8 +95,9 @@ class HostReads:
     Cost: some 30 us for each torch call in the block (2026-11, one core); it waits for nothing itself.
     """
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, *, observers: Sequence[Observer] = ()) -> None:
         self.device = torch.device(device)
+        self.observers = observers
         self.found: list[HostRead] = []
         self.host = _Host() if self.device.type == "cpu" else None
         self.call = ""  # the torch function that the block is in
@@ -133,24 +142,14 @@ class HostReads:
         if self.is_told:
             return
         self.is_told = bool(self.call)
-        frames = list(self._frames())
-        read = HostRead(what, _line(frames), _module(frames))
+        stack = list(frames.frames(self._caller))
+        read = HostRead(what, frames.line(stack), frames.module(stack))
         # x.cpu().numpy() reads once; where the CPU plays the device, cpu() gives x itself, and numpy() reads that again
         here = (read.line, 0 if on is None else _storage(on))
         if self.host and self._copied == here and self.found[-1].what != what:
             return
         self._copied = here if what in COPIES_TO_HOST.values() else None
         self.found.append(read)
-
-    def _frames(self) -> Iterator[FrameType]:
-        """From the innermost frame out to the one that holds the `with` block."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame.f_code.co_filename != __file__ or frame is self._caller:
-                yield frame
-            if frame is self._caller:
-                return
-            frame = frame.f_back
 
 
 class _Host:
@@ -196,6 +195,10 @@ class _Calls(TorchFunctionMode):
         try:
             self._look(reads.call, args, kwargs)
             result = func(*args, **kwargs)
+        except Exception as error:
+            for observer in reads.observers:
+                observer.failed(reads.call, _tensors((args, kwargs)), error)
+            raise
         finally:
             reads.call, reads.is_told = "", False
         if reads.host and not _tensors((args, kwargs)) and not isinstance(kwargs.get("device"), torch.device):
@@ -271,15 +274,24 @@ class _Kernels(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         self._look(func, args, kwargs)
-        result = func(*args, **kwargs)
-        host, inputs = self._reads.host, _tensors((args, kwargs))
+        inputs = _tensors((args, kwargs))
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            for observer in self._reads.observers:
+                observer.failed(func._overloadpacket.__name__, inputs, error)
+            raise
+        outputs, host = _tensors(result), self._reads.host
         if host and inputs:
-            (host.add if all(tensor in host for tensor in inputs) else host.discard)(_tensors(result))
+            (host.add if all(tensor in host for tensor in inputs) else host.discard)(outputs)
+        for observer in self._reads.observers:
+            observer.after(func, inputs, outputs, args, kwargs)
         return result
 
     def _look(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         reads, kernel = self._reads, op._overloadpacket
-        if kernel in READING_KERNELS or kernel in KERNELS_THAT_READ_INSIDE.get(reads.device.type, ()):
+        inside = KERNELS_THAT_READ_INSIDE.get(reads.device.type, ())
+        if kernel in READING_KERNELS or kernel.__name__ in inside:
             reads.read(args, _INDEXING_CALLS.get(reads.call, f"{reads.call or kernel.__name__}()"))
         elif op is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
             reads.read(args, "repeat_interleave() without output_size")
@@ -359,35 +371,6 @@ def _watch_backward(calls: _Calls, stack: ExitStack) -> None:
 def _replace(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
     stack.callback(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, value)
-
-
-def _line(frames: Sequence[FrameType]) -> str:
-    """The innermost line that is neither a library's nor the runner's; else the runner's innermost."""
-    own = [frame for frame in frames if not _is_library(frame.f_code.co_filename)]
-    persons = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
-    if not own:
-        return "an unknown line"
-    frame = (persons or own)[0]
-    path, here = Path(frame.f_code.co_filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path.name}:{frame.f_lineno}"
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or (file.startswith(_STDLIB) and "-packages" not in file)
-
-
-def _module(frames: Sequence[FrameType]) -> str:
-    """The path of the innermost module whose forward pass is under way, led by the class of the outermost.
-
-    Read off the stack, where torch's `_call_impl` holds each module: so nothing has to be hooked into the model.
-    """
-    calls = (frame.f_locals.get("self") for frame in frames if frame.f_code.co_name == "_call_impl")
-    running = [module for module in calls if isinstance(module, torch.nn.Module)]
-    if not running:
-        return ""
-    inner, outer = running[0], running[-1]
-    path = next((name for name, module in outer.named_modules() if module is inner), type(inner).__name__)
-    return f"{type(outer).__name__}.{path}".rstrip(".")
 
 
 def _is_mask(index: Any) -> bool:

@@ -1,0 +1,43 @@
+"""What was seen of a step goes in; a finding comes out: how sure it is, what is so, where, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+CERTAIN, LIKELY, ESTIMATE = "certain", "likely", "estimate"
+GRADES = (CERTAIN, LIKELY, ESTIMATE)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """certain: it would not run. likely: it runs, but slowly, or perhaps not. estimate: by what was calculated."""
+
+    grade: str
+    kind: str  # mixed devices, dtype, no kernel, host read, copy, slow type, data-dependent, error, memory
+    what: str
+    line: str = ""
+    module: str = ""
+    write: str = ""
+    path: str = ""  # the attribute or batch field that it is about: model.head.scale
+    count: int = 1
+
+    @property
+    def where(self) -> str:
+        """ "net.py:12 in Net.head", or nothing."""
+        return self.line + (f" in {self.module}" if self.module else "")
+
+    def __str__(self) -> str:
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        place = f" at {self.where}" if self.where else ""
+        return f"{self.what}{place}{times}" + (f"; write: {self.write}" if self.write else "")
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Each one once, with how many times it was found; the surest first, else in their order."""
+    counts: dict[Finding, int] = {}
+    for finding in findings:
+        key = replace(finding, count=1)
+        counts[key] = counts.get(key, 0) + finding.count
+    once = [replace(finding, count=count) for finding, count in counts.items()]
+    return sorted(once, key=lambda finding: GRADES.index(finding.grade))

@@ -1,0 +1,373 @@
+"""Twelve models with a mistake in the placement of their tensors, and twelve without: what plan and guard are to say.
+
+Each is a person's own code, as it is found: `MODELS[name]()` gives the model, the task and a batch on the host.
+A line that ends with `# <- name` is the one that must be named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, WIDTH, CLASSES = 8, 6, 3
+
+
+def rows():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, WIDTH, generator=generator)
+    return x, torch.randint(CLASSES, (ROWS,), generator=generator)
+
+
+def classify(model, batch):
+    inputs, targets = batch
+    return {"loss": F.cross_entropy(model(inputs), targets)}
+
+
+class Net(nn.Module):
+    """A body, and whatever the head does with it."""
+
+    def __init__(self, head=None):
+        super().__init__()
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = head or nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+# ---- what is wrong
+
+
+class Attribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.scale = torch.ones(CLASSES)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale  # <- attribute
+
+
+class PlainList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)]
+        self.bias = nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)  # <- plain list
+        return x + self.bias
+
+
+class NoDevice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        noise = torch.zeros(CLASSES)
+        return self.linear(x) + noise  # <- no device
+
+
+class Sample:
+    """A batch that is no dict, list, tuple or dataclass: nobody looks into it."""
+
+    def __init__(self, inputs, target):
+        self.inputs, self.target = inputs, target
+
+
+def classify_sample(model, batch):
+    return {"loss": F.cross_entropy(model(batch["inputs"]), batch["sample"].target)}  # <- target
+
+
+def masked_loss():
+    mask = torch.ones(ROWS)
+
+    def task(model, batch):
+        inputs, targets = batch
+        losses = F.cross_entropy(model(inputs), targets, reduction="none")
+        return {"loss": (losses * mask).mean()}  # <- closure
+
+    return task
+
+
+class Double(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        shift = torch.full((CLASSES,), 0.1, dtype=torch.float64, device=x.device)  # <- float64
+        return self.linear(x) + shift.float()
+
+
+class Item(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        return self.linear(x) / x.detach().abs().max().item()  # <- item
+
+
+def loss_by_numpy(model, batch):
+    inputs, targets = batch
+    logits = model(inputs)
+    right = (logits.argmax(-1) == targets).cpu().numpy().mean()  # <- numpy
+    return {"loss": F.cross_entropy(logits, targets), "right": torch.full((), float(right))}
+
+
+class Reassigned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, x):
+        self.mean = torch.zeros(CLASSES)
+        return self.linear(x) - self.mean  # <- re-assigned
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.start = self.linear.weight.detach().clone()
+
+    def forward(self, x):
+        return self.linear(x) - F.linear(x, self.start)  # <- frozen copy
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, CLASSES)
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        positions = torch.arange(WIDTH)
+        return self.linear(x) + self.embedding(positions).mean(0)  # <- positions
+
+
+class Bag:
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+
+def classify_bag(model, batch):
+    inputs, targets = batch["inputs"], batch["bag"].tensors
+    return {"loss": F.cross_entropy(model(inputs), targets[0]) + 0 * targets[1].sum()}  # <- collate
+
+
+def sample():
+    x, y = rows()
+    return {"inputs": x, "sample": Sample(x, y)}
+
+
+def bag():
+    x, y = rows()
+    return {"inputs": x, "bag": Bag([y, torch.ones(ROWS)])}
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """kind and path of the finding; its line is the marked one."""
+
+    name: str
+    make: object
+    kind: str = "mixed devices"
+    path: str = ""
+    device: str = "cuda:1"
+    task: object = lambda: classify
+    batch: object = rows
+
+
+WRONG = [
+    Wrong("attribute", lambda: Net(nn.Sequential(Attribute())), path="model.head.0.scale"),
+    Wrong("plain list", PlainList, path="model.layers[0].weight"),
+    Wrong("no device", NoDevice, path="noise"),
+    Wrong("target", Net, path="batch['sample'].target", task=lambda: classify_sample, batch=sample),
+    Wrong("closure", Net, path="mask", task=masked_loss),
+    Wrong("float64", Double, kind="dtype", device="mps"),
+    Wrong("item", Item, kind="host read"),
+    Wrong("numpy", Net, kind="host read", task=lambda: loss_by_numpy),
+    Wrong("re-assigned", Reassigned, path="model.mean"),
+    Wrong("frozen copy", Frozen, path="model.start"),
+    Wrong("positions", Positions, path="positions"),
+    Wrong("collate", Net, path="batch['bag'].tensors[0]", task=lambda: classify_bag, batch=bag),
+]
+
+
+# ---- what is sound
+
+
+class Buffered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("scale", torch.ones(CLASSES))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class OnDevice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, CLASSES)
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1], device=x.device)
+        return self.linear(x) + self.embedding(positions).mean(0) + x.new_zeros(CLASSES)
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y.masked_fill(y < -100.0, 0.0)
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Linear(4 * WIDTH, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.features(x.unsqueeze(1)).flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(1, 8, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.unsqueeze(-1))[0][:, -1])
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lift = nn.Linear(1, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.lift(x.unsqueeze(-1))
+        return self.head(self.norm(x + self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).relu()))
+
+
+class Counting(nn.Module):
+    """A number of the host may join: torch takes it along."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.temperature = torch.tensor(2.0)
+
+    def forward(self, x):
+        return self.linear(x) / self.temperature / math.sqrt(WIDTH)
+
+
+class Running(nn.Module):
+    """A buffer written in place, where it lies."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("mean", torch.zeros(CLASSES))
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.training:
+            self.mean.lerp_(y.detach().mean(0), 0.1)
+        return y - self.mean
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        x = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+        return self.head(x)
+
+
+def classify_dict(model, batch):
+    logits = model(batch["inputs"])
+    losses = F.cross_entropy(logits, batch["targets"], reduction="none", label_smoothing=0.1)
+    with torch.no_grad():
+        accuracy = (logits.argmax(-1) == batch["targets"]).float().mean()
+    return {"loss": (losses * batch["mask"]).sum() / batch["mask"].sum(), "accuracy": accuracy}
+
+
+def as_dict():
+    x, y = rows()
+    return {"inputs": x, "targets": y, "mask": torch.ones(ROWS)}
+
+
+@dataclass(frozen=True)
+class Sound:
+    name: str
+    make: object
+    task: object = lambda: classify
+    batch: object = rows
+
+
+SOUND = [
+    Sound("buffer", Buffered),
+    Sound("module list", Listed),
+    Sound("made on the device", OnDevice),
+    Sound("masked fill", Masked),
+    Sound("convolution", Convolved),
+    Sound("recurrent", Recurrent),
+    Sound("attention", Attending),
+    Sound("tied weights", Tied),
+    Sound("a number", Counting),
+    Sound("running mean", Running),
+    Sound("checkpointed", Checkpointed),
+    Sound("a dict with a mask", Net, task=lambda: classify_dict, batch=as_dict),
+]
+
+
+def marked_line(name: str) -> str:
+    """judged.py:42, the line that ends with `# <- name`."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (index for index, line in enumerate(lines, 1) if line.endswith(f"# <- {name}"))
+    return f"{Path(__file__).name}:{number}"

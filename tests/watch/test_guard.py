@@ -1,0 +1,78 @@
+"""The guard on real steps, on a device that is pretended: it names what is in the wrong place, and nothing else."""
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from judged import SOUND, WRONG, marked_line
+from simulated import run_simulated
+
+from runner.backends import precision
+from runner.placement import move, place
+from runner.step import make_step
+from runner.watch.finding import merged
+from runner.watch.guard import Guard
+from runner.watch.meetings import PlacementError
+
+pytestmark = pytest.mark.slow
+
+
+def step_once(case, device):
+    """One watched step, as a run takes it; what was found."""
+    torch.manual_seed(0)
+    model, task = place(case.make(), device), case.task()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
+    guard = Guard(device, when="first_step", model=model, task=task, optimizer=optimizer)
+    step = guard.on(
+        make_step(model, task, optimizer=optimizer, precision=precision("fp32", device=device)), of_groups=True
+    )
+    batch = move(case.batch(), device)
+    try:
+        step([batch])
+        step([batch])
+    except PlacementError as error:
+        return [vars(error.finding)]
+    except (TypeError, RuntimeError) as error:
+        return [{"error": f"{type(error).__name__}: {error}"}]
+    return [vars(finding) for finding in merged(guard.findings)]
+
+
+def judge_all(device):
+    torch.set_num_threads(1)
+    wrong = {case.name: step_once(case, device) for case in WRONG if case.device.partition(":")[0] == device.type}
+    return {"wrong": wrong, "sound": {case.name: step_once(case, device) for case in SOUND}}
+
+
+@functools.cache
+def outcome(device):
+    try:
+        return run_simulated(device, judge_all), None
+    except AssertionError as error:
+        return None, error
+
+
+def judged(device):
+    found, error = outcome(device)
+    if error:
+        raise error
+    return found
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])
+def test_each_mistake_is_named_with_its_path_and_line(case):
+    (found,) = judged(case.device)["wrong"][case.name]
+    assert (found["kind"], found["path"]) == (case.kind, case.path), found
+    assert found["line"].endswith(marked_line(case.name)), found
+    assert found["write"], found
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+@pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
+def test_what_is_sound_is_left_in_peace(case, device):
+    assert judged(device)["sound"][case.name] == []
