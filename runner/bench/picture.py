@@ -50,50 +50,47 @@ def _bars(
     axes: Any, names: list[str], places: Mapping[str, tuple[str, str]], facts: Mapping[str, Any], title: str
 ) -> None:
     """A group of bars for each place that any device has a figure for; lines show the spread, numbers the median."""
-    devices = facts["devices"]
-    shown = [label for label, place in places.items() if any(_at(devices[name], place) is not None for name in names)]
+    found = {label: {name: _at(facts["devices"][name], place) for name in names} for label, place in places.items()}
+    shown = [label for label, values in found.items() if any(values.values())]
     width = 0.8 / len(names)
-    every: list[float] = []
     for number, name in enumerate(names):
-        found = [
-            (at, place) for at, label in enumerate(shown) if _at(devices[name], place := places[label]) is not None
-        ]
-        values = [_at(devices[name], place) or 0.0 for _, place in found]
-        below = [
-            value - (_at(devices[name]["lowest"], place) or value)
-            for value, (_, place) in zip(values, found, strict=True)
-        ]
-        above = [
-            (_at(devices[name]["highest"], place) or value) - value
-            for value, (_, place) in zip(values, found, strict=True)
-        ]
-        where = [at + (number - (len(names) - 1) / 2) * width for at, _ in found]
+        values = [(at, value) for at, label in enumerate(shown) if (value := found[label][name])]
+        medians = [median for _, (median, _, _) in values]
         bars = axes.bar(
-            where,
-            values,
+            [at + (number - (len(names) - 1) / 2) * width for at, _ in values],
+            medians,
             width * 0.92,
-            yerr=[below, above],
+            yerr=[[each[0] - each[1] for _, each in values], [each[2] - each[0] for _, each in values]],
             color=COLORS[number % len(COLORS)],
             error_kw={"ecolor": "#555555", "elinewidth": 1},
-            label=f"{name}: {devices[name]['name']}",
+            label=f"{name}: {facts['devices'][name]['name']}",
         )
-        labels = [figure(value) for value in values]
+        labels = [figure(median) for median in medians]
         axes.bar_label(bars, labels, padding=2, fontsize=8, rotation=90 if len(names) > 2 else 0)
-        every += values
-    if is_wide(every):
-        axes.set_yscale("log")
-        axes.set_ylim(bottom=10 ** math.floor(math.log10(min(every)) - 0.3))  # the smallest bar is seen, too
-        axes.yaxis.set_major_formatter("{x:g}")
+    _scale(axes, [value for label in shown for values in found[label].values() if values for value in values])
     axes.set_xticks(range(len(shown)), shown, fontsize=9)
+    axes.set_xlim(-0.5, len(shown) - 0.5)
     axes.set_title(title, fontsize=11)
-    axes.margins(y=0.1)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _at(device: Mapping[str, Any], place: tuple[str, str]) -> float | None:
-    """The device's figure of that name; None where it has none."""
+def _scale(axes: Any, values: Sequence[float]) -> None:
+    """Room for the numbers above the tallest bar, and on a logarithmic axis for the smallest bar, too."""
+    if is_wide(values):
+        axes.set_yscale("log")
+        axes.set_ylim(10 ** math.floor(math.log10(min(values)) - 0.3), 5 * max(values))
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0, 1.2 * max(values))
+
+
+def _at(device: Mapping[str, Any], place: tuple[str, str]) -> tuple[float, float, float] | None:
+    """The device's figure of that name: median, lowest, highest; None where it has none."""
     outer, inner = place
-    found = device.get(outer)
-    return found if not inner or found is None else found.get(inner)
+    found = [values.get(outer) for values in (device, device["lowest"], device["highest"])]
+    if inner:
+        found = [values.get(inner) if values is not None else None for values in found]
+    median, lowest, highest = found
+    return None if median is None or lowest is None or highest is None else (median, lowest, highest)
