@@ -113,6 +113,7 @@ def measured(device, sizes):
     return measure(probe(), sizes=Sizes(**sizes), say=said.append) | {"said": said}
 
 
+@pytest.mark.slow
 def test_two_gpus_are_measured_and_then_both_at_once():
     facts = run_simulated("cuda:1", measured, asdict(TINY))
     assert (list(facts["devices"]), facts["failed"]) == (["cuda:0", "cuda:1", "cpu"], {})
@@ -127,6 +128,7 @@ def test_two_gpus_are_measured_and_then_both_at_once():
     assert facts["said"][-1] == "cuda:0 and cuda:1"
 
 
+@pytest.mark.slow
 def test_a_macs_gpu_is_not_asked_for_what_it_lacks():
     facts = run_simulated("mps", measured, asdict(TINY))
     assert (list(facts["devices"]), facts["failed"], facts["at_once"]) == (["mps", "cpu"], {}, None)

@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from bench_devices.figures import MACHINE, facts
+from bench_devices.figures import MACHINE, facts, keep_facts
+from simulated import run_simulated
+from test_pretended_gpus import sweep
 
 from runner.bench import cache
 from runner.ledger import Sweep
@@ -25,8 +27,8 @@ def said(tmp_path, *devices, hardware=MACHINE, search=()):
         for device in devices
     ]
     table = SimpleNamespace(say=lines.append)
-    sweep = Sweep(tmp_path / "sweep", "id", 0, (), ())
-    announce.plan(table, sweep, prepared, slots="cuda:0, cpu", search=search, hardware=hardware)
+    found = Sweep(tmp_path / "sweep", "id", 0, (), ())
+    announce.plan(table, found, prepared, slots="cuda:0, cpu", search=search, hardware=hardware)
     return lines
 
 
@@ -41,3 +43,11 @@ def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
     cache.keep(facts(), MACHINE)
     for lines in (said(tmp_path, "cpu", "cpu"), said(tmp_path), said(tmp_path, "cuda:0", "cpu", hardware=None)):
         assert not any("measured" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
+    run_simulated("cuda:0", keep_facts)
+    out, _ = sweep(own_folder, "device=cuda:0,cpu")
+    assert f"slots:  cuda:0, cpu\n{LINE}\n" in out
