@@ -40,16 +40,7 @@ def measure(hardware: Hardware, *, sizes: Sizes, say: Callable[[str], None]) -> 
             else:
                 benches[name] = bench
                 devices[name] = {"name": gpu.name, **plain(figures, sizes)}
-        pair = [name for name in benches if name != "cpu"][:2]
-        both = None
-        if len(pair) == 2:
-            say(" and ".join(pair))
-            size = min(int(devices[name]["matmul_size"]["fp32"]) for name in pair)
-            try:
-                ratio = at_once(benches[pair[0]], benches[pair[1]], size)
-                both = {"devices": pair, "ratio": ratio.median, "lowest": ratio.lowest, "highest": ratio.highest}
-            except Exception as error:  # as above
-                failed[" and ".join(pair)] = cause(error)
+        both = _both([bench for name, bench in benches.items() if name != "cpu"], devices, failed, say)
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "num_threads": num_threads,
@@ -85,6 +76,23 @@ def _figures(bench: Bench, names: list[str], say: Callable[[str], None]) -> Figu
         say(f"{bench.device}: {work}")
         figures |= measured()
     return figures
+
+
+def _both(
+    accelerators: list[Bench], devices: dict[str, Any], failed: dict[str, str], say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """The first two accelerators at once, if there are two."""
+    if len(accelerators) < 2:
+        return None
+    first, second = accelerators[:2]
+    names = [str(first.device), str(second.device)]
+    say(" and ".join(names))
+    try:
+        ratio = at_once(first, second, min(int(devices[name]["matmul_size"]["fp32"]) for name in names))
+    except Exception as error:  # as above
+        failed[" and ".join(names)] = cause(error)
+        return None
+    return {"devices": names, "ratio": ratio.median, "lowest": ratio.lowest, "highest": ratio.highest}
 
 
 def _precisions(name: str, hardware: Hardware) -> list[str]:

@@ -72,10 +72,7 @@ def plan(
 
 def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
     """How the kinds of devices that the jobs take compare; "" for one kind, and where `devices --bench` never ran."""
-    names = {name for found in prepared for name in found.devices}
-    if len({name.partition(":")[0] for name in names}) < 2:
-        return ""
-    line = comparison(cache.read(hardware), names)
+    line = comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
     return f"measured: {line}" if line else ""
 
 

@@ -58,13 +58,23 @@ def test_each_figure_lies_within_its_spread(here):
     assert all(lowest[name] <= value <= highest[name] for name, value in medians.items())
 
 
-def test_torch_is_left_as_it_was(here):
-    threads, arithmetic = torch.get_num_threads(), torch.get_float32_matmul_precision()
+@pytest.fixture
+def other_settings():
+    """Settings of torch that measuring changes on its way."""
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch.set_num_threads(automatic_threads() + 1)
+    torch.set_float32_matmul_precision("high")
+    yield automatic_threads() + 1, "high"
+    torch.set_num_threads(before[0])
+    torch.set_float32_matmul_precision(before[1])
+
+
+def test_torch_is_left_as_it_was(other_settings):
     seen = []
     machine = replace(probe(), cuda=(), xpu=(), mps=None)
     facts = measure(machine, sizes=TINY, say=lambda work: seen.append(torch.get_num_threads()))
     assert set(seen) == {facts["num_threads"]} == {automatic_threads()}
-    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads, arithmetic)
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == other_settings
 
 
 def test_both_logs_of_the_exercise_hold_the_norms():
