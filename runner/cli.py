@@ -104,11 +104,11 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
 
 
 def devices(words: list[str]) -> int:
-    """What this machine has, what it lacks and why."""
-    _only(words, "devices", ("--json",))
+    """What this machine has, what it lacks and why; with --bench, how fast each device is."""
+    _only(words, "devices", ("--json", "--bench"))
     from runner.devices import show
 
-    return show(as_json="--json" in words)
+    return show(as_json="--json" in words, measured="--bench" in words)
 
 
 def report_sweep(words: list[str]) -> int:

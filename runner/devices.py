@@ -1,4 +1,4 @@
-"""A machine goes in; the table of `python -m runner devices` comes out, or the same as JSON."""
+"""A machine goes in; the table of `python -m runner devices` comes out, or the same as JSON; measured, if asked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from runner.device.hardware import GIB
 from runner.device.missing import why_not
 
 
-def show(*, as_json: bool) -> int:
-    """Prints what this machine has, what it lacks and why, and what `auto` takes. Asks the driver, about 0.1 s."""
-    facts = describe(diagnose(probe()))
+def show(*, as_json: bool, measured: bool = False) -> int:
+    """Prints what this machine has, what it lacks and why, and what `auto` takes. Asks the driver, about 0.1 s.
+
+    measured: and how fast each device is, some 10 s each. Returns 1 where none could be measured.
+    """
+    hardware = diagnose(probe())
+    facts = describe(hardware)
+    if not as_json:
+        _print(facts)
+    if measured:
+        from runner.bench.show import bench, print_bench  # torch, as soon as it is imported
+
+        facts["bench"] = bench(hardware)
+        if not as_json:
+            print_bench(facts["bench"], Console(highlight=False))
     if as_json:
         print(json.dumps(facts, indent=2))
-    else:
-        _print(facts)
-    return 0
+    return int(measured and not facts["bench"]["devices"])
 
 
 def describe(hardware: Hardware) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
+from runner.bench import cache
+from runner.bench.wording import comparison
 from runner.config import without_password
+from runner.device import Hardware
 from runner.ledger import Sweep
 from runner.sweep.jobs import Prepared
 from runner.sweep.parent import shown
@@ -23,17 +26,26 @@ def kind(objectives: Sequence[Mapping[str, str]]) -> str:
 
 
 def plan(
-    table: Table, sweep: Sweep, prepared: Sequence[Prepared], *, slots: str, search: Sequence[tuple[str, str]]
+    table: Table,
+    sweep: Sweep,
+    prepared: Sequence[Prepared],
+    *,
+    slots: str,
+    search: Sequence[tuple[str, str]],
+    hardware: Hardware | None = None,
 ) -> None:
     """What a person reads before the first job starts.
 
     Of a grid, the jobs, and the skipped ones with the reason. search: what a search says of itself; empty for a grid.
+    hardware: that the jobs run on; None where this process does not see it.
     """
     to_run = [found.job for found in prepared if found.missing is None]
     skipped = [found for found in prepared if found.missing is not None]
     done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
     table.say(f"sweep:  {shown(sweep.folder)}")
     table.say(f"slots:  {slots}")
+    if hardware is not None and (line := measured(prepared, hardware)):
+        table.say(line)
     if search:
         counts_before = Counter(job.state for job in sweep.jobs.values())
         before = [f"{count} {state}" for state, count in counts_before.items()]
@@ -56,6 +68,12 @@ def plan(
         table.say(f"skipped, {reason}")
         for name in names:
             table.say(f"  {name}")
+
+
+def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
+    """How the kinds of devices that the jobs take compare; "" for one kind, and where `devices --bench` never ran."""
+    line = comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
+    return f"measured: {line}" if line else ""
 
 
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:

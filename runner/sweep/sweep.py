@@ -95,7 +95,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
             hands.num_places = getattr(launcher, "num_places", None)
             source = plan.source(hands)
-            announce.plan(table, sweep, prepared, slots=slots, search=plan.says)
+            here = hardware if launcher.is_here else None
+            announce.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 conduct(
                     source,
