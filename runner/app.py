@@ -158,8 +158,8 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[s
 
 
 def _own(cfg: DictConfig) -> DictConfig:
-    """The run's own keys: how a sweep was run is no part of running one of its jobs again."""
-    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "sweep"])
+    """The run's own keys: how a sweep was run, or a plan made, is no part of running it again."""
+    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")])
 
 
 def _write_summary(summary: Mapping[str, Any], folder: Path) -> None:

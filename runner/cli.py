@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from runner import config, mistakes
 from runner.checks import check
-from runner.compose import CONF, composer, hydra_session, name_data
+from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import Fault, RunnerError, report
 from runner.words import MULTIRUN, sorted_words
 
@@ -103,6 +103,46 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
         return app.run(cfg, folder)
 
 
+def plan(words: list[str]) -> int:
+    """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked."""
+    flags, overrides = sorted_words([word for word in words if word != "--json"], VERBS)
+    is_sweep = bool(MULTIRUN & set(flags))
+    flags = [flag for flag in flags if flag not in MULTIRUN]
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        try:
+            compose(overrides) if not is_sweep else None
+            from runner.plan.command import Job
+            from runner.plan.command import plan as plan_jobs
+
+            jobs = [Job(name, _composed(compose, given)) for given, name in _planned(overrides, is_sweep=is_sweep)]
+        except RunnerError:
+            raise
+        except Exception as error:
+            raise mistakes.explain(error, overrides, compose=compose, check=check) from None
+        return plan_jobs(jobs, as_json="--json" in words)
+
+
+def _planned(overrides: list[str], *, is_sweep: bool) -> list[tuple[tuple[str, ...], str]]:
+    """Each job's overrides and name."""
+    if not is_sweep:
+        return [(tuple(overrides), "")]
+    from hydra.core.global_hydra import GlobalHydra
+
+    from runner.sweep.jobs import combinations
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return combinations(overrides, GlobalHydra.instance().config_loader())
+
+
+def _composed(compose: Compose, overrides: Sequence[str]) -> DictConfig:
+    cfg = compose(list(overrides))
+    HydraConfig.instance().set_config(cfg)
+    name_data(cfg)
+    del cfg.hydra
+    return cfg
+
+
 def devices(words: list[str]) -> int:
     """What this machine has, what it lacks and why; with --bench, how fast each device is."""
     _only(words, "devices", ("--json", "--bench"))
@@ -154,6 +194,7 @@ def _become(command: list[str]) -> NoReturn:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "plan": plan,
     "devices": devices,
     "report": report_sweep,
     "sync": sync,

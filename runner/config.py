@@ -11,7 +11,21 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from runner.errors import Fault, nearest
-from runner.schema import Config, Cpu, Cuda, Data, EarlyStopping, Metrics, Mps, Placement, Slots, Sweep, Tracking, Train
+from runner.schema import (
+    Config,
+    Cpu,
+    Cuda,
+    Data,
+    EarlyStopping,
+    Metrics,
+    Mps,
+    Placement,
+    Plan,
+    Slots,
+    Sweep,
+    Tracking,
+    Train,
+)
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
@@ -116,6 +130,7 @@ def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
         ("data", Data),
         ("sweep", Sweep),
         ("sweep.slots", Slots),
+        ("plan", Plan),
     )
     for key, schema in described:
         node = OmegaConf.select(cfg, key)

@@ -59,6 +59,16 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
+@dataclass(frozen=True)
+class Data:
+    """The data as the loop takes it, before there is a model."""
+
+    source: Source
+    splits: Splits
+    residency: str
+    loaders: dict[str, Batches]  # by split
+
+
 def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
     """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
 
@@ -89,11 +99,22 @@ def prepare(cfg: DictConfig, device: torch.device) -> Parts:
 
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
+    return prepare_training(cfg, device, prepare_data(cfg, device))
+
+
+def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
+    """The first half of prepare()."""
     _set_switches(cfg, device)
     shared, node = config.shared_data_settings(cfg), _resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
     loaders, residency = _loaders(cfg, shared, splits, device)
+    return Data(source, splits, residency, loaders)
+
+
+def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts:
+    """The other half: model, task, optimizer and what they need."""
+    source, loaders = data.source, data.loaders
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     _fill_facts(cfg, {**source.facts, "num_steps": num_steps})
@@ -112,8 +133,8 @@ def prepare(cfg: DictConfig, device: torch.device) -> Parts:
     return Parts(
         device=device,
         source=source,
-        splits=splits,
-        residency=residency,
+        splits=data.splits,
+        residency=data.residency,
         train=loaders["train"],
         val=loaders.get("val"),
         test=loaders.get("test"),

@@ -185,7 +185,7 @@ def parameters(cfg: DictConfig) -> dict[str, str]:
         else:
             flat[key] = without_password(str(node)) if node is not None else "null"
 
-    walk({key: node for key, node in _jsonable(cfg).items() if key not in ("hydra", "sweep")}, "")
+    walk({key: node for key, node in _jsonable(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
     return flat
 
 

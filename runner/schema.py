@@ -155,6 +155,15 @@ class Sweep:
 
 
 @dataclass
+class Plan:
+    """What `python -m runner plan` assumes of the device; no run reads it."""
+
+    device_memory: Any = MISSING
+    device_name: str | None = MISSING
+    folder: str = MISSING
+
+
+@dataclass
 class Search:
     """The settings of hydra/sweeper=optuna."""
 
@@ -197,6 +206,7 @@ class Config:
     backends: Backends = field(default_factory=Backends)
     facts: Facts = field(default_factory=Facts)
     sweep: Sweep = field(default_factory=Sweep)
+    plan: Plan = field(default_factory=Plan)
 
 
 def register() -> None:

@@ -25,6 +25,7 @@ class Batches(Protocol):
 
     num_rows: int
     batch_size: int
+    device_bytes: int  # that it keeps on the device
 
     @property
     def num_batches(self) -> int:

@@ -36,6 +36,7 @@ class Resident:
         self._device, self._seed, self._shuffle = device, seed, shuffle
         gather_bytes = GATHER_BYTES.get(device.type, GATHER_BYTES_ELSEWHERE)
         batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, self.num_rows))
+        self.device_bytes = num_bytes(self._rows)
         self._batches_a_gather = min(MOST_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
 
     @property

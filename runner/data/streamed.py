@@ -41,6 +41,7 @@ class Streamed:
         self._num_workers = automatic_workers(rows) if num_workers is None else num_workers
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._idle: Reader | None = None
+        self.device_bytes = 0
 
     @property
     def num_batches(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -32,10 +33,7 @@ def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:
 def line(stack: Sequence[FrameType]) -> str:
     """The innermost line that is neither a library's nor the runner's, `my_models.py:42`; else the runner's innermost."""
     frame = person(stack)
-    if frame is None:
-        return UNKNOWN
-    path, here = Path(frame.f_code.co_filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path.name}:{frame.f_lineno}"
+    return UNKNOWN if frame is None else _place(frame, frame.f_lineno)
 
 
 def person(stack: Sequence[FrameType]) -> FrameType | None:
@@ -43,6 +41,13 @@ def person(stack: Sequence[FrameType]) -> FrameType | None:
     own = [frame for frame in stack if not _is_library(frame.f_code.co_filename)]
     persons = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
     return next(iter(persons or own), None)
+
+
+def line_of_error(error: BaseException) -> str:
+    """The line of a person's code that an exception came through, innermost."""
+    lines = dict(traceback.walk_tb(error.__traceback__))
+    frame = person(list(lines)[::-1])
+    return UNKNOWN if frame is None else _place(frame, lines[frame])
 
 
 def module(stack: Sequence[FrameType]) -> str:
@@ -77,6 +82,11 @@ class Lines:
         if node is None and torch.is_grad_enabled():
             self._by_sequence[torch.autograd._get_sequence_nr() - 1] = here
         return here
+
+
+def _place(frame: FrameType, number: int) -> str:
+    path, here = Path(frame.f_code.co_filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path.name}:{number}"
 
 
 def _is_library(file: str) -> bool:

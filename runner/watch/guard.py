@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from runner.device.rules import SLOW_TYPES, has_mps_kernel
 from runner.watch import frames
 from runner.watch.finding import LIKELY, Finding
-from runner.watch.host_reads import HostRead, HostReads
+from runner.watch.host_reads import HostRead, HostReads, Operation
 from runner.watch.meetings import Meetings
 from runner.watch.names import Names
 
@@ -92,13 +92,13 @@ class Slow:
         self._types = SLOW_TYPES.get(device.type, {})
         self._told: set[tuple[str, str]] = set()
 
-    def after(self, op: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], args: Any, kwargs: Any) -> None:
-        on_device = next((tensor for tensor in outputs if tensor.device.type == self._device.type), None)
+    def after(self, done: Operation) -> None:
+        on_device = next((tensor for tensor in done.outputs if tensor.device.type == self._device.type), None)
         if on_device is None:
             return
-        name = op._overloadpacket.__name__
+        op, name = done.op, done.name
         instead = self._types.get(on_device.dtype)
-        if instead is not None and name not in FREE and not op.is_view and inputs:
+        if instead is not None and name not in FREE and not op.is_view and done.inputs:
             dtype = str(on_device.dtype).removeprefix("torch.")
             self._find("slow type", f"{name} in {dtype}, which is slow on {self._device.type}", instead)
         if (

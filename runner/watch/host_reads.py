@@ -66,10 +66,27 @@ class HostRead:
         return f"{self.what} at {self.line}" + (f" in {self.module}" if self.module else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One that is done: aten.addmm.default, what it was given and what it gave, and the tensors among those."""
+
+    op: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+    @property
+    def name(self) -> str:
+        found: str = self.op._overloadpacket.__name__
+        return found
+
+
 class Observer(Protocol):
     """Whoever wants to see the operations of a block, too: the guard, the plan."""
 
-    def after(self, op: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], args: Any, kwargs: Any) -> None:
+    def after(self, done: Operation) -> None:
         """Called when an operation is done."""
         ...
 
@@ -285,7 +302,7 @@ class _Kernels(TorchDispatchMode):
         if host and inputs:
             (host.add if all(tensor in host for tensor in inputs) else host.discard)(outputs)
         for observer in self._reads.observers:
-            observer.after(func, inputs, outputs, args, kwargs)
+            observer.after(Operation(func, args, kwargs, result, inputs, outputs))
         return result
 
     def _look(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from runner.device.rules import NARROWER, supports_float64
 from runner.watch import frames
 from runner.watch.finding import CERTAIN, Finding
+from runner.watch.host_reads import Operation
 from runner.watch.names import Name, Names, in_frame, storage_of
 
 #: take tensors of two devices, each in its own way
@@ -33,15 +33,15 @@ class Meetings:
         self._device, self._names, self._lines = device, names, lines
         self._origins: dict[int, tuple[str, str]] = {}  # by storage: what made it, and the line
 
-    def after(self, op: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor], args: Any, kwargs: Any) -> None:
-        known = {storage_of(tensor) for tensor in inputs}
-        fresh = [tensor for tensor in outputs if storage_of(tensor) not in known]
+    def after(self, done: Operation) -> None:
+        known = {storage_of(tensor) for tensor in done.inputs}
+        fresh = [tensor for tensor in done.outputs if storage_of(tensor) not in known]
         if not fresh:
             self._lines.now()
             return
         line, _ = self._lines.now()
         for tensor in fresh:
-            self._origins[storage_of(tensor)] = (op._overloadpacket.__name__.strip("_"), line)
+            self._origins[storage_of(tensor)] = (done.name.strip("_"), line)
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
         """Raises: PlacementError in place of the error, where two devices met, or one lacks the type that is asked of it."""

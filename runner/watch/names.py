@@ -58,6 +58,10 @@ class Names:
     def get(self, tensor: Tensor) -> Name | None:
         return self._names.get(storage_of(tensor))
 
+    def all(self) -> list[tuple[Tensor, Name]]:
+        """Every tensor that has a name, in the order in which they were given."""
+        return [(tensor, self._names[storage_of(tensor)]) for tensor in self._kept]
+
     def look_again(self) -> None:
         """Takes in what the modules hold by now: a forward pass may have set their attributes anew."""
         for module, path in list(self._modules):

@@ -1,0 +1,85 @@
+"""The name of a common device goes in; what its maker says of it comes out: memory, bandwidth, arithmetic (dense)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.errors import Fault, RunnerError, nearest
+
+GIB = 2**30
+GB, TERA = 1e9, 1e12
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of device. flops: by precision, without sparsity. Sources: the makers' data sheets."""
+
+    kind: str
+    memory_bytes: int
+    memory_bytes_per_second: float
+    flops: dict[str, float]
+    capability: tuple[int, int] | None = None
+
+
+def _nvidia(
+    gib: float, gb_per_s: float, capability: tuple[int, int], *, fp32: float, half: float, tf32: float = 0.0
+) -> Model:
+    """fp32, half, tf32: TFLOP/s; half is that of fp16, and of bf16 from compute capability 8.0 on."""
+    flops = {"fp32": fp32, "fp16": half}
+    if capability >= (8, 0):
+        flops |= {"bf16": half, "tf32": tf32}
+    return Model(
+        "cuda", int(gib * GIB), gb_per_s * GB, {name: value * TERA for name, value in flops.items()}, capability
+    )
+
+
+def _apple(gib: float, gb_per_s: float, fp32: float) -> Model:
+    flops = {"fp32": fp32 * TERA, "fp16": fp32 * TERA, "bf16": fp32 * TERA}
+    return Model("mps", int(gib * GIB), gb_per_s * GB, flops)
+
+
+#: what plan.device_name takes. Memory is what the device shows, a little less than what is printed on the box; of a Mac
+#: with so much memory, what the GPU may take of it (about two thirds up to 32 GiB, three quarters above)
+MODELS = {
+    "T4": _nvidia(14.6, 320, (7, 5), fp32=8.1, half=65),
+    "V100-16GB": _nvidia(15.8, 900, (7, 0), fp32=15.7, half=125),
+    "V100-32GB": _nvidia(31.7, 900, (7, 0), fp32=15.7, half=125),
+    "RTX-3060": _nvidia(11.8, 360, (8, 6), fp32=12.7, half=51, tf32=25),
+    "RTX-3090": _nvidia(23.7, 936, (8, 6), fp32=35.6, half=71, tf32=35.6),
+    "RTX-4070": _nvidia(11.7, 504, (8, 9), fp32=29.1, half=58, tf32=29.1),
+    "RTX-4090": _nvidia(23.5, 1008, (8, 9), fp32=82.6, half=165, tf32=82.6),
+    "A10": _nvidia(22.1, 600, (8, 6), fp32=31.2, half=125, tf32=62.5),
+    "L4": _nvidia(22.2, 300, (8, 9), fp32=30.3, half=121, tf32=60),
+    "L40S": _nvidia(44.5, 864, (8, 9), fp32=91.6, half=362, tf32=183),
+    "A100-40GB": _nvidia(39.4, 1555, (8, 0), fp32=19.5, half=312, tf32=156),
+    "A100-80GB": _nvidia(79.3, 2039, (8, 0), fp32=19.5, half=312, tf32=156),
+    "H100": _nvidia(79.6, 3350, (9, 0), fp32=67, half=989, tf32=494),
+    "H200": _nvidia(139.8, 4800, (9, 0), fp32=67, half=989, tf32=494),
+    "M1-8GB": _apple(5.3, 68, 2.6),
+    "M1-16GB": _apple(10.7, 68, 2.6),
+    "M2-16GB": _apple(10.7, 100, 3.6),
+    "M3-24GB": _apple(16, 100, 4.1),
+    "M1-Max-64GB": _apple(48, 400, 10.4),
+    "M2-Max-64GB": _apple(48, 400, 13.6),
+    "M3-Max-64GB": _apple(48, 400, 14.2),
+    "M2-Ultra-128GB": _apple(96, 800, 27.2),
+}
+
+
+def model(name: str, *, kind: str) -> Model:
+    """The one of that name. Raises: RunnerError with the nearest, and for one of another kind than the device."""
+    names = [other for other, found in MODELS.items() if found.kind == kind]
+    if name in names:
+        return MODELS[name]
+    asked = f"plan.device_name={name}"
+    if not names:
+        raise RunnerError(Fault(asked, f"the table has no devices of the kind {kind}", "plan.device_memory=16GiB, say"))
+    near = nearest(name, names) or names
+    so = f"the table has, for {kind}: {', '.join(names)}"
+    raise RunnerError(Fault(asked, so, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
+
+
+def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:
+    """The devices of that kind on which so much fits into `share` of the memory, the smallest first."""
+    found = [name for name, each in MODELS.items() if each.kind == kind and num_bytes <= each.memory_bytes * share]
+    return sorted(found, key=lambda name: MODELS[name].memory_bytes)

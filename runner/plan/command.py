@@ -1,0 +1,157 @@
+"""Composed configurations go in; each is planned in a process of its own, shown, and written as plan.json and plan.png."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from runner.errors import Fault, RunnerError
+from runner.plan.report import report
+
+SECONDS_TO_SEARCH = 6.0  # from the start of a plan, for the largest batch sizes
+SECONDS_FOR_A_PLAN = 300.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be planned; its name is empty where there is but one."""
+
+    name: str
+    cfg: DictConfig
+
+
+def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
+    """Plans, prints and writes. Returns 0 where all would run, else 1. Starts a process for each, some 4 s.
+
+    Raises: RunnerError for mistakes of the configuration, those of all jobs at once.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child())]  # it imports torch while this process does
+        targets = _checked(jobs)
+        found: list[dict[str, Any]] = []
+        for job, target in zip(jobs, targets, strict=True):
+            child = children.pop()
+            if len(found) + 1 < len(jobs):
+                children.append(stack.enter_context(Child()))
+            answer, fallback = _answer(child, job, target)
+            found.append(report(job.name, job.cfg, target, answer, fallback=fallback, seconds=time.monotonic() - began))
+            began = time.monotonic()
+    written = _write(found, Path(str(jobs[0].cfg.plan.folder)))
+    if as_json:
+        print(json.dumps(_whole(found), indent=2))
+    else:
+        from runner.plan.show import show
+
+        show(found, written)
+    return int(not all(each["would_run"] for each in found))
+
+
+class Child:
+    """A process that simulates one device; it waits for its request."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="runner-plan-")
+        self._answer = Path(self._folder.name) / "answer.json"
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "runner.plan.child", str(self._answer)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+        self._folder.cleanup()
+
+    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The answer; or None, and why there is none. `is_ready` says whether the simulation itself worked."""
+        try:
+            _, said = self._process.communicate(json.dumps(request), timeout=SECONDS_FOR_A_PLAN)
+        except subprocess.TimeoutExpired:
+            return None, f"it took more than {SECONDS_FOR_A_PLAN:.0f} s"
+        if self._answer.exists():
+            answer: dict[str, Any] = json.loads(self._answer.read_text())
+            return answer, ""
+        last = said.strip().splitlines()[-1:] or [""]
+        code = self._process.returncode
+        return None, last[0] or f"its process ended with {code}"
+
+    @property
+    def is_ready(self) -> bool:
+        return self._answer.with_suffix(".ready").exists()
+
+
+def _checked(jobs: Sequence[Job]) -> list[Any]:
+    """Each job's device, and what is assumed of it."""
+    from runner import parts  # torch
+    from runner.device import probe
+    from runner.plan.target import find
+
+    hardware = probe()
+    faults: list[Fault] = []
+    targets = []
+    for job in jobs:
+        try:
+            target = find(job.cfg, hardware)
+            parts.check(job.cfg, target.hardware, choice=target.choice)
+            targets.append(target)
+        except RunnerError as error:
+            faults += error.faults
+    if faults:
+        raise RunnerError(*dict.fromkeys(faults))
+    return targets
+
+
+def _answer(child: Child, job: Job, target: Any) -> tuple[dict[str, Any], str]:
+    """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
+    from runner.plan.report import request
+
+    answer, why = child.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH))
+    fallback = ""
+    if answer is None and not child.is_ready and target.device != "cpu":
+        fallback = f"{target.device} could not be simulated here ({why}): placement and kernels were not checked"
+        with Child() as second:
+            answer, why = second.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH) | {"device": "cpu"})
+    if answer is None:
+        answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
+    if "faults" in answer:
+        raise RunnerError(*(Fault(**fault) for fault in answer["faults"]))
+    return answer, fallback
+
+
+def _whole(found: list[dict[str, Any]]) -> dict[str, Any]:
+    return found[0] if len(found) == 1 else {"would_run": all(each["would_run"] for each in found), "jobs": found}
+
+
+def _write(found: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """plan.json and, where there is something to draw, plan.png."""
+    from runner.plan.picture import draw
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "plan.json"]
+    files[0].write_text(json.dumps(_whole(found), indent=2) + "\n")
+    drawn = [each for each in found if each["memory"]]
+    if drawn:
+        files.append(folder / "plan.png")
+        draw(drawn, files[1])
+    else:
+        with suppress(FileNotFoundError):  # an earlier plan's
+            (folder / "plan.png").unlink()
+    return files

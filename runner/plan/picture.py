@@ -1,0 +1,67 @@
+"""Plans go in; a picture of the memory over a step comes out, by part, with what there is to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+COLORS = {
+    "weights": "#4878d0",
+    "average": "#82c6e2",
+    "optimizer": "#956cb4",
+    "data set": "#8c613c",
+    "batch": "#d5bb67",
+    "metric buffer": "#797979",
+    "gradients": "#ee854a",
+    "activations": "#6acc64",
+    "temporaries": "#d65f5f",
+    "other": "#b0b0b0",
+}
+MIB, GIB = 2**20, 2**30
+
+
+def draw(plans: Sequence[dict[str, Any]], file: Path) -> None:
+    """A PNG, a panel for each plan."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(9, 3.6 * len(plans)), layout="constrained")
+    FigureCanvasAgg(drawing)
+    panels = drawing.subplots(len(plans), 1, squeeze=False)[:, 0]
+    for panel, plan in zip(panels, plans, strict=True):
+        _panel(panel, plan)
+    drawing.savefig(file, dpi=110)
+
+
+def _panel(axes: Any, plan: dict[str, Any]) -> None:
+    memory = plan["memory"]
+    moments = memory["timeline"]
+    highest = memory["peak_bytes"]
+    unit, name = (GIB, "GiB") if highest >= GIB else (MIB, "MiB")
+    parts = [part for part in COLORS if any(moment["parts"].get(part) for moment in moments)]
+    places = range(len(moments))
+    heights = [[moment["parts"].get(part, 0) / unit for moment in moments] for part in parts]
+    axes.stackplot(places, heights, labels=parts, colors=[COLORS[part] for part in parts], step="post", linewidth=0)
+    top = highest / unit
+    usable = memory.get("usable_bytes")
+    if usable and usable < 4 * highest:
+        axes.axhline(usable / unit, color="#c00000", linestyle="--", linewidth=1)
+        axes.annotate("to be used", (0, usable / unit), xytext=(3, 3), textcoords="offset points", color="#c00000")
+        top = max(top, usable / unit)
+    start = 0
+    for phase, group in groupby(moments, key=lambda moment: moment["phase"]):
+        count = len(list(group))
+        if start:
+            axes.axvline(start, color="white", linewidth=1)
+        if count > len(moments) / 30:
+            axes.annotate(phase, (start + count / 2, top * 1.1), ha="center", va="center", fontsize=9, color="#555555")
+        start += count
+    axes.set(xlim=(0, max(1, len(moments) - 1)), ylim=(0, top * 1.2), ylabel=f"memory, {name}", xticks=[])
+    axes.set_xlabel("operations of one step, in their order")
+    title = f"{plan['name'] or 'one step'} on {plan['device']}: {highest / unit:.3g} {name} at most, {plan['verdict']}"
+    axes.set_title(title, fontsize=10)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

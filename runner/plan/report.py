@@ -1,0 +1,153 @@
+"""What was found on the simulated device goes in; a verdict with its reasons comes out, as plain values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.device import precisions
+from runner.plan import catalogue
+from runner.plan.target import Target
+from runner.watch.finding import CERTAIN, ESTIMATE, Finding
+
+#: of a device's memory: a context, the libraries' workspaces and fragmentation take the rest
+USABLE = 0.9
+RUNS, RUNS_NOT, UNKNOWN = "would run", "would not run", "can't be told"
+LIMITS = {
+    "arithmetic": "compute_seconds",
+    "memory bandwidth": "memory_seconds",
+    "copies to the device": "copy_seconds",
+    "launches": "launch_seconds",
+}
+
+
+def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any]:
+    """What the child has to know."""
+    kind = target.device.partition(":")[0]
+    total = target.memory_bytes or 2**40
+    gpu = target.hardware.devices()[target.device]
+    return {
+        "yaml": OmegaConf.to_yaml(cfg),
+        "device": target.device,
+        "machine": {
+            "name": gpu.name,
+            "total_bytes": total,
+            "used_bytes": 0,
+            "capability": target.capability or (8, 0),
+            "num_devices": max(1, len(target.hardware.cuda)),
+        },
+        "speeds": {
+            "flops_per_second": target.flops_per_second,
+            "memory_bytes_per_second": target.memory_bytes_per_second,
+            "copy_bytes_per_second": target.copy_bytes_per_second,
+            "launch_seconds": target.launch_seconds,
+        },
+        "precisions": [name for name, no in precisions(target.device, target.hardware).items() if not no],
+        "usable_bytes": usable_bytes(cfg, target, kind),
+        "seconds": seconds,
+    }
+
+
+def usable_bytes(cfg: DictConfig, target: Target, kind: str) -> int | None:
+    """What a step may take; None where the memory is not known."""
+    if target.memory_bytes is None:
+        return None
+    fraction = OmegaConf.select(cfg, f"backends.{kind}.memory_fraction")
+    return int(target.memory_bytes * min(USABLE, fraction or 1.0))
+
+
+def report(
+    name: str, cfg: DictConfig, target: Target, answer: dict[str, Any], *, fallback: str, seconds: float
+) -> dict[str, Any]:
+    """One plan, as plan.json has it."""
+    kind = target.device.partition(":")[0]
+    findings = [Finding(**found) for found in answer["findings"]]
+    memory, step = answer.get("memory"), answer.get("step")
+    usable = usable_bytes(cfg, target, kind)
+    fits = None
+    if memory is not None and answer["is_whole"]:
+        memory["usable_bytes"] = usable
+        fits = None if usable is None else memory["peak_bytes"] <= usable
+        memory["fits_on"] = catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
+        if fits is False:
+            findings.append(_too_big(memory["peak_bytes"], usable or 0, cfg, answer))
+    if step is not None:
+        step |= _time(step, target)
+    verdict = _verdict(findings, fits=fits, unknown=answer["unknown"])
+    return {
+        "name": name,
+        "device": target.device,
+        "device_reason": target.choice.reason,
+        "verdict": verdict,
+        "would_run": verdict == RUNS,
+        "unknown": answer["unknown"] or None,
+        "fits": fits,
+        "assumed": {
+            "name": target.hardware.devices()[target.device].name,
+            "memory_bytes": target.memory_bytes,
+            "memory_from": target.memory_from,
+            "usable_bytes": usable,
+            "speeds_from": target.speeds_from,
+            "flops_per_second": target.flops_per_second,
+            "memory_bytes_per_second": target.memory_bytes_per_second,
+        },
+        "findings": [asdict(finding) for finding in findings],
+        "placement": answer.get("placement", []),
+        "memory": memory,
+        "largest_batch_size": answer.get("largest_batch_size", {}),
+        "step": step,
+        "host_reads": answer.get("host_reads", []),
+        "num_parameters": answer.get("num_parameters"),
+        "residency": answer.get("residency"),
+        "precision": cfg.train.precision,
+        "batch_size": cfg.train.batch_size,
+        "fallback": fallback or None,
+        "seconds": seconds,
+    }
+
+
+def _verdict(findings: list[Finding], *, fits: bool | None, unknown: str) -> str:
+    if fits is False or any(finding.grade == CERTAIN for finding in findings):
+        return RUNS_NOT
+    return UNKNOWN if unknown else RUNS
+
+
+def _too_big(peak: int, usable: int, cfg: DictConfig, answer: dict[str, Any]) -> Finding:
+    own = cfg.train.precision
+    sizes = {name: size for name, size in answer["largest_batch_size"].items() if size}
+    writes = []
+    if own in sizes:
+        writes.append(f"train.batch_size={sizes[own]}")
+    writes += [
+        f"train.precision={name} train.batch_size={min(size, cfg.train.batch_size)}"
+        for name, size in sizes.items()
+        if name in ("bf16", "fp16") and size > sizes.get(own, 0)
+    ][:1]
+    if answer["memory"]["parts"].get("data set", 0) > usable / 4:
+        writes.append("data.residency=stream")
+    what = f"a step takes {size_of(peak)}, and {size_of(usable)} are there to be used"
+    return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
+
+
+def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:
+    """The least time of a step, by what is slowest; None where the device's speed is not known."""
+    if not target.flops_per_second or not target.memory_bytes_per_second:
+        return {"copy_seconds": None, "launch_seconds": None, "least_seconds": None, "limited_by": None}
+    copy, launch = target.copy_bytes_per_second, target.launch_seconds
+    step |= {
+        "copy_seconds": step["bytes_moved_to_device"] / copy if copy else None,
+        "launch_seconds": step["num_kernels"] * launch if launch else None,
+    }
+    sides = {side: step[key] for side, key in LIMITS.items() if step[key] is not None}
+    least = max(step["roofline_seconds"], step["copy_seconds"] or 0.0, step["launch_seconds"] or 0.0)
+    return {"least_seconds": least, "limited_by": max(sides, key=lambda side: sides[side])}
+
+
+def size_of(num_bytes: float) -> str:
+    """12.3 GiB"""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.3g} {name}" if num_bytes < 1000 * unit else f"{num_bytes / unit:,.0f} {name}"
+    return f"{num_bytes / 2**10:.3g} KiB"

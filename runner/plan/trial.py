@@ -1,0 +1,219 @@
+"""A configuration and a simulated device go in; the run's own parts on it come out, and steps that are counted."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from runner import backends
+from runner.background import Background
+from runner.metrics import MetricBuffer
+from runner.optim import AveragedWeights
+from runner.parts import Parts, prepare_data, prepare_training
+from runner.placement import map_tensors, num_rows, tensors
+from runner.simulated import pretence
+from runner.simulated.tensor import simulated
+from runner.step import Step, make_step
+from runner.watch import frames
+from runner.watch.costs import Costs, Speeds
+from runner.watch.finding import CERTAIN, LIKELY, Finding
+from runner.watch.guard import Slow, of_read
+from runner.watch.host_reads import HostRead, HostReads
+from runner.watch.meetings import Meetings
+from runner.watch.names import Names
+
+NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
+#: reads by which a program goes one way or another, or sets a size
+STEERING = ("bool(tensor)", "int(tensor)", "a tensor used as an index")
+
+
+@dataclass
+class Trial:
+    """A run on a device without numbers. findings: what was seen so far."""
+
+    cfg: DictConfig
+    device: torch.device
+    parts: Parts
+    group: tuple[Any, ...]  # the batches of one step
+    buffer: MetricBuffer
+    names: Names
+    meetings: Meetings
+    slow: Slow
+    costs: Costs
+    findings: list[Finding]
+    reads: list[HostRead]
+
+    def step(self, *, precision: str | None = None) -> Step:
+        """The run's own step, in this precision or in the run's."""
+        parts = self.parts
+        return make_step(
+            parts.model,
+            parts.task,
+            optimizer=parts.optimizer,
+            precision=backends.precision(precision, device=self.device) if precision else parts.precision,
+            clip_grad_norm=self.cfg.train.clip_grad_norm,
+            average=parts.average,
+        )
+
+    def take_steps(self) -> None:
+        """Three steps, fully watched; `costs` holds the last one's work and the highest memory of the last two."""
+        step, costs = self.step(), self.costs
+        for number in range(NUM_STEPS):
+            if number == 1:
+                costs.forget_work()
+            if number == 2:
+                peak, timeline = costs.peak, list(costs.timeline)
+                costs.forget_work()
+            with self._watching():
+                self.buffer.write(step(self.group))
+                if self.parts.schedule is not None:
+                    self.parts.schedule.step()
+            _own_state(costs, self.parts)
+        if peak.num_bytes > costs.peak.num_bytes:
+            costs.peak, costs.timeline = peak, timeline
+
+    def evaluate_once(self) -> None:
+        """One batch as it is evaluated."""
+        parts = self.parts
+        if parts.val is None and parts.test is None:
+            return
+        parts.kept_model.eval()
+        with torch.no_grad(), self._watching(), parts.precision.autocast():
+            parts.task(parts.kept_model, self.group[0])
+        parts.model.train()
+
+    def peak_bytes(self, batch_size: int, *, precision: str) -> int:
+        """The highest memory of a step with batches of another size."""
+        size = max(1, num_rows(self.group[0]))
+        group = tuple(map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size)) for batch in self.group)
+        step = self.step(precision=precision)
+        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
+            self.costs.belongs(_all(group), "batch")
+            self.costs.forget_work()
+            step(group)
+        return self.costs.peak.num_bytes
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        reads = HostReads(self.device, observers=(self.meetings, self.slow, self.costs))
+        try:
+            with reads, _phases(self.costs, self.parts):
+                yield
+        finally:
+            self.reads += reads.found
+            self.findings += [of_read(read) for read in reads.found]
+
+
+def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
+    """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that."""
+    names, lines = Names(), frames.Lines()
+    meetings, slow = Meetings(device, names, lines), Slow(device, lines)
+    costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
+    findings: list[Finding] = []
+    pretence.forgives = _forgiving(meetings, findings, lines)
+    data = prepare_data(cfg, device)
+    pretence.big_is_shapes = True
+    parts = prepare_training(cfg, device, data)
+    if device.type == "cpu":
+        parts = _without_numbers(cfg, parts)
+    group = tuple(islice(parts.train.epoch(0), int(cfg.train.accumulate_steps)))
+    group = tuple(map_tensors(batch, lambda tensor: simulated(tensor, device)) for batch in group)
+    parts.train.close()
+    for tensor in _all(group):
+        tensor.requires_grad_(False)
+    names.model(parts.model)
+    names.object(parts.task, "task")
+    for batch in group:
+        names.batch(batch)
+    costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
+    costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
+    if parts.average is not None:
+        costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
+    costs.belongs(_all(group), "batch")
+    buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
+    parts.model.train()
+    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [])
+
+
+def of_error(error: BaseException) -> Finding:
+    """A mistake that is none of placement: the run would end with it, too."""
+    stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    line, module = frames.line_of_error(error), frames.module(stack)
+    return Finding(CERTAIN, "error", f"{type(error).__name__}: {text}", line, module)
+
+
+def _forgiving(
+    meetings: Meetings, findings: list[Finding], lines: frames.Lines
+) -> Callable[[Exception, Any, Sequence[Tensor]], None]:
+    """What keeps a broken rule as a finding, so that one plan tells all of them."""
+
+    def forgive(error: Exception, op: Any, inputs: Sequence[Tensor]) -> None:
+        name = op._overloadpacket.__name__
+        if isinstance(error, NotImplementedError):
+            what = f"{name} has no kernel for MPS in this torch"
+            write = "PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, to have the CPU compute it, or another operation"
+            findings.append(Finding(LIKELY, "no kernel", what, *lines.now(), write))
+        elif isinstance(error, TypeError):
+            findings.append(meetings.lacks_float64(name, inputs))
+        elif (finding := meetings.explain(name, inputs)) is not None:
+            findings.append(finding)
+
+    return forgive
+
+
+def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
+    """On the CPU nothing has to move, so nothing became simulated by itself."""
+    parts.model._apply(lambda tensor: simulated(tensor, parts.device))
+    if parts.average is None:
+        return parts
+    return replace(parts, average=AveragedWeights(parts.model, decay=cfg.train.ema_decay))
+
+
+@contextmanager
+def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
+    """Tells the costs what goes on: forward, backward, optimizer; and which memory is a gradient's."""
+
+    def begin(*_: Any) -> None:
+        costs.phase, costs.part = "optimizer", "optimizer"
+
+    def end(*_: Any) -> None:
+        costs.phase, costs.part = "forward", "activations"
+
+    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+    hooks += [
+        parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
+        for parameter in parts.model.parameters()
+        if parameter.requires_grad
+    ]
+    end()
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _own_state(costs: Costs, parts: Parts) -> None:
+    states = parts.optimizer.state.values()
+    costs.belongs((value for state in states for value in state.values() if isinstance(value, Tensor)), "optimizer")
+
+
+def _resized(tensor: Tensor, rows: int, wanted: int) -> Tensor:
+    if not tensor.dim() or tensor.shape[0] != rows:
+        return tensor
+    return tensor.new_empty((wanted, *tensor.shape[1:]))
+
+
+def _all(group: Sequence[Any]) -> list[Tensor]:
+    return [tensor for batch in group for tensor in tensors(batch)]
