@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from runner.errors import Fault, RunnerError
 from runner.placement import map_tensors, tensors
@@ -30,7 +30,7 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
         raise RunnerError(Fault(asked, so, "a Dataset with __len__ and __getitem__"))
     if len(dataset) == 0:
         raise RunnerError(Fault(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
-    parts = tensors(collate([dataset[0]], asked=asked))
+    parts = tensors(batch_of(dataset, [dataset[0]], asked=asked))
     labels, classes = _labels(dataset), tuple(map(str, getattr(dataset, "classes", None) or ()))
     facts: dict[str, Any] = {}
     if parts:
@@ -42,6 +42,14 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
     elif len(parts) > 1 and parts[1].is_floating_point():
         facts |= {"num_classes": None, "out_features": math.prod(parts[1].shape[1:])}
     return Told(facts, labels, classes)
+
+
+def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
+    """A batch of its rows: by the Dataset's own `collate_fn`, where it has one, else by torch's rules."""
+    while isinstance(dataset, Subset):  # a split of it
+        dataset = dataset.dataset
+    own = getattr(dataset, "collate_fn", None)
+    return own(rows) if callable(own) else collate(rows, asked=asked)
 
 
 def collate(rows: list[Any], *, asked: str = "data") -> Any:

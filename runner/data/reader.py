@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from runner.data.datasets import collate
+from runner.data.datasets import batch_of
 from runner.data.order import generator
 from runner.errors import Fault, RunnerError
 from runner.placement import map_tensors, num_rows
@@ -95,7 +95,8 @@ class _FromDataset(Dataset[Any]):
         seed, chosen = planned
         with _drawing_from(seed):
             several = getattr(self._dataset, "__getitems__", None)
-            return collate(several(chosen) if several else [self._dataset[index] for index in chosen])
+            rows = several(chosen) if several else [self._dataset[index] for index in chosen]
+            return batch_of(self._dataset, rows)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from runner.watch import frames
 from runner.watch.costs import Costs, Speeds
 from runner.watch.finding import CERTAIN, LIKELY, Finding
 from runner.watch.guard import Slow, of_read
-from runner.watch.host_reads import HostRead, HostReads
+from runner.watch.host_reads import HostRead, HostReads, Observer
 from runner.watch.meetings import Meetings
 from runner.watch.names import Names
 
@@ -74,7 +74,7 @@ class Trial:
             if number == 2:
                 peak, timeline = costs.peak, list(costs.timeline)
                 costs.forget_work()
-            with self._watching():
+            with self._watching(self.meetings, self.slow, costs):
                 self.buffer.write(step(self.group))
                 if self.parts.schedule is not None:
                     self.parts.schedule.step()
@@ -88,7 +88,7 @@ class Trial:
         if parts.val is None and parts.test is None:
             return
         parts.kept_model.eval()
-        with torch.no_grad(), self._watching(), parts.precision.autocast():
+        with torch.no_grad(), self._watching(self.meetings, self.slow), parts.precision.autocast():
             parts.task(parts.kept_model, self.group[0])
         parts.model.train()
 
@@ -104,8 +104,8 @@ class Trial:
         return self.costs.peak.num_bytes
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        reads = HostReads(self.device, observers=(self.meetings, self.slow, self.costs))
+    def _watching(self, *observers: Observer) -> Iterator[None]:
+        reads = HostReads(self.device, observers=observers)
         try:
             with reads, _phases(self.costs, self.parts):
                 yield

@@ -173,7 +173,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     aim = here
     asked = kwargs.get("device")
     if asked is not None:
-        aim = pretence.device if _is_engines(asked) else asked
+        aim = pretence.device if _is_engines(asked) else CPU if asked.type == "cpu" else asked
     if here is not None:
         _check_same_device(func, args, inputs, here)
     if "mps" in (getattr(aim, "type", ""), getattr(here, "type", "")):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +45,6 @@ class Moment:
     """The memory right after an operation."""
 
     phase: str
-    line: str
     parts: dict[str, int]
 
     @property
@@ -63,7 +61,7 @@ class Costs:
         self.touched_bytes = 0
         self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
-        self.peak: Moment = Moment("setup", "", {})
+        self.peak: Moment = Moment("setup", {})
         self.timeline: list[Moment] = []  # of memory, where it changed
         self._device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
         self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
@@ -72,13 +70,9 @@ class Costs:
 
     def after(self, done: Operation) -> None:
         on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
-        is_backward = torch._C._current_autograd_node() is not None
-        with self.during("backward", "temporaries") if is_backward else nullcontext():
-            self._see(done, on_device)
-
-    def _see(self, done: Operation, on_device: list[Tensor]) -> None:
+        part = "temporaries" if _is_backward() else self.part
         for tensor in on_device:
-            self._track(tensor, self.part)
+            self._track(tensor, part)
         if on_device and not done.op.is_view and done.name not in FREE:
             self._count(done, on_device[0])
 
@@ -96,29 +90,23 @@ class Costs:
                 self._track(tensor, part)
                 self._move(storage_of(tensor), part)
 
-    @contextmanager
-    def during(self, phase: str, part: str) -> Iterator[None]:
-        """What is made in this block belongs to `part`."""
-        before = self.phase, self.part
-        self.phase, self.part = phase, part
-        try:
-            yield
-        finally:
-            self.phase, self.part = before
-
     def forget_work(self) -> None:
         """Starts the count of a step: what lives stays, and the peak begins anew."""
         self.flops.clear()
         self.touched_bytes = self.num_kernels = 0
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.timeline.clear()
-        self.peak = Moment(self.phase, "", {})
+        self.peak = Moment(self.phase, {})
         self._note()
 
     @property
     def now(self) -> dict[str, int]:
         """Bytes that live, by part."""
         return {part: count for part, count in self._parts.items() if count}
+
+    @property
+    def _phase_now(self) -> str:
+        return "backward" if _is_backward() else self.phase
 
     def _is_here(self, tensor: Tensor) -> bool:
         return tensor.device == self._device and tensor.layout is torch.strided
@@ -154,7 +142,7 @@ class Costs:
             self._note()
 
     def _note(self) -> None:
-        moment = Moment(self.phase, "", self.now)
+        moment = Moment(self._phase_now, self.now)
         self.timeline.append(moment)
         if self._total > self.peak.num_bytes:
             self.peak = moment
@@ -164,7 +152,7 @@ class Costs:
         flops = int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else 0
         touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
         self.num_kernels += 1
-        self.flops[self.phase] += flops
+        self.flops[self._phase_now] += flops
         self.touched_bytes += touched
         dtype = next((tensor.dtype for tensor in done.inputs if tensor.is_floating_point()), output.dtype)
         fastest, bandwidth = self._speeds.flops_of(dtype, tf32=self._tf32), self._speeds.memory_bytes_per_second
@@ -173,6 +161,11 @@ class Costs:
         self.compute_seconds += computing
         self.memory_seconds += moving
         self.roofline_seconds += max(computing, moving)  # Williams, Waterman and Patterson 2009
+
+
+def _is_backward() -> bool:
+    """Whether the autograd engine is at work, also between its nodes."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _num_bytes(tensor: Tensor) -> int:

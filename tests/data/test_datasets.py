@@ -4,6 +4,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from runner.data.datasets import collate, look_at
+from runner.data.streamed import Streamed
 from runner.errors import RunnerError
 
 
@@ -89,3 +90,27 @@ def test_doubles_become_what_models_are():
 def test_rows_of_different_lengths_make_no_batch():
     with pytest.raises(RunnerError, match="each of the same shapes"):
         collate([torch.zeros(2), torch.zeros(3)])
+
+
+class Ragged(torch.utils.data.Dataset):
+    """Rows of several lengths, and its own way to put them together."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((1 + index % 3,), float(index)), index % 2
+
+    def collate_fn(self, rows):
+        longest = max(len(values) for values, _ in rows)
+        padded = torch.stack([torch.nn.functional.pad(values, (0, longest - len(values))) for values, _ in rows])
+        return {"inputs": padded, "targets": torch.tensor([label for _, label in rows])}
+
+
+def test_a_datasets_own_collate_fn_makes_its_batches_in_its_splits_too():
+    settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0, "shuffle": False, "num_workers": 0}
+    rows = torch.utils.data.Subset(Ragged(), range(1, 9))
+    first, second = Streamed(rows, **settings).epoch(0)
+    assert first["inputs"].tolist() == [[1, 1, 0], [2, 2, 2], [3, 0, 0], [4, 4, 0]]
+    assert second["targets"].tolist() == [1, 0, 1, 0]
+    assert look_at(Ragged(), asked="data").facts["input_shape"] == [1]

@@ -1,0 +1,47 @@
+"""Folders of a person's own models, for plans."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+JUDGED = {
+    "model": "_target_: judged.model\nname: ???\n",
+    "task": "_target_: judged.task\nname: ???\n",
+    "data": "_target_: judged.data\ncase: ???\n",
+}
+NETWORKS = {"resnet": "ResNet", "transformer": "Transformer", "lstm": "Lstm", "own": "Own"}
+
+
+@pytest.fixture(scope="session")
+def own_models(tmp_path_factory):
+    """A folder with conf/ and modules, as a person has it."""
+    folder = tmp_path_factory.mktemp("own")
+    for group, text in JUDGED.items():
+        (folder / "conf" / group).mkdir(parents=True)
+        (folder / "conf" / group / "judged.yaml").write_text(text)
+    for name, kind in NETWORKS.items():
+        size = "" if name == "resnet" else "size: 16\n"
+        text = f"_target_: networks.{kind}\noutputs: ${{facts.out_features}}\n{size}"
+        (folder / f"conf/model/{name}.yaml").write_text(text)
+    for file in ("watch/judged.py", "plan/judge.py", "plan/networks.py"):
+        shutil.copy(TESTS / file, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def python(own_models):
+    """`python WORDS` in that folder."""
+
+    def run(*words, **settings):
+        environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(
+            command, cwd=own_models, env=environment, capture_output=True, text=True, check=False, **settings
+        )
+
+    return run

@@ -1,0 +1,61 @@
+"""The words of a run go in; the most memory that its real steps take on this CPU comes out, by torch's own allocator.
+
+python tests/plan/truth.py model=mlp train.batch_size=512
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from runner.background import Background
+from runner.cli import _composed
+from runner.compose import composer, hydra_session
+from runner.metrics import MetricBuffer
+from runner.parts import prepare
+from runner.placement import tensors
+from runner.step import make_step
+
+
+def storages(trees):
+    found = {leaf.untyped_storage()._cdata: leaf.untyped_storage().nbytes() for tree in trees for leaf in tensors(tree)}
+    return sum(found.values())
+
+
+def measure(words):
+    with hydra_session(["runner"]):
+        cfg = _composed(composer([]), words)
+    parts = prepare(cfg, torch.device("cpu"))
+    group = tuple(islice(parts.train.epoch(0), cfg.train.accumulate_steps))
+    buffer = MetricBuffer(parts.device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
+    step = make_step(
+        parts.model,
+        parts.task,
+        optimizer=parts.optimizer,
+        precision=parts.precision,
+        clip_grad_norm=cfg.train.clip_grad_norm,
+        average=parts.average,
+    )
+    parts.model.train()
+    for _ in range(2):
+        buffer.write(step(group))
+    kept = [list(parts.model.state_dict().values()), [dict(state) for state in parts.optimizer.state.values()]]
+    kept += [list(parts.average.model.state_dict().values())] if parts.average else []
+    held = storages([*kept, group, buffer._ring])
+    held += sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        buffer.write(step(group))
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    highest = now = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        highest = max(highest, now)
+    return held + highest
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1:])))
