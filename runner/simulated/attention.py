@@ -35,9 +35,15 @@ def attention(
         return torch._C._nn.scaled_dot_product_attention(query, key, value, attn_mask, **given)
     kind = query.device.type
     query, key, value, mask = _cast(kind, query, key, value, attn_mask)
-    is_plain = (
-        query.dim() == 4 and not pretence.has_numbers
-    )  # a GPU's own kernels do not exist here: no numbers of them
+    with torch.autocast(kind, enabled=False):  # as inside of the real one
+        return _choose(kind, query, key, value, mask, given)
+
+
+def _choose(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, given: dict[str, Any]) -> Tensor:
+    """The kernel of the device. given: the other arguments, by name."""
+    dropout_p, is_causal, scale, enable_gqa = given.values()
+    # a GPU's own kernels do not exist here: they have shapes, and no numbers
+    is_plain = query.dim() == 4 and not pretence.has_numbers
     if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32):
         if enable_gqa:
             times = query.shape[1] // key.shape[1]
@@ -53,7 +59,7 @@ def attention(
                 query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
             )
         )
-    if is_plain and kind == "cpu" and dropout_p == 0 and not enable_gqa:
+    if is_plain and kind == "cpu" and dropout_p == 0 and _is_even(query, key, value):
         bias = _as_bias(mask, query, key)
         return _first(
             aten._scaled_dot_product_flash_attention_for_cpu(
@@ -84,6 +90,12 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
         none = torch.zeros((), dtype=query.dtype, device=query.device)
         mask = torch.where(mask, none, torch.full((), float("-inf"), dtype=query.dtype, device=query.device))
     return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _is_even(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether batch, heads and head size are all the same, and rows lie in one piece: what the CPU's kernel takes."""
+    sizes = {(*tensor.shape[:2], tensor.shape[3], tensor.stride(-1)) for tensor in (query, key, value)}
+    return len(sizes) == 1 and query.stride(-1) == 1 and key.shape[:3] == value.shape[:3]
 
 
 def _is_ampere() -> bool:

@@ -1,0 +1,146 @@
+"""`python -m runner plan` as a person uses it: devices that are not here, verdicts, exit codes, files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from runner import cli
+
+pytestmark = pytest.mark.slow
+LARGE = (
+    "data=synthetic",
+    "data.num_rows=20000",
+    "data.num_features=1024",
+    "model=mlp",
+    "model.hidden_sizes=[2048,2048]",
+)
+
+
+def plan(capsys, *words):
+    code = cli.main(["plan", "--json", *words])
+    out, err = capsys.readouterr()
+    return code, json.loads(out) if out else None, err
+
+
+def test_a_run_on_a_device_that_is_not_here(own_folder, capsys):
+    assert cli.main(["plan", "device=cuda:1", "plan.device_name=A100-80GB"]) == 0
+    said = capsys.readouterr().out
+    for line in ("device    cuda:1 (as asked; it is not on this machine", "verdict   would run", "limited by arithmetic",
+                 "14 parameters on cuda:1, 12 buffers on cuda:1", "the step reads nothing of the device"):  # fmt: skip
+        assert line in said
+    assert {path.name for path in own_folder.iterdir()} == {"plan.json", "plan.png"}, "no run's folder, no MLflow"
+    found = json.loads(Path("plan.json").read_text())
+    assert (found["device"], found["would_run"], found["fits"], found["fallback"]) == ("cuda:1", True, True, None)
+    assert {item["device"] for item in found["placement"]} == {"cuda:1"}
+    assert found["step"]["flops"] > 1e9
+    assert list(found["largest_batch_size"]) == ["fp32", "bf16", "fp16", "tf32"]
+    assert found["largest_batch_size"]["bf16"] > found["largest_batch_size"]["fp32"] > 128
+    with Image.open("plan.png") as picture:
+        assert picture.width > 500
+
+
+def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
+    words = (*LARGE, "device=cuda:0", "plan.device_memory=256MiB")
+    code, found, _ = plan(capsys, *words, "train.batch_size=8192")
+    assert (code, found["verdict"], found["fits"]) == (1, "would not run", False)
+    (finding,) = [finding for finding in found["findings"] if finding["kind"] == "memory"]
+    largest = found["largest_batch_size"]["fp32"]
+    assert f"train.batch_size={largest}" in finding["write"]
+    at_it = plan(capsys, *words, f"train.batch_size={largest}")[1]
+    above = plan(capsys, *words, f"train.batch_size={int(largest * 1.05)}")[1]
+    assert (at_it["fits"], above["fits"]) == (True, False)
+    assert at_it["memory"]["peak_bytes"] > 0.95 * at_it["memory"]["usable_bytes"]
+
+
+def test_several_devices_side_by_side(own_folder, capsys):
+    code, found, _ = plan(capsys, "-m", "device=cpu,mps", "model=linear")
+    assert (code, found["would_run"]) == (0, True)
+    assert [(job["name"], job["device"]) for job in found["jobs"]] == [
+        (["device=cpu", "model=linear"][0], "cpu"),
+        ("device=mps", "mps"),
+    ]
+
+
+def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
+    for words, said in {
+        ("device=cuda:1", "modle=mlp"): "model=mlp",
+        ("device=cuda:x",): "device=cuda:0",
+        ("device=cuda:0", "plan.device_memory=lots"): "plan.device_memory=80GiB",
+        ("device=cuda:0", "plan.device_name=A101-80GB"): "plan.device_name=A100-80GB",
+        ("device=mps", "plan.device_name=T4"): "M2-16GB",
+        ("device=xpu:0",): "plan device=cuda:0",
+        ("device=cuda:0", "plan.device_name=T4", "train.precision=bf16"): "train.precision=fp16",
+        ("device=cuda:0,cpu",): "-m device=cuda:0,cpu",
+        ("-m", "device=cpu,cuda:x", "model=linear"): "device=cuda:0",
+    }.items():
+        code, _, err = plan(capsys, *words)
+        assert (code, "Traceback" in err) == (2, False), words
+        assert said in err, words
+    assert list(own_folder.iterdir()) == []
+
+
+STEERED = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.flatten, self.linear = nn.Flatten(), nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        x = self.flatten(x)
+        if x.mean() > 0:
+            x = x * 2
+        return self.linear(x)
+"""
+MISSHAPEN = STEERED.replace("if x.mean() > 0:\n            x = x * 2", "x = x[:, 1:]")
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "line"), [(STEERED, "can't be told", 11), (MISSHAPEN, "would not run", 12)]
+)
+def test_what_goes_by_values_and_what_is_wrong_are_told_with_their_line(own_folder, capsys, source, verdict, line):
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/net.yaml").write_text(
+        "_target_: nets.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
+    )
+    Path("nets.py").write_text(source)
+    code, found, _ = plan(capsys, "device=cuda:0", "model=net")
+    assert (code, found["verdict"]) == (1, verdict)
+    assert f"nets.py:{line}" in json.dumps([found["unknown"], found["findings"]])
+    assert cli.main(["plan", "device=cuda:0", "model=net"]) == 1
+    assert f"nets.py:{line}" in capsys.readouterr().out
+
+
+def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, capsys, monkeypatch):
+    """As on a system whose torch is laid out in another way: the child of the first try ends, abruptly."""
+    (own_folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'runner.plan.child' in sys.orig_argv:\n"
+        "    import runner.simulated.device as device\n"
+        "    device._add_guard = lambda kind: os.abort() if kind == 'cuda' else None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{own_folder}:{Path(cli.__file__).parents[1]}")
+    code, found, _ = plan(capsys, "device=cuda:0", "model=linear")
+    assert code == 0
+    assert "could not be simulated here" in found["fallback"]
+    assert found["memory"]["peak_bytes"] > 0
+
+
+def test_ctrl_c_ends_it_and_its_process(own_folder):
+    import psutil
+
+    command = [sys.executable, "-m", "runner", "plan", "device=cuda:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        while not (children := psutil.Process(process.pid).children()):
+            pass
+        process.send_signal(2)
+        assert process.wait(timeout=30) == 130
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
