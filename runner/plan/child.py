@@ -156,6 +156,7 @@ def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
     """By precision, its own first; None where there was no time to find out."""
+    trial.let_go()
     own = trial.cfg.train.precision
     order = [own, *(name for name in request["precisions"] if name != own)]
     found: dict[str, int | None] = {}

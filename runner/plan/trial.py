@@ -21,7 +21,7 @@ from runner.metrics import MetricBuffer
 from runner.optim import AveragedWeights
 from runner.parts import Parts, prepare_data, prepare_training
 from runner.placement import map_tensors, num_rows, tensors
-from runner.simulated import pretence
+from runner.simulated import pretence, shapes
 from runner.simulated.tensor import simulated
 from runner.step import Step, make_step
 from runner.watch import frames
@@ -92,10 +92,17 @@ class Trial:
             parts.task(parts.kept_model, self.group[0])
         parts.model.train()
 
+    def let_go(self) -> None:
+        """Keeps of the batches their shapes alone, so that steps of other sizes do not have them beside theirs."""
+        self.group = tuple(map_tensors(batch, shapes.of) for batch in self.group)
+        self.names.forget()
+
     def peak_bytes(self, batch_size: int, *, precision: str) -> int:
         """The highest memory of a step with batches of another size."""
         size = max(1, num_rows(self.group[0]))
-        group = tuple(map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size)) for batch in self.group)
+        group = tuple(
+            map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device)) for batch in self.group
+        )
         step = self.step(precision=precision)
         with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
             self.costs.belongs(_all(group), "batch")
@@ -209,10 +216,10 @@ def _own_state(costs: Costs, parts: Parts) -> None:
     costs.belongs((value for state in states for value in state.values() if isinstance(value, Tensor)), "optimizer")
 
 
-def _resized(tensor: Tensor, rows: int, wanted: int) -> Tensor:
-    if not tensor.dim() or tensor.shape[0] != rows:
-        return tensor
-    return tensor.new_empty((wanted, *tensor.shape[1:]))
+def _resized(shape: Tensor, rows: int, wanted: int, device: torch.device) -> Tensor:
+    """A batch's tensor of so many rows, from the shape of one."""
+    whole = shape.shape if not shape.dim() or shape.shape[0] != rows else (wanted, *shape.shape[1:])
+    return simulated(torch.empty(whole, dtype=shape.dtype, device="meta"), device)
 
 
 def _all(group: Sequence[Any]) -> list[Tensor]:

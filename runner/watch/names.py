@@ -62,6 +62,12 @@ class Names:
         """Every tensor that has a name, in the order in which they were given."""
         return [(tensor, self._names[storage_of(tensor)]) for tensor in self._kept]
 
+    def forget(self) -> None:
+        """Lets go of everything."""
+        self._names.clear()
+        self._kept.clear()
+        self._modules.clear()
+
     def look_again(self) -> None:
         """Takes in what the modules hold by now: a forward pass may have set their attributes anew."""
         for module, path in list(self._modules):
