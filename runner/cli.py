@@ -108,6 +108,8 @@ def plan(words: list[str]) -> int:
     flags, overrides = sorted_words([word for word in words if word != "--json"], VERBS)
     is_sweep = bool(MULTIRUN & set(flags))
     flags = [flag for flag in flags if flag not in MULTIRUN]
+    if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
+        return train(words)  # what is composed is the same
     compose = composer(flags)
     with hydra_session(["runner"]):
         try:

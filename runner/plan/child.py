@@ -21,7 +21,7 @@ from torch import nn
 from runner.errors import RunnerError
 from runner.placement import move, place, tensors
 from runner.plan import sizes
-from runner.plan.trial import STEERING, Trial, build, of_error
+from runner.plan.trial import STEERING, UNFOLLOWED, Trial, build, of_error
 from runner.simulated import simulated_device
 from runner.simulated.shapes import NotSimulated
 from runner.simulated.torch_parts import Machine
@@ -75,6 +75,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "memory": _memory(trial.costs),
         "step": _step(cfg, trial),
         "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
+        "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
         "num_parameters": trial.parts.num_parameters,
         "residency": trial.parts.residency,
         "largest_batch_size": {},
@@ -95,7 +96,9 @@ def _try(device: torch.device) -> None:
 def _steered(trial: Trial) -> str:
     """Where the run goes one way or another by values that only the device has: nobody can follow it there."""
     read = next((read for read in trial.reads if read.what in STEERING), None)
-    return f"it goes by values: {read}" if read is not None else ""
+    if read is not None:
+        return f"it goes by values: {read}"
+    return f"it goes by values: a number that was read is compared at {trial.decided[0]}" if trial.decided else ""
 
 
 def _memory(costs: Costs) -> dict[str, Any]:

@@ -100,12 +100,19 @@ def report(
         "step": step,
         "host_reads": answer.get("host_reads", []),
         "num_parameters": answer.get("num_parameters"),
-        "residency": answer.get("residency"),
+        "unfollowed": answer.get("unfollowed", []),
+        "residency": _residency(answer, target),
         "precision": cfg.train.precision,
         "batch_size": cfg.train.batch_size,
         "fallback": fallback or None,
         "seconds": seconds,
     }
+
+
+def _residency(answer: dict[str, Any], target: Target) -> str | None:
+    """Where the data lies; the sizes in it mean nothing where the memory is not known."""
+    found: str | None = answer.get("residency")
+    return found.partition(" (")[0] if found and target.memory_bytes is None else found
 
 
 def _verdict(findings: list[Finding], *, fits: bool | None, unknown: str) -> str:

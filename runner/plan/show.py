@@ -41,6 +41,8 @@ def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("but", plan["fallback"]))
     reason = f": {plan['unknown']}" if plan["unknown"] else ""
     found.append(("verdict", plan["verdict"] + (reason if plan["verdict"] != RUNS else "")))
+    if plan["unfollowed"] and plan["verdict"] == RUNS:
+        found.append(("but", f"values are read at {', '.join(plan['unfollowed'])}: what they decide is not known here"))
     if plan["memory"] is not None:
         found += _memory(plan)
     if plan["step"] is not None:
@@ -95,9 +97,14 @@ def _step(plan: dict[str, Any]) -> list[tuple[str, str]]:
 def _placement(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """How many lie where, and those by name that lie elsewhere."""
     device = plan["device"] if plan["device"] != "mps" else "mps:0"
-    kinds = Counter((item["kind"], item["device"]) for item in plan["placement"])
-    texts = [f"{count} {KINDS.get(kind, kind)} on {where}" for (kind, where), count in kinds.items()]
-    found = [("tensors", ", ".join(texts))]
+    kinds: dict[str, Counter[str]] = {}
+    for item in plan["placement"]:
+        kinds.setdefault(item["device"], Counter())[KINDS.get(item["kind"], item["kind"])] += 1
+    texts = []
+    for where, counts in kinds.items():
+        several = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items()]
+        texts.append(f"on {where}: {', '.join(several)}")
+    found = [("tensors", "; ".join(texts))]
     elsewhere = [item for item in plan["placement"] if item["device"] != device and not plan["fallback"]]
     for item in elsewhere[:MOST_PLACES]:
         found.append(("", f"{item['name']} {tuple(item['shape'])} on {item['device']}"))
@@ -107,11 +114,9 @@ def _placement(plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 KINDS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "attribute": "plain attributes",
-    "list": "of hidden modules",
-    "batch": "batch fields",
+    "attribute": "plain attribute",
+    "list": "tensor of hidden module",
+    "batch": "batch field",
 }
 
 

@@ -35,6 +35,8 @@ from runner.watch.names import Names
 NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
 #: reads by which a program goes one way or another, or sets a size
 STEERING = ("bool(tensor)", "int(tensor)", "a tensor used as an index")
+#: reads whose value may do so, out of sight
+UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()", "numpy.asarray(tensor)")
 
 
 @dataclass
@@ -52,6 +54,7 @@ class Trial:
     costs: Costs
     findings: list[Finding]
     reads: list[HostRead]
+    decided: list[str]  # the lines where a value that was read decided something
 
     def step(self, *, precision: str | None = None) -> Step:
         """The run's own step, in this precision or in the run's."""
@@ -127,7 +130,9 @@ def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     meetings, slow = Meetings(device, names, lines), Slow(device, lines)
     costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
     findings: list[Finding] = []
+    decided: list[str] = []
     pretence.forgives = _forgiving(meetings, findings, lines)
+    pretence.decides = lambda: decided.append(frames.line(list(frames.frames())))
     data = prepare_data(cfg, device)
     pretence.big_is_shapes = True
     parts = prepare_training(cfg, device, data)
@@ -149,7 +154,7 @@ def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     costs.belongs(_all(group), "batch")
     buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
     parts.model.train()
-    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [])
+    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], decided)
 
 
 def of_error(error: BaseException) -> Finding:

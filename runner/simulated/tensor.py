@@ -45,6 +45,8 @@ class Pretence:
     big_is_shapes: bool = False
     #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
     forgives: Callable[[Exception, Any, Sequence[Tensor]], None] | None = None
+    #: told when a number that was read, and is none, decides something
+    decides: Callable[[], None] | None = None
 
 
 pretence = Pretence()
@@ -141,6 +143,47 @@ class SimulatedTensor(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         return compute(func, args, kwargs or {})
+
+
+class Unknown(float):
+    """What `.item()` gives where there are no numbers: it calculates as 1.0 does, and says when it is compared."""
+
+    def _decide(self) -> None:
+        if pretence.decides is not None:
+            pretence.decides()
+
+    def __bool__(self) -> bool:
+        self._decide()
+        return True
+
+    def __int__(self) -> int:
+        self._decide()
+        return 1
+
+    def __lt__(self, other: float) -> bool:
+        self._decide()
+        return float(self) < other
+
+    def __le__(self, other: float) -> bool:
+        self._decide()
+        return float(self) <= other
+
+    def __gt__(self, other: float) -> bool:
+        self._decide()
+        return float(self) > other
+
+    def __ge__(self, other: float) -> bool:
+        self._decide()
+        return float(self) >= other
+
+
+def unknown(value: Any) -> Any:
+    """What stands for a number that was read. A whole one may become a size at once, with nothing to be seen of it."""
+    if type(value) is float:
+        return Unknown(value)
+    if pretence.decides is not None:
+        pretence.decides()
+    return value
 
 
 class Making(TorchDispatchMode):

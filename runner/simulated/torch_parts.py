@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from runner.simulated.attention import attention
-from runner.simulated.tensor import SimulatedTensor, pretence
+from runner.simulated.tensor import SimulatedTensor, pretence, unknown
 
 Replacement = tuple[Any, str, Any]
 
@@ -194,7 +194,10 @@ class Naming(TorchFunctionMode):
             want, got = torch.device(where).type, kwargs["generator"].device.type
             if want != got:
                 raise RuntimeError(f"Expected a '{want}' device type for generator but found '{got}'")
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func is Tensor.item and isinstance(args[0], SimulatedTensor) and not pretence.has_numbers:
+            return unknown(result)
+        return result
 
 
 def numbered(device: Any) -> Any:

@@ -34,10 +34,10 @@ class Finding:
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Each one once, with how many times it was found; the surest first, else in their order."""
-    counts: dict[Finding, int] = {}
+    """Each one once, as it was found first, with how many times; the surest first, else in their order."""
+    found: dict[tuple[str, ...], Finding] = {}
     for finding in findings:
-        key = replace(finding, count=1)
-        counts[key] = counts.get(key, 0) + finding.count
-    once = [replace(finding, count=count) for finding, count in counts.items()]
-    return sorted(once, key=lambda finding: GRADES.index(finding.grade))
+        key = (finding.grade, finding.kind, finding.path or finding.what, finding.line)
+        before = found.get(key)
+        found[key] = replace(before, count=before.count + finding.count) if before else finding
+    return sorted(found.values(), key=lambda finding: GRADES.index(finding.grade))
