@@ -30,12 +30,14 @@ from runner.watch.costs import Costs, Moment, Speeds
 from runner.watch.finding import Finding, merged
 from runner.watch.names import Names
 
+#: precisions whose activations take the same memory: a search for one tells the other
+SIZE_OF_A_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 MOST_MOMENTS = 400  # of the memory's course that are kept
 
 
 def main() -> None:
     answer_file = Path(sys.argv[1])
-    request = json.load(sys.stdin)
+    request = json.loads(sys.stdin.readline())
     warnings.simplefilter("ignore")
     about = {**request["machine"], "capability": tuple(request["machine"]["capability"])}
     with simulated_device(request["device"], has_numbers=False, machine=Machine(**about)) as device:
@@ -164,6 +166,10 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
     order = [own, *(name for name in request["precisions"] if name != own)]
     found: dict[str, int | None] = {}
     for precision in order:
+        alike = next((name for name in found if SIZE_OF_A_NUMBER[name] == SIZE_OF_A_NUMBER[precision]), None)
+        if alike is not None:
+            found[precision] = found[alike]
+            continue
         try:
             found[precision] = sizes.largest(
                 lambda size, precision=precision: trial.peak_bytes(size, precision=precision),  # type: ignore[misc]

@@ -82,8 +82,14 @@ class Child:
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer; or None, and why there is none. `is_ready` says whether the simulation itself worked."""
+        with suppress(BrokenPipeError):  # it has ended: its last words say why
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        import matplotlib.figure  # noqa: F401  # for the picture, while the other process works
+
         try:
-            _, said = self._process.communicate(json.dumps(request), timeout=SECONDS_FOR_A_PLAN)
+            _, said = self._process.communicate(timeout=SECONDS_FOR_A_PLAN)
         except subprocess.TimeoutExpired:
             return None, f"it took more than {SECONDS_FOR_A_PLAN:.0f} s"
         if self._answer.exists():

@@ -68,15 +68,19 @@ def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("fits on", ", ".join(memory["fits_on"][:4])))
     sizes = plan["largest_batch_size"]
     if sizes:
-        texts = [
-            f"{size:,} ({name})" if size is not None else f"not found in time ({name})" for name, size in sizes.items()
-        ]
+        texts = [f"{_size(size)} ({name})" for name, size in sizes.items()]
         found.append(
             ("batch", f"{plan['batch_size']:,} in {plan['precision']}; the largest that fits: {', '.join(texts)}")
         )
     if plan["residency"]:
         found.append(("data", plan["residency"]))
     return found
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "not found in time"
+    return f"{size:,}" if size else "none"
 
 
 def _step(plan: dict[str, Any]) -> list[tuple[str, str]]:
