@@ -83,7 +83,8 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "largest_batch_size": {},
     }
     if not findings and request["usable_bytes"] is not None:
-        deadline = began + request["seconds"]
+        # where the data took long to read, there is still half of the time to search
+        deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
     return answer
 

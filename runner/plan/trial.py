@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner import backends
 from runner.background import Background
@@ -196,19 +196,16 @@ def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
 def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
     """Tells the costs what goes on: forward, backward, optimizer; and which memory is a gradient's."""
 
-    def begin(*_: Any) -> None:
+    def moves(*_: Any) -> None:
         costs.phase, costs.part = "optimizer", "optimizer"
 
-    def end(*_: Any) -> None:
-        costs.phase, costs.part = "forward", "activations"
-
-    hooks = [register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)]
+    hooks = [register_optimizer_step_pre_hook(moves)]
     hooks += [
         parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
         for parameter in parts.model.parameters()
         if parameter.requires_grad
     ]
-    end()
+    costs.phase, costs.part = "forward", "activations"
     try:
         yield
     finally:

@@ -1,4 +1,7 @@
-"""This project, by its own command line, every step's loss and accuracy tracked. --variant untracked: without MLflow."""
+"""This project, by its own command line, every step's loss and accuracy tracked.
+
+--variant untracked: without MLflow; unguarded: without MLflow and without the guard on the first step.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ def main() -> None:
             f"seed={SEED}",
             "device=cpu",
             f"tracking.uri=sqlite:///{work.store}",
-            f"tracking.enabled={str(work.variant != 'untracked').lower()}",
+            f"tracking.enabled={str(not work.variant.startswith('un')).lower()}",
+            f"placement.guard={'off' if work.variant == 'unguarded' else 'first_step'}",
             f"hydra.run.dir={folder}/run",
         ]
         done = subprocess.run([sys.executable, "-m", "runner", *words], capture_output=True, text=True, check=False)

@@ -19,6 +19,7 @@ PEERS = (
     ("hand-written limit, nothing tracked", "limit.py", ()),
     ("runner, every step tracked", "ours.py", ()),
     ("runner, tracking off", "ours.py", ("--variant", "untracked")),
+    ("runner, tracking off, guard off", "ours.py", ("--variant", "unguarded")),
     ("textbook: DataLoader, item(), log_metrics", "textbook.py", ("--most-steps", "300")),
 )
 
