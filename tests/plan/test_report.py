@@ -1,0 +1,119 @@
+"""The verdict over what was found, and what is to be written instead."""
+
+from dataclasses import asdict
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.device import Choice, Gpu, Hardware
+from runner.plan.report import report, size_of, usable_bytes
+from runner.plan.target import Target
+from runner.watch.finding import CERTAIN, LIKELY, Finding
+
+GIB = 2**30
+
+
+def target(memory=10 * GIB, **speeds):
+    known = {"copy_bytes_per_second": None, "launch_seconds": None, "memory_bytes_per_second": None} | speeds
+    flops = {"fp32": 1e12} if known["memory_bytes_per_second"] else {}
+    here = Hardware(cuda=(Gpu("GPU"),))
+    return Target(
+        Choice("cuda:0", "as asked"), here, memory, "said", flops, speeds_from="said", capability=None, **known
+    )
+
+
+def cfg(**train):
+    settings = {"precision": "fp32", "batch_size": 64, **train}
+    return OmegaConf.create({"train": settings, "backends": {"cuda": {"memory_fraction": None}}})
+
+
+def answer(*findings, peak=GIB, unknown="", sizes=None, is_whole=True):
+    step = {"bytes_moved_to_device": 10**6, "num_kernels": 100, "compute_seconds": 1e-3, "memory_seconds": 2e-3}
+    return {
+        "findings": [asdict(finding) for finding in findings],
+        "unknown": unknown,
+        "is_whole": is_whole,
+        "memory": {"peak_bytes": peak, "parts": {"weights": peak}, "timeline": []},
+        "step": {**step, "roofline_seconds": 2.5e-3},
+        "largest_batch_size": sizes or {},
+        "residency": "on the device (auto: 1 MiB of 1024 GiB free)",
+    }
+
+
+def judged(given, where=None, **train):
+    return report("", cfg(**train), where or target(), given, fallback="", seconds=1.0)
+
+
+WRONG = Finding(CERTAIN, "mixed devices", "a meets b")
+SLOW = Finding(LIKELY, "host read", "float(tensor)")
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict"),
+    [
+        (answer(), "would run"),
+        (answer(SLOW), "would run"),
+        (answer(WRONG), "would not run"),
+        (answer(peak=9 * GIB), "would run"),
+        (answer(peak=int(9.1 * GIB)), "would not run"),
+        (answer(unknown="it goes by values"), "can't be told"),
+        (answer(WRONG, unknown="it goes by values"), "would not run"),
+        (answer(peak=20 * GIB, unknown="it goes by values", is_whole=False), "can't be told"),
+        ({"findings": [], "unknown": "the simulation ended"}, "can't be told"),
+    ],
+)
+def test_verdicts(given, verdict):
+    found = judged(given)
+    assert (found["verdict"], found["would_run"]) == (verdict, verdict == "would run")
+
+
+def test_memory_that_is_not_known_is_not_judged():
+    found = judged(answer(peak=30 * GIB), target(memory=None))
+    assert (found["verdict"], found["fits"]) == ("would run", None)
+    assert found["memory"]["fits_on"][0] == "A100-40GB"
+    assert found["residency"] == "on the device"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "write"),
+    [
+        ({"fp32": 30, "bf16": 55}, "train.batch_size=30 or train.precision=bf16 train.batch_size=55"),
+        ({"fp32": 30, "bf16": 500}, "train.batch_size=30 or train.precision=bf16 train.batch_size=64"),
+        ({"fp32": 30, "tf32": 30}, "train.batch_size=30"),
+        ({"fp32": 0, "bf16": 0}, "a smaller model, or another device"),
+        ({"fp32": None}, "a smaller model, or another device"),
+    ],
+)
+def test_what_does_not_fit_says_what_would(sizes, write):
+    (finding,) = judged(answer(peak=20 * GIB, sizes=sizes))["findings"]
+    assert (finding["kind"], finding["grade"], finding["write"]) == ("memory", "estimate", write)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "least", "side"),
+    [
+        ({}, 2.5e-3, "memory bandwidth"),
+        ({"copy_bytes_per_second": 1e8}, 1e-2, "copies to the device"),
+        ({"launch_seconds": 1e-3}, 0.1, "launches"),
+    ],
+)
+def test_the_least_time_is_that_of_the_slowest_side(speeds, least, side):
+    step = judged(answer(), target(memory_bytes_per_second=1e9, **speeds))["step"]
+    assert (step["least_seconds"], step["limited_by"]) == (least, side)
+    assert judged(answer())["step"]["least_seconds"] is None
+
+
+def test_a_fraction_of_the_memory_is_obeyed():
+    config = cfg()
+    config.backends.cuda.memory_fraction = 0.5
+    assert usable_bytes(config, target(), "cuda") == 5 * GIB
+
+
+def test_sizes_are_said_as_people_say_them():
+    assert [size_of(count) for count in (512, 2**20, 1.5 * GIB, 1000 * GIB, 2**41)] == [
+        "0.5 KiB",
+        "1 MiB",
+        "1.5 GiB",
+        "1,000 GiB",
+        "2 TiB",
+    ]
