@@ -50,7 +50,7 @@ class Attribute(nn.Module):
         self.scale = torch.ones(CLASSES)
 
     def forward(self, x):
-        return self.linear(x) * self.scale  # <- attribute
+        return self.scale * self.linear(x)  # <- attribute
 
 
 class PlainList(nn.Module):
