@@ -48,13 +48,16 @@ def composer(flags: list[str]) -> Compose:
     values = dict(pairwise(flags))
     name = values.get("--config-name") or values.get("-cn") or "config"
     folder = values.get("--config-dir") or values.get("-cd")
-    extra = [f"hydra.searchpath=[file://{Path(folder).absolute()}]"] if folder else []
 
     schema.register()
 
     def compose(overrides: list[str]) -> DictConfig:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose(name, overrides=[*extra, *overrides], return_hydra_config=True)
+        OwnConf.given = Path(folder).absolute() if folder else None
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                return hydra.compose(name, overrides=overrides, return_hydra_config=True)
+        finally:
+            OwnConf.given = None
 
     return compose
 
@@ -73,7 +76,11 @@ def name_data(cfg: DictConfig) -> None:
 class OwnConf(SearchPathPlugin):
     """The current folder's conf/ comes before the built-in one, so that a person's file of the same name wins (hydra#2758)."""
 
+    given: Path | None = None  # --config-dir, which hydra.compose() has no word for
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.given is not None:
+            search_path.append("command-line", f"file://{self.given}")
         own = Path.cwd() / "conf"
         if own.is_dir() and not own.samefile(CONF):
             search_path.prepend("own", f"file://{own}", anchor="main")

@@ -71,6 +71,8 @@ class Trial:
     def take_steps(self) -> None:
         """Three steps, fully watched; `costs` holds the last one's work and the highest memory of the last two."""
         step, costs = self.step(), self.costs
+        ahead = self._ahead(self.group)
+        costs.belongs(_all(ahead), "batch")
         for number in range(NUM_STEPS):
             if number == 1:
                 costs.forget_work()
@@ -108,10 +110,16 @@ class Trial:
         )
         step = self.step(precision=precision)
         with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
-            self.costs.belongs(_all(group), "batch")
+            ahead = self._ahead(group)
+            self.costs.belongs(_all((*group, *ahead)), "batch")
             self.costs.forget_work()
             step(group)
         return self.costs.peak.num_bytes
+
+    def _ahead(self, group: Sequence[Any]) -> list[Any]:
+        """The batch that a streaming loader copies to a GPU while the step computes."""
+        is_ahead = self.device.type == "cuda" and not self.parts.train.device_bytes
+        return [map_tensors(group[0], torch.empty_like)] if is_ahead else []
 
     @contextmanager
     def _watching(self, *observers: Observer) -> Iterator[None]:

@@ -83,6 +83,22 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
     assert list(own_folder.iterdir()) == []
 
 
+def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys):
+    words = ["model=linear", "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=mine", "train.batch_size=96"]
+    assert cli.main(words) == 0
+    capsys.readouterr()
+    code, found, _ = plan(capsys, "-cd", "mine", "-cn", "rerun", "device=cuda:0")
+    assert (code, found["batch_size"], found["num_parameters"]) == (0, 96, 650)
+
+
+def test_a_streamed_batch_has_the_next_one_beside_it(own_folder, capsys):
+    words = ("device=cuda:0", "data=synthetic", "data.num_rows=4000", "model=linear", "train.batch_size=512")
+    streamed = plan(capsys, *words, "data.residency=stream")[1]
+    batch = 512 * 64 * 4 + 512 * 8
+    assert streamed["memory"]["parts"]["batch"] == 2 * batch
+    assert streamed["step"]["bytes_moved_to_device"] == batch
+
+
 STEERED = """
 from torch import nn
 
