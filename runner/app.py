@@ -182,6 +182,8 @@ def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dic
         rows["next"] = (
             f"python -m runner sync {_short(folder)}" if pending or not summary["run_id"] else "python -m runner ui"
         )
+    if summary["status"] == "killed":
+        rows["next"] = f"python -m runner resume {_short(folder)}"
     rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -103,6 +104,31 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
         return app.run(cfg, folder)
 
 
+def resume(words: list[str]) -> int:
+    """Goes on with a run where it stopped, in its folder and in its page of MLflow."""
+    from runner import resume as resuming
+
+    wanted, given = (words[0], words[1:]) if words and "=" not in words[0] and words[0][0] != "-" else ("last", words)
+    flags, overrides = sorted_words(given, VERBS)
+    folder = resuming.find(wanted).absolute()
+    compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
+    with hydra_session(["runner"]):
+        before = _composed(compose, [])
+        try:
+            cfg = _composed(compose, overrides)
+        except Exception as error:
+            raise mistakes.explain(error, overrides, compose=compose, check=check) from None
+        resuming.check(before, cfg)
+        summary = folder / "summary.json"
+        if summary.is_file() and resuming.is_over(json.loads(summary.read_text()), overrides):
+            print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
+            return 0
+        from runner import app
+
+        done = app.run(cfg, folder)
+    return int(done["exit_code"] or done["status"] == "failed")
+
+
 def plan(words: list[str]) -> int:
     """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked."""
     flags, overrides = sorted_words([word for word in words if word != "--json"], VERBS)
@@ -196,6 +222,7 @@ def _become(command: list[str]) -> NoReturn:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
+    "resume": resume,
     "plan": plan,
     "devices": devices,
     "report": report_sweep,

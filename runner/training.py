@@ -132,7 +132,13 @@ def train_and_test(
     keeper = Keeper(folder / "checkpoints", background)
     buffer = MetricBuffer(parts.device, reporter.window, background=background, pull_every=pull_every, every=every)
     progress = Progress(best=parts.best)
-    _take_up(parts, progress, keeper, buffer)
+    try:
+        _take_up(parts, progress, keeper, buffer)
+    except BaseException:
+        background.close()
+        raise
+    for note in keeper.notes:
+        screen.say(f"checkpoint: {note}")
     watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
     tasks = {split: watch.on(parts.task) for split in ("val", "test")}
     step = make_step(
@@ -230,7 +236,10 @@ def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuf
     buffer.load_state(state["rows"])
     progress.epoch, progress.epochs_without_best = state["epoch"], state["epochs_without_best"]
     progress.rate, progress.seconds = state["rate"], state["seconds"]
-    progress.best.value, progress.best.step = state["best"]["value"], state["best"]["step"]
+    best = keeper.newest.get("best")
+    if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
+        best = best if best["step"] < state["best"]["step"] else state["best"]
+        progress.best.value, progress.best.step = best["value"], best["step"]
     backends.set_generator_states(state["generators"], parts.device)
 
 

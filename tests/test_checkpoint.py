@@ -1,0 +1,128 @@
+"""A checkpoint is what was written, or it is refused; the one before it takes its place."""
+
+import os
+import pickle
+import random
+
+import pytest
+import torch
+
+from runner.background import Background
+from runner.checkpoint import Keeper, TornError, before, load, save
+from runner.errors import RunnerError
+
+
+def state(step=7):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "step": step,
+        "model": {"weight": torch.randn(20, 30, generator=generator)},
+        "generators": {"python": (1, 2)},
+    }
+
+
+def is_same(one, other):
+    return one["step"] == other["step"] and torch.equal(one["model"]["weight"], other["model"]["weight"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(state(), tmp_path / "last.pt")
+    return tmp_path / "last.pt"
+
+
+def test_it_comes_back_as_it_was_and_torch_reads_it_too(path):
+    assert is_same(load(path), state())
+    assert is_same(torch.load(path, weights_only=True), state())
+
+
+def test_altered_at_any_place_it_is_refused(path):
+    """500 places, each with another value: never a wrong load, never another error."""
+    whole, draw = path.read_bytes(), random.Random(0)
+    for place in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
+        altered = bytearray(whole)
+        altered[place] ^= draw.randrange(1, 256)
+        path.write_bytes(altered)
+        with pytest.raises(TornError):
+            load(path)
+
+
+def test_torn_at_any_place_it_is_refused(path):
+    whole, draw = path.read_bytes(), random.Random(1)
+    for length in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
+        path.write_bytes(whole[:length])
+        with pytest.raises(TornError, match="checksum"):
+            load(path)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(TornError):
+        load(path)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("made",)
+
+
+def test_code_in_it_never_runs(tmp_path, monkeypatch):
+    """With a checksum that is right: whoever writes the file writes that, too."""
+    monkeypatch.chdir(tmp_path)
+    save({"step": Evil()}, tmp_path / "last.pt")
+    with pytest.raises(TornError, match="tensors and plain values"):
+        load(tmp_path / "last.pt")
+    (tmp_path / "last.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(TornError):
+        load(tmp_path / "last.pt")
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_no_state_is_refused(tmp_path):
+    save([1, 2], tmp_path / "last.pt")
+    with pytest.raises(TornError, match="a list and no state"):
+        load(tmp_path / "last.pt")
+    with pytest.raises(RunnerError, match="no such file"):
+        load(tmp_path / "nothing.pt")
+
+
+def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
+    for step in (1, 2, 3):
+        save(state(step), tmp_path / "last.pt")
+    assert [load(file)["step"] for file in (tmp_path / "last.pt", before(tmp_path / "last.pt"))] == [3, 2]
+    assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "last-before.pt"}
+    (tmp_path / "last.pt").write_bytes(b"torn")
+    background = Background()
+    keeper = Keeper(tmp_path, background)
+    assert keeper.last()["step"] == 2
+    assert keeper.notes == ["last.pt is torn; the one before it is taken, of step 2"]
+    background.close()
+
+
+def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
+    save(state(), tmp_path / "last.pt")
+    (tmp_path / "last.pt").write_bytes(b"torn")
+    background = Background()
+    with pytest.raises(TornError):
+        Keeper(tmp_path, background).last()
+    background.close()
+
+
+def test_a_disk_without_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in (1, 2):
+        save(state(step), tmp_path / "last.pt")
+    assert load(before(tmp_path / "last.pt"))["step"] == 1
+
+
+def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
+    save(state(1), tmp_path / "last.pt")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save(state(2), tmp_path / "last.pt")
+    monkeypatch.undo()
+    assert load(tmp_path / "last.pt")["step"] == 1

@@ -1,0 +1,144 @@
+"""`python -m runner resume`: goes on with what was stopped, and with nothing else."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner import cli
+from runner.tracking.journal import read_points
+
+WORDS = [
+    "model=mlp",
+    "model.dropout=0.2",
+    "train.num_epochs=4",
+    "train.ema_decay=0.9",
+    "scheduler=cosine",
+    "device=cpu",
+]
+QUIET = "tracking.enabled=false"
+
+
+def final(folder):
+    state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+    points = {name: series for name, series in read_points(folder).items() if not name.startswith("speed/")}
+    return state, points
+
+
+def assert_same(one, other):
+    (state, points), (expected, expected_points) = final(one), final(other)
+    for key in ("model", "average"):
+        assert all(torch.equal(state[key][name], expected[key][name]) for name in expected[key]), key
+    # a run that was longer the second time was tested at its first end, too
+    last = {name: series[-1:] if name.startswith("test/") else series for name, series in points.items()}
+    assert last == expected_points
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_to_the_same_end(own_folder):
+    """SIGKILL at a moment that nobody chose, again and again until it ends."""
+    words = [*WORDS, QUIET, "train.num_epochs=300", "train.checkpoint_every_steps=20", "data.limit=600"]
+    assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
+    command = [sys.executable, "-m", "runner"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    following = [*words, "hydra.run.dir=outputs/killed/run"]
+    draw, num_killed = random.Random(0), 0
+    for number in range(100):
+        with subprocess.Popen([*command, *following], env=environment, stdout=subprocess.DEVNULL) as process:
+            ready = Path("outputs/killed/run/checkpoints/last.pt")
+            began = ready.stat().st_mtime_ns if ready.exists() else 0
+            while process.poll() is None and not (ready.exists() and ready.stat().st_mtime_ns != began):
+                time.sleep(0.005)  # for a checkpoint of this process
+            time.sleep(draw.uniform(0, 0.2 + 0.2 * number))  # longer and longer: it must come to its end
+            process.send_signal(signal.SIGKILL)
+            if process.wait() == 0:
+                break
+            num_killed += 1
+        following = ["resume", "outputs/killed/run"]
+    else:
+        pytest.fail("it never came to its end")
+    assert num_killed >= 2
+    assert_same(Path("outputs/killed/run"), Path("outputs/whole/run"))
+
+
+def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
+    assert cli.main([*WORDS, QUIET, "train.num_epochs=1", "scheduler=constant", "hydra.run.dir=outputs/a/run"]) == 0
+    assert cli.main(["resume", "last"]) == 0
+    assert "it has finished" in capfd.readouterr().out
+    assert cli.main(["resume", "last", "train.num_epochs=3"]) == 0
+    summary = json.loads(Path("outputs/a/run/summary.json").read_text())
+    assert (summary["status"], summary["num_steps"]) == ("finished", 36)
+    assert cli.main([*WORDS, QUIET, "train.num_epochs=3", "scheduler=constant", "hydra.run.dir=outputs/b/run"]) == 0
+    assert_same(Path("outputs/a/run"), Path("outputs/b/run"))
+
+
+@pytest.mark.slow
+def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder):
+    from mlflow import MlflowClient
+
+    assert cli.main([*WORDS, "train.num_epochs=1", "hydra.run.dir=outputs/a/run", "tracking.log_model=false"]) == 0
+    run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
+    assert cli.main(["resume", run_id[:12], "train.num_epochs=2"]) == 0
+    client = MlflowClient("sqlite:///mlflow.db")
+    assert json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"] == run_id
+    steps = [point.step for point in client.get_metric_history(run_id, "train/loss")]
+    assert sorted(steps) == list(range(1, 25))
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
+    assert cli.main([*WORDS, QUIET, "train.num_steps=2", "hydra.run.dir=outputs/a/run"]) == 0
+    capfd.readouterr()
+    for words, said in {
+        ("model.hidden_sizes=[3]", "seed=1"): ("write: model.hidden_sizes=[256]", "write: seed=0"),
+        ("optimizer.lr=0.5",): ("the run began with optimizer.lr=0.001",),
+        ("data.limit=10",): ("another experiment",),
+        ("train.batch_size=3",): ("write: train.batch_size=128",),
+        ("modle=mlp",): ("there is no key modle",),
+    }.items():
+        assert cli.main(["resume", "outputs/a/run", *words]) == 2, words
+        err = capfd.readouterr().err
+        assert "Traceback" not in err
+        for text in said:
+            assert text in err, words
+    assert (
+        cli.main(["resume", "outputs/a/run", "train.num_steps=4", "metrics.pull_every=1", "placement.guard=off"]) == 0
+    )
+
+
+def test_what_is_no_run_is_refused(own_folder, capfd):
+    assert cli.main(["resume", "last"]) == 2
+    assert "no run lies below outputs or multirun" in capfd.readouterr().err
+    Path("mine").mkdir()
+    assert cli.main(["resume", "mine"]) == 2
+    assert "it has no rerun.yaml" in capfd.readouterr().err
+    assert cli.main(["resume", "0a1b2c"]) == 2
+    assert "no run below outputs or multirun has that id" in capfd.readouterr().err
+    Path("mine/ledger.jsonl").touch()
+    assert cli.main(["resume", "mine"]) == 2
+    assert "sweep.resume=mine" in capfd.readouterr().err
+
+
+def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken(own_folder, capfd):
+    words = [*WORDS, QUIET, "train.num_epochs=3", "train.checkpoint_every_steps=9"]
+    assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
+    assert cli.main([*words, "train.max_seconds=0.001", "hydra.run.dir=outputs/torn/run"]) == 0
+    shutil.copytree("outputs/whole/run/checkpoints", "outputs/torn/run/checkpoints", dirs_exist_ok=True)
+    Path("outputs/torn/run/checkpoints/last.pt").write_bytes(b"torn")
+    capfd.readouterr()
+    assert cli.main(["resume", "outputs/torn/run", "train.max_seconds=null"]) == 0
+    assert "last.pt is torn; the one before it is taken" in capfd.readouterr().out
+    state, expected = final(Path("outputs/torn/run"))[0], final(Path("outputs/whole/run"))[0]
+    assert all(torch.equal(state["model"][name], expected["model"][name]) for name in expected["model"])
+    for file in Path("outputs/torn/run/checkpoints").glob("last*.pt"):
+        file.write_bytes(b"torn")
+    assert cli.main(["resume", "outputs/torn/run", "train.num_epochs=5"]) == 2
+    assert "checksum" in capfd.readouterr().err
