@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from runner.simulated.cells import CELLS
+from runner.simulated.values import goes_by, goes_by_size, mark_usual, value
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -35,23 +35,13 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if rule is not None:
         return rule(*args, **kwargs)
     if packet in INDEXING:
-        args = (args[0], _without_masks(args[1]), *args[2:])
+        args = (args[0], _without_masks(args[1], is_sized=len(args) == 2), *args[2:])
     try:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
     except NotImplementedError:
-        return _by_zeros(func, args, kwargs)
-
-
-def value(tensor: Tensor) -> Any:
-    """What stands for a value that is read: 1, and True; torch's own GradScaler hears that no infinity was found."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        if frame.f_code.co_filename.endswith("grad_scaler.py"):
-            return 0.0
-        frame = frame.f_back
-    if tensor.dtype is torch.bool:
-        return True
-    return 1.0 if tensor.dtype.is_floating_point else (1 + 0j if tensor.dtype.is_complex else 1)
+        result = _by_zeros(func, args, kwargs)
+    mark_usual(packet, result)
+    return result
 
 
 def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
@@ -82,30 +72,44 @@ def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
 
 
-def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions."""
+def _without_masks(indices: Sequence[Tensor | None], *, is_sized: bool) -> list[Tensor | None]:
+    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions.
+
+    is_sized: the result has that size, so that whatever follows goes by values.
+    """
     found: list[Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
+            if is_sized:
+                goes_by_size("tensor[mask]")
             found += [index.new_empty((index.numel(),), dtype=torch.int64) for _ in range(index.dim())]
         else:
             found.append(index)
     return found
 
 
+def _alike(what: str) -> bool:
+    goes_by(what)
+    return True
+
+
 def _nonzero(tensor: Tensor) -> Tensor:
+    goes_by_size("nonzero")
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
 def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    goes_by_size("masked_select")
     return tensor.new_empty((torch.broadcast_shapes(tensor.shape, mask.shape).numel(),))
 
 
 def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    goes_by_size("bincount")
     return tensor.new_empty((max(minlength, 1),), dtype=torch.int64 if weights is None else weights.dtype)
 
 
 def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    goes_by_size("unique")
     whole = tensor.new_empty((tensor.numel(),))
     return whole, tensor.new_empty(tensor.shape, dtype=torch.int64), whole.new_empty(whole.shape, dtype=torch.int64)
 
@@ -117,6 +121,8 @@ def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Te
 
 
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    if output_size is None:
+        goes_by_size("repeat_interleave")
     return repeats.new_empty((repeats.numel() if output_size is None else output_size,))
 
 
@@ -156,9 +162,9 @@ def _rnn_layer_backward(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 RULES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense: value,
-    aten.is_nonzero: lambda tensor: True,
-    aten.equal: lambda *_: True,
-    aten.allclose: lambda *_, **__: True,
+    aten.is_nonzero: lambda tensor: bool(value(tensor)),
+    aten.equal: lambda *_: _alike("torch.equal()"),
+    aten.allclose: lambda *_, **__: _alike("torch.allclose()"),
     aten.nonzero: _nonzero,
     aten.masked_select: _masked_select,
     aten.bincount: _bincount,

@@ -25,11 +25,14 @@ from runner.simulated import shapes
 from runner.simulated.cells import CELLS
 
 aten = torch.ops.aten
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 #: take tensors of the host beside the device's
 COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+#: take their lengths from the host, whatever the device
+LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
+LENGTHS_OF_HOST |= {aten._ctc_loss, aten._use_cudnn_ctc_loss}
 #: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
 BIG_BYTES = 2**20
 
@@ -167,7 +170,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # The autograd engine asks at::accelerator for the stream of each gradient on an accelerator; a build without
         # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
         device = args[0].pretended
-        return torch.device("meta") if pretence.running_backward and device.type != "cpu" else device
+        # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
+        return META if (pretence.running_backward or is_in_functorch()) and device.type != "cpu" else device
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = _device_of(inputs)
     aim = here
@@ -247,7 +251,12 @@ def _is_for_device(device: torch.device | None) -> bool:
 
 def _is_engines(device: torch.device) -> bool:
     """In backward C++ makes zeros and the like on the device that it was told."""
-    return device.type == "meta" and pretence.running_backward > 0
+    return device.type == "meta" and (pretence.running_backward > 0 or is_in_functorch())
+
+
+def is_in_functorch() -> bool:
+    """Whether vmap, grad or another transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -280,6 +289,8 @@ def _check_same_device(func: Any, args: Any, inputs: Sequence[Tensor], device: t
     involved = inputs
     if kernel in INDEXING:  # indices may come from the host, what they index and what is written may not
         involved = [args[0], *args[2:3]]
+    elif kernel in LENGTHS_OF_HOST:
+        involved = inputs[:1]
     for tensor in involved:
         is_number = tensor.dim() == 0 and tensor.device.type == "cpu"
         if tensor.device != device and not is_number:
