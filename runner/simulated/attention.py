@@ -17,6 +17,7 @@ aten = torch.ops.aten
 AMPERE = (8, 0)
 HALVES = (torch.float16, torch.bfloat16)
 MOST_HEAD_SIZE = 256  # of the flash kernel
+ALIGNED_BYTES = 16  # the size of a head, for the memory-efficient kernel
 
 
 def attention(
@@ -38,11 +39,15 @@ def attention(
     is_plain = (
         query.dim() == 4 and not pretence.has_numbers
     )  # a GPU's own kernels do not exist here: no numbers of them
-    if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32):
+    fits_flash = query.shape[-1] == key.shape[-1] == value.shape[-1]
+    is_aligned = all(tensor.shape[-1] * tensor.element_size() % ALIGNED_BYTES == 0 for tensor in (query, value))
+    takes_flash = mask is None and query.dtype in HALVES and fits_flash and query.shape[-1] <= MOST_HEAD_SIZE
+    takes_flash = takes_flash and _is_ampere()
+    if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32) and (takes_flash or is_aligned):
         if enable_gqa:
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        if mask is None and query.dtype in HALVES and query.shape[-1] <= MOST_HEAD_SIZE and _is_ampere():
+        if takes_flash:
             return _first(
                 aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
             )
@@ -53,7 +58,8 @@ def attention(
                 query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
             )
         )
-    if is_plain and kind == "cpu" and dropout_p == 0 and not enable_gqa:
+    learns_mask = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    if is_plain and kind == "cpu" and dropout_p == 0 and fits_flash and not learns_mask:
         bias = _as_bias(mask, query, key)
         return _first(
             aten._scaled_dot_product_flash_attention_for_cpu(

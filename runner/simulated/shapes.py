@@ -115,9 +115,24 @@ def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, 
 
 
 def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """As if nothing were padded; the sizes are real, since C++ reads them."""
+    """The sizes are real, since C++ reads them; where the lengths are not known, as if nothing were padded."""
     rows, steps = tensor.shape[:2] if batch_first else (tensor.shape[1], tensor.shape[0])
-    return tensor.new_empty((rows * steps, *tensor.shape[2:])), torch.full((steps,), rows, dtype=torch.int64)
+    if lengths.is_meta:
+        goes_by_size("pack_padded_sequence")
+        sizes = torch.full((steps,), rows, dtype=torch.int64)
+    else:
+        sizes = (lengths > torch.arange(int(lengths.max()))[:, None]).sum(1)
+    return tensor.new_empty((int(sizes.sum()), *tensor.shape[2:])), sizes
+
+
+def _grouped_mm(
+    one: Tensor, other: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+) -> Tensor:
+    """One product for each group. torch's rule for meta knows bfloat16 alone; the kernels take float32, too."""
+    shape = (one.shape[-2], other.shape[-1])
+    if one.dim() == other.dim():
+        shape = (one.shape[0] if offsets is None else len(offsets), *shape)
+    return one.new_empty(shape, dtype=dtype or one.dtype)
 
 
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
@@ -160,6 +175,41 @@ def _rnn_layer_backward(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return tuple(of(given) for given in (tensor, *args[:6]))
 
 
+def _cudnn_rnn(
+    tensor: Tensor,
+    weights: Sequence[Tensor],
+    stride: int,
+    buffer: Tensor | None,
+    state: Tensor,
+    cell: Tensor | None,
+    mode: int,
+    hidden: int,
+    projected: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    training: bool,
+    both_ways: bool,
+    sizes: Sequence[int],
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    """cuDNN's recurrent layers. What they keep for the way back is known to cuDNN alone: here the gates, the cell and the
+    output of each layer, an estimate."""
+    ways, given = 2 if both_ways else 1, tensor.shape[:-1]
+    output = tensor.new_empty((*given, (projected or hidden) * ways))
+    if batch_first and not sizes:
+        output = tensor.new_empty((given[1], given[0], output.shape[-1])).transpose(0, 1)
+    kept = {2: 6, 3: 5}.get(mode, 1) * hidden * ways * num_layers * given.numel() if training else 0
+    reserve = tensor.new_empty((kept * tensor.element_size(),), dtype=torch.uint8)
+    return output, of(state), tensor.new_empty((0,)) if cell is None else of(cell), reserve, tensor.new_empty((0,))
+
+
+def _cudnn_rnn_backward(
+    tensor: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor, state: Tensor, cell: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
+    return of(tensor), of(state), None if cell is None else of(cell), [of(weight) for weight in weights]
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense: value,
     aten.is_nonzero: lambda tensor: bool(value(tensor)),
@@ -174,9 +224,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.unique_dim: _unique,
     aten._pack_padded_sequence: _pack_padded,
     aten.repeat_interleave.Tensor: _repeat,
-    aten._use_cudnn_ctc_loss: lambda *_: False,
+    aten._grouped_mm: _grouped_mm,
     aten._ctc_loss: _ctc_loss,
     aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
+    aten._cudnn_rnn: _cudnn_rnn,
+    aten._cudnn_rnn_backward: _cudnn_rnn_backward,
     aten.mkldnn_rnn_layer: _rnn_layer,
     aten.mkldnn_rnn_layer_backward: _rnn_layer_backward,
     **CELLS,

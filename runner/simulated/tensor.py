@@ -32,7 +32,7 @@ COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 #: take their lengths from the host, whatever the device
 LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
-LENGTHS_OF_HOST |= {aten._ctc_loss, aten._use_cudnn_ctc_loss}
+LENGTHS_OF_HOST |= {aten._ctc_loss}
 #: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
 BIG_BYTES = 2**20
 
@@ -171,7 +171,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
         device = args[0].pretended
         # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
-        return META if (pretence.running_backward or is_in_functorch()) and device.type != "cpu" else device
+        return META if device.type != "cpu" and (pretence.running_backward or is_in_functorch()) else device
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = _device_of(inputs)
     aim = here
@@ -188,7 +188,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        found = _backing(value)
+        is_lengths = not isinstance(value, SimulatedTensor) and func._overloadpacket in LENGTHS_OF_HOST
+        found = value if is_lengths else _backing(value)
         given[id(found)] = value
         return found
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from runner.simulated.attention import attention
+from runner.simulated.kernels import MODES, ctc_loss, recurrent
 from runner.simulated.shapes import NotSimulated
 from runner.simulated.tensor import SimulatedTensor, is_in_functorch, pretence
 from runner.simulated.values import asking, look_for_sizes, watched
@@ -92,6 +93,9 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
     kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
     yield torch.nn.functional, "scaled_dot_product_attention", attention
+    yield torch, "ctc_loss", ctc_loss
+    for name in MODES:
+        yield torch._VF, name, recurrent(name, getattr(torch._VF, name))
     yield threading.Thread, "run", _with_modes(threading.Thread.run, modes)
     yield torch, "load", _onto_device(torch.load)
     for name in ("script", "trace"):  # C++ would run it, on tensors that are none of its own: it stays what it was
@@ -228,7 +232,8 @@ def numbered(device: Any) -> Any:
     if not isinstance(device, str | torch.device):
         return device
     device = torch.device(device)
-    return torch.device(kind, index) if device.type == kind and device.index is None else device
+    is_unnumbered = device.type == kind != "cpu" and device.index is None
+    return torch.device(kind, index) if is_unnumbered else device
 
 
 def _to_cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:

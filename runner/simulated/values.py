@@ -30,6 +30,7 @@ FREE_CALLS |= {f"{mark}{name}{end}" for name in ARITHMETIC for mark, end in ((""
 FREE_CALLS |= {f"__{mark}{name}__" for name in ARITHMETIC for mark in ("", "i", "r")}
 #: results whose truth is what is usual, and that truth
 USUAL = {aten.all: True, aten.any: False, aten.isnan: False, aten.isinf: False}
+BACKWARD_CALLS = ("backward", "grad")
 #: how a result whose size only the values tell is written
 SIZED_CALLS = {"__getitem__": "tensor[mask]", "where": "torch.where(mask)"}
 #: torch's files that a person's call comes through
@@ -55,7 +56,9 @@ def goes_by(what: str, *, may_be_check: bool = False) -> None:
 
 
 def goes_by_size(name: str) -> None:
-    """Tells of a result whose size only the values tell."""
+    """Tells of a result whose size only the values tell. What C++ makes in a backward pass, it takes up again itself."""
+    if asking.call in BACKWARD_CALLS:
+        return
     goes_by(SIZED_CALLS.get(asking.call, f"{asking.call or name}()"))
 
 
