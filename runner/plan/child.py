@@ -21,7 +21,7 @@ from torch import nn
 from runner.errors import RunnerError
 from runner.placement import move, place, tensors
 from runner.plan import sizes
-from runner.plan.trial import STEERING, UNFOLLOWED, Trial, build, of_error
+from runner.plan.trial import UNFOLLOWED, Trial, build, of_error
 from runner.simulated import simulated_device
 from runner.simulated.shapes import NotSimulated
 from runner.simulated.torch_parts import Machine
@@ -64,11 +64,14 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     except NotSimulated as error:
         unknown = f"{error} at {frames.line_of_error(error)}"
     except Exception as error:
-        findings.append(of_error(error))
+        if trial is not None and trial.unknown:  # with the device's own values it may well go on
+            unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"
+        else:
+            findings.append(of_error(error))
     if trial is None:
         return {"findings": [asdict(finding) for finding in findings], "unknown": unknown}
     found = merged([*trial.findings, *trial.slow.findings, *findings])
-    unknown = unknown or _steered(trial)
+    unknown = unknown or trial.unknown
     answer: dict[str, Any] = {
         "findings": [asdict(finding) for finding in found],
         "unknown": unknown,
@@ -94,14 +97,6 @@ def _try(device: torch.device) -> None:
     model = place(nn.Linear(2, 2), device)
     loss = model(move(torch.ones(1, 2), device)).sum()
     loss.backward()
-
-
-def _steered(trial: Trial) -> str:
-    """Where the run goes one way or another by values that only the device has: nobody can follow it there."""
-    read = next((read for read in trial.reads if read.what in STEERING), None)
-    if read is not None:
-        return f"it goes by values: {read}"
-    return f"it goes by values: a number that was read is compared at {trial.decided[0]}" if trial.decided else ""
 
 
 def _memory(costs: Costs) -> dict[str, Any]:

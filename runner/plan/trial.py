@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,9 @@ from runner.optim import AveragedWeights
 from runner.parts import Parts, prepare_data, prepare_training
 from runner.placement import map_tensors, num_rows, tensors
 from runner.simulated import pretence, shapes
+from runner.simulated.shapes import NotSimulated
 from runner.simulated.tensor import simulated
+from runner.simulated.values import asking
 from runner.step import Step, make_step
 from runner.watch import frames
 from runner.watch.costs import Costs, Speeds
@@ -33,10 +36,9 @@ from runner.watch.meetings import Meetings
 from runner.watch.names import Names
 
 NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
-#: reads by which a program goes one way or another, or sets a size
-STEERING = ("bool(tensor)", "int(tensor)", "a tensor used as an index")
-#: reads whose value may do so, out of sight
+#: reads whose value may decide something, out of sight
 UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()", "numpy.asarray(tensor)")
+MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
 
 
 @dataclass
@@ -54,7 +56,13 @@ class Trial:
     costs: Costs
     findings: list[Finding]
     reads: list[HostRead]
-    decided: list[str]  # the lines where a value that was read decided something
+    #: where the run goes one way or another by values that only the device has, and how often in this step
+    turns: Counter[str]
+
+    @property
+    def unknown(self) -> str:
+        """Why nobody can follow the run; empty where everybody can."""
+        return f"it goes by values: {next(iter(self.turns))}" if self.turns else ""
 
     def step(self, *, precision: str | None = None) -> Step:
         """The run's own step, in this precision or in the run's."""
@@ -79,6 +87,7 @@ class Trial:
             if number == 2:
                 peak, timeline = costs.peak, list(costs.timeline)
                 costs.forget_work()
+            self._count_anew()
             with self._watching(self.meetings, self.slow, costs):
                 self.buffer.write(step(self.group))
                 if self.parts.schedule is not None:
@@ -93,6 +102,7 @@ class Trial:
         if parts.val is None and parts.test is None:
             return
         parts.kept_model.eval()
+        self._count_anew()
         with torch.no_grad(), self._watching(self.meetings, self.slow), parts.precision.autocast():
             parts.task(parts.kept_model, self.group[0])
         parts.model.train()
@@ -105,6 +115,7 @@ class Trial:
     def peak_bytes(self, batch_size: int, *, precision: str) -> int:
         """The highest memory of a step with batches of another size."""
         size = max(1, num_rows(self.group[0]))
+        self._count_anew()
         group = tuple(
             map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device)) for batch in self.group
         )
@@ -131,6 +142,10 @@ class Trial:
             self.reads += reads.found
             self.findings += [of_read(read) for read in reads.found]
 
+    def _count_anew(self) -> None:
+        for place in self.turns:
+            self.turns[place] = 0
+
 
 def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that."""
@@ -138,9 +153,9 @@ def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     meetings, slow = Meetings(device, names, lines), Slow(device, lines)
     costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
     findings: list[Finding] = []
-    decided: list[str] = []
+    turns: Counter[str] = Counter()
     pretence.forgives = _forgiving(meetings, findings, lines)
-    pretence.decides = lambda: decided.append(frames.line(list(frames.frames())))
+    asking.told = _counting(turns)
     data = prepare_data(cfg, device)
     pretence.big_is_shapes = True
     parts = prepare_training(cfg, device, data)
@@ -162,7 +177,7 @@ def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     costs.belongs(_all(group), "batch")
     buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
     parts.model.train()
-    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], decided)
+    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], turns)
 
 
 def of_error(error: BaseException) -> Finding:
@@ -190,6 +205,19 @@ def _forgiving(
             findings.append(finding)
 
     return forgive
+
+
+def _counting(turns: Counter[str]) -> Callable[[str], None]:
+    """What keeps each place that goes by values; it raises NotSimulated where a loop seems to have no end."""
+
+    def count(what: str) -> None:
+        stack = list(frames.frames())
+        place = str(HostRead(what, frames.line(stack), frames.module(stack)))
+        turns[place] += 1
+        if turns[place] > MOST_TURNS:
+            raise NotSimulated(f"it goes by values, over and over: {what}")
+
+    return count
 
 
 def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 AMPERE = (8, 0)
 HALVES = (torch.float16, torch.bfloat16)
 MOST_HEAD_SIZE = 256  # of the flash kernel
+ALIGNED_BYTES = 16  # the size of a head, for the memory-efficient kernel
 
 
 def attention(
@@ -44,11 +45,15 @@ def _choose(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
     dropout_p, is_causal, scale, enable_gqa = given.values()
     # a GPU's own kernels do not exist here: they have shapes, and no numbers
     is_plain = query.dim() == 4 and not pretence.has_numbers
-    if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32):
+    fits_flash = query.shape[-1] == key.shape[-1] == value.shape[-1]
+    is_aligned = all(tensor.shape[-1] * tensor.element_size() % ALIGNED_BYTES == 0 for tensor in (query, value))
+    is_small = fits_flash and query.shape[-1] <= MOST_HEAD_SIZE
+    takes_flash = kind == "cuda" and mask is None and query.dtype in HALVES and is_small and _is_ampere()
+    if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32) and (takes_flash or is_aligned):
         if enable_gqa:
             times = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        if mask is None and query.dtype in HALVES and query.shape[-1] <= MOST_HEAD_SIZE and _is_ampere():
+        if takes_flash:
             return _first(
                 aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
             )
@@ -59,7 +64,9 @@ def _choose(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor |
                 query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
             )
         )
-    if is_plain and kind == "cpu" and dropout_p == 0 and _is_even(query, key, value):
+    learns_mask = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    is_even = fits_flash and _is_even(query, key, value, enable_gqa=enable_gqa)
+    if is_plain and kind == "cpu" and dropout_p == 0 and is_even and not learns_mask:
         bias = _as_bias(mask, query, key)
         return _first(
             aten._scaled_dot_product_flash_attention_for_cpu(
@@ -92,10 +99,12 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     return mask.expand(*query.shape[:3], key.shape[2])
 
 
-def _is_even(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether batch, heads and head size are all the same, and rows lie in one piece: what the CPU's kernel takes."""
-    sizes = {(*tensor.shape[:2], tensor.shape[3], tensor.stride(-1)) for tensor in (query, key, value)}
-    return len(sizes) == 1 and query.stride(-1) == 1 and key.shape[:3] == value.shape[:3]
+def _is_even(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> bool:
+    """Whether nothing is to be repeated, and rows lie in one piece: what the CPU's kernel takes."""
+    batches = {tensor.shape[0] for tensor in (query, key, value)}
+    heads = {tensor.shape[1] for tensor in (query, key, value)}
+    in_one_piece = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+    return len(batches) == 1 and (len(heads) == 1 or enable_gqa) and in_one_piece
 
 
 def _is_ampere() -> bool:

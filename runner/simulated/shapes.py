@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from runner.simulated.cells import CELLS
+from runner.simulated.values import goes_by, goes_by_size, mark_usual, value
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -35,23 +35,13 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if rule is not None:
         return rule(*args, **kwargs)
     if packet in INDEXING:
-        args = (args[0], _without_masks(args[1]), *args[2:])
+        args = (args[0], _without_masks(args[1], is_sized=len(args) == 2), *args[2:])
     try:
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
     except NotImplementedError:
-        return _by_zeros(func, args, kwargs)
-
-
-def value(tensor: Tensor) -> Any:
-    """What stands for a value that is read: 1, and True; torch's own GradScaler hears that no infinity was found."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        if frame.f_code.co_filename.endswith("grad_scaler.py"):
-            return 0.0
-        frame = frame.f_back
-    if tensor.dtype is torch.bool:
-        return True
-    return 1.0 if tensor.dtype.is_floating_point else (1 + 0j if tensor.dtype.is_complex else 1)
+        result = _by_zeros(func, args, kwargs)
+    mark_usual(packet, result)
+    return result
 
 
 def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
@@ -82,41 +72,72 @@ def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
 
 
-def _without_masks(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions."""
+def _without_masks(indices: Sequence[Tensor | None], *, is_sized: bool) -> list[Tensor | None]:
+    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions.
+
+    is_sized: the result has that size, so that whatever follows goes by values.
+    """
     found: list[Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
+            if is_sized:
+                goes_by_size("tensor[mask]")
             found += [index.new_empty((index.numel(),), dtype=torch.int64) for _ in range(index.dim())]
         else:
             found.append(index)
     return found
 
 
+def _alike(what: str) -> bool:
+    goes_by(what)
+    return True
+
+
 def _nonzero(tensor: Tensor) -> Tensor:
+    goes_by_size("nonzero")
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
 
 
 def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    goes_by_size("masked_select")
     return tensor.new_empty((torch.broadcast_shapes(tensor.shape, mask.shape).numel(),))
 
 
 def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    goes_by_size("bincount")
     return tensor.new_empty((max(minlength, 1),), dtype=torch.int64 if weights is None else weights.dtype)
 
 
 def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    goes_by_size("unique")
     whole = tensor.new_empty((tensor.numel(),))
     return whole, tensor.new_empty(tensor.shape, dtype=torch.int64), whole.new_empty(whole.shape, dtype=torch.int64)
 
 
 def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """As if nothing were padded; the sizes are real, since C++ reads them."""
+    """The sizes are real, since C++ reads them; where the lengths are not known, as if nothing were padded."""
     rows, steps = tensor.shape[:2] if batch_first else (tensor.shape[1], tensor.shape[0])
-    return tensor.new_empty((rows * steps, *tensor.shape[2:])), torch.full((steps,), rows, dtype=torch.int64)
+    if lengths.is_meta:
+        goes_by_size("pack_padded_sequence")
+        sizes = torch.full((steps,), rows, dtype=torch.int64)
+    else:
+        sizes = (lengths > torch.arange(int(lengths.max()))[:, None]).sum(1)
+    return tensor.new_empty((int(sizes.sum()), *tensor.shape[2:])), sizes
+
+
+def _grouped_mm(
+    one: Tensor, other: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+) -> Tensor:
+    """One product for each group. torch's rule for meta knows bfloat16 alone; the kernels take float32, too."""
+    shape: tuple[int, ...] = (one.shape[-2], other.shape[-1])
+    if one.dim() == other.dim():
+        shape = (one.shape[0] if offsets is None else len(offsets), *shape)
+    return one.new_empty(shape, dtype=dtype or one.dtype)
 
 
 def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    if output_size is None:
+        goes_by_size("repeat_interleave")
     return repeats.new_empty((repeats.numel() if output_size is None else output_size,))
 
 
@@ -154,11 +175,46 @@ def _rnn_layer_backward(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return tuple(of(given) for given in (tensor, *args[:6]))
 
 
+def _cudnn_rnn(
+    tensor: Tensor,
+    weights: Sequence[Tensor],
+    stride: int,
+    buffer: Tensor | None,
+    state: Tensor,
+    cell: Tensor | None,
+    mode: int,
+    hidden: int,
+    projected: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    training: bool,
+    both_ways: bool,
+    sizes: Sequence[int],
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    """cuDNN's recurrent layers. What they keep for the way back is known to cuDNN alone: here the gates, the cell and the
+    output of each layer, an estimate."""
+    ways, given = 2 if both_ways else 1, tensor.shape[:-1]
+    output = tensor.new_empty((*given, (projected or hidden) * ways))
+    if batch_first and not sizes:
+        output = tensor.new_empty((given[1], given[0], output.shape[-1])).transpose(0, 1)
+    kept = {2: 6, 3: 5}.get(mode, 1) * hidden * ways * num_layers * given.numel() if training else 0
+    reserve = tensor.new_empty((kept * tensor.element_size(),), dtype=torch.uint8)
+    return output, of(state), tensor.new_empty((0,)) if cell is None else of(cell), reserve, tensor.new_empty((0,))
+
+
+def _cudnn_rnn_backward(
+    tensor: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor, state: Tensor, cell: Tensor | None, *_: Any
+) -> tuple[Any, ...]:
+    return of(tensor), of(state), None if cell is None else of(cell), [of(weight) for weight in weights]
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense: value,
-    aten.is_nonzero: lambda tensor: True,
-    aten.equal: lambda *_: True,
-    aten.allclose: lambda *_, **__: True,
+    aten.is_nonzero: lambda tensor: bool(value(tensor)),
+    aten.equal: lambda *_: _alike("torch.equal()"),
+    aten.allclose: lambda *_, **__: _alike("torch.allclose()"),
     aten.nonzero: _nonzero,
     aten.masked_select: _masked_select,
     aten.bincount: _bincount,
@@ -168,9 +224,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.unique_dim: _unique,
     aten._pack_padded_sequence: _pack_padded,
     aten.repeat_interleave.Tensor: _repeat,
-    aten._use_cudnn_ctc_loss: lambda *_: False,
+    aten._grouped_mm: _grouped_mm,
     aten._ctc_loss: _ctc_loss,
     aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
+    aten._cudnn_rnn: _cudnn_rnn,
+    aten._cudnn_rnn_backward: _cudnn_rnn_backward,
     aten.mkldnn_rnn_layer: _rnn_layer,
     aten.mkldnn_rnn_layer_backward: _rnn_layer_backward,
     **CELLS,

@@ -25,11 +25,14 @@ from runner.simulated import shapes
 from runner.simulated.cells import CELLS
 
 aten = torch.ops.aten
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 
 #: take tensors of the host beside the device's
 COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+#: take their lengths from the host, whatever the device
+LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
+LENGTHS_OF_HOST |= {aten._ctc_loss}
 #: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
 BIG_BYTES = 2**20
 
@@ -45,8 +48,6 @@ class Pretence:
     big_is_shapes: bool = False
     #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
     forgives: Callable[[Exception, Any, Sequence[Tensor]], None] | None = None
-    #: told when a number that was read, and is none, decides something
-    decides: Callable[[], None] | None = None
 
 
 pretence = Pretence()
@@ -145,47 +146,6 @@ class SimulatedTensor(Tensor):
         return compute(func, args, kwargs or {})
 
 
-class Unknown(float):
-    """What `.item()` gives where there are no numbers: it calculates as 1.0 does, and says when it is compared."""
-
-    def _decide(self) -> None:
-        if pretence.decides is not None:
-            pretence.decides()
-
-    def __bool__(self) -> bool:
-        self._decide()
-        return True
-
-    def __int__(self) -> int:
-        self._decide()
-        return 1
-
-    def __lt__(self, other: float) -> bool:
-        self._decide()
-        return float(self) < other
-
-    def __le__(self, other: float) -> bool:
-        self._decide()
-        return float(self) <= other
-
-    def __gt__(self, other: float) -> bool:
-        self._decide()
-        return float(self) > other
-
-    def __ge__(self, other: float) -> bool:
-        self._decide()
-        return float(self) >= other
-
-
-def unknown(value: Any) -> Any:
-    """What stands for a number that was read. A whole one may become a size at once, with nothing to be seen of it."""
-    if type(value) is float:
-        return Unknown(value)
-    if pretence.decides is not None:
-        pretence.decides()
-    return value
-
-
 class Making(TorchDispatchMode):
     """Sees what begins without a tensor of the device: torch.zeros(..., device="cuda:1"), tensor.to("cuda:1")."""
 
@@ -210,7 +170,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # The autograd engine asks at::accelerator for the stream of each gradient on an accelerator; a build without
         # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
         device = args[0].pretended
-        return torch.device("meta") if pretence.running_backward and device.type != "cpu" else device
+        # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
+        return META if device.type != "cpu" and (pretence.running_backward or is_in_functorch()) else device
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = _device_of(inputs)
     aim = here
@@ -227,7 +188,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        found = _backing(value)
+        is_lengths = not isinstance(value, SimulatedTensor) and func._overloadpacket in LENGTHS_OF_HOST
+        found = value if is_lengths else _backing(value)
         given[id(found)] = value
         return found
 
@@ -290,7 +252,12 @@ def _is_for_device(device: torch.device | None) -> bool:
 
 def _is_engines(device: torch.device) -> bool:
     """In backward C++ makes zeros and the like on the device that it was told."""
-    return device.type == "meta" and pretence.running_backward > 0
+    return device.type == "meta" and (pretence.running_backward > 0 or is_in_functorch())
+
+
+def is_in_functorch() -> bool:
+    """Whether vmap, grad or another transform of torch.func is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -323,6 +290,8 @@ def _check_same_device(func: Any, args: Any, inputs: Sequence[Tensor], device: t
     involved = inputs
     if kernel in INDEXING:  # indices may come from the host, what they index and what is written may not
         involved = [args[0], *args[2:3]]
+    elif kernel in LENGTHS_OF_HOST:
+        involved = inputs[:1]
     for tensor in involved:
         is_number = tensor.dim() == 0 and tensor.device.type == "cpu"
         if tensor.device != device and not is_number:

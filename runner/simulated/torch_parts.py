@@ -16,11 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from runner.simulated.attention import attention
-from runner.simulated.tensor import SimulatedTensor, pretence, unknown
+from runner.simulated.kernels import MODES, ctc_loss, recurrent
+from runner.simulated.shapes import NotSimulated
+from runner.simulated.tensor import SimulatedTensor, is_in_functorch, pretence
+from runner.simulated.values import asking, look_for_sizes, watched
 
 Replacement = tuple[Any, str, Any]
 
@@ -76,6 +80,7 @@ class Machine:
         return dict.fromkeys(names, self.used_bytes) | dict.fromkeys(nothings)
 
 
+DEVICE_OF = Tensor.device.__get__
 RANDOM = dict.fromkeys(["manual_seed", "seed", "get_rng_state", "set_rng_state", "set_per_process_memory_fraction"])
 MPS_BACKEND: dict[str, Any] = dict.fromkeys(
     ["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True
@@ -88,8 +93,13 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
     kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
     yield torch.nn.functional, "scaled_dot_product_attention", attention
+    yield torch, "ctc_loss", ctc_loss
+    for name in MODES:
+        yield torch._VF, name, recurrent(name, getattr(torch._VF, name))
     yield threading.Thread, "run", _with_modes(threading.Thread.run, modes)
     yield torch, "load", _onto_device(torch.load)
+    for name in ("script", "trace"):  # C++ would run it, on tensors that are none of its own: it stays what it was
+        yield torch.jit, name, lambda found, *args, **kwargs: found
     for owner in (torch.autograd, torch.autograd.graph):
         yield owner, "_engine_run_backward", _telling_meta(owner._engine_run_backward)
     for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
@@ -183,6 +193,8 @@ class Naming(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(func, OpOverload):  # C++ comes by here too, on its way to `compute`
+            return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             kwargs["device"] = numbered(kwargs["device"])
         if func is Tensor.to:
@@ -194,10 +206,22 @@ class Naming(TorchFunctionMode):
             want, got = torch.device(where).type, kwargs["generator"].device.type
             if want != got:
                 raise RuntimeError(f"Expected a '{want}' device type for generator but found '{got}'")
-        result = func(*args, **kwargs)
-        if func is Tensor.item and isinstance(args[0], SimulatedTensor) and not pretence.has_numbers:
-            return unknown(result)
-        return result
+        # inside of backward, what Python does (a checkpoint that computes again) is not the engine's
+        before = asking.call, pretence.running_backward
+        asking.call, pretence.running_backward = getattr(func, "__name__", ""), 0
+        try:
+            if not pretence.has_numbers:
+                look_for_sizes(asking.call, args, kwargs)
+            result = func(*args, **kwargs)
+            if func is DEVICE_OF and result.type == "meta":  # of functorch's own tensors; see `compute`
+                return pretence.device if is_in_functorch() else result
+            return watched(result) if asking.call in ("item", "tolist") and _lacks_numbers(args[0]) else result
+        finally:
+            asking.call, pretence.running_backward = before
+
+
+def _lacks_numbers(tensor: Tensor) -> bool:
+    return isinstance(tensor, SimulatedTensor) and tensor.backing.is_meta
 
 
 def numbered(device: Any) -> Any:
@@ -208,7 +232,8 @@ def numbered(device: Any) -> Any:
     if not isinstance(device, str | torch.device):
         return device
     device = torch.device(device)
-    return torch.device(kind, index) if device.type == kind and device.index is None else device
+    is_unnumbered = device.type == kind != "cpu" and device.index is None
+    return torch.device(kind, index) if is_unnumbered else device
 
 
 def _to_cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False) -> Tensor:
@@ -225,15 +250,18 @@ def _exchange_device(index: int) -> int:
 
 
 def _telling_meta(run: Callable[..., Any]) -> Callable[..., Any]:
-    """See `compute` on what the engine is told. One thread: its own threads would be per device."""
+    """See `compute` on what the engine is told. One thread: its own threads would be per device.
+
+    Tensor.backward() is itself a function that `Naming` hears of, and a mode is off inside of one: it is put on again.
+    """
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        pretence.running_backward += 1
+        before, pretence.running_backward = pretence.running_backward, 1
         try:
-            with torch.autograd.set_multithreading_enabled(False):
+            with torch.autograd.set_multithreading_enabled(False), Naming():
                 return run(*args, **kwargs)
         finally:
-            pretence.running_backward -= 1
+            pretence.running_backward = before
 
     return run_backward
 
@@ -242,14 +270,26 @@ def _by_swapping(apply: Callable[..., Any]) -> Callable[..., Any]:
     """A parameter that moves changes its class here. torch's own swap keeps the object, as `.data =` does elsewhere."""
 
     def apply_by_swapping(module: torch.nn.Module, function: Any, recurse: bool = True) -> Any:
+        _let_go_of_graphs(module)
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
             return apply(module, function, recurse)
+        except RuntimeError as error:
+            if "Couldn't swap" not in str(error):
+                raise
+            raise NotSimulated(f"{type(module).__name__} can't be moved: {error}") from error
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
 
     return apply_by_swapping
+
+
+def _let_go_of_graphs(module: torch.nn.Module) -> None:
+    """What a module keeps of a computation (the old weight_norm's weight) holds its parameters; they must be free."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            setattr(module, name, value.detach())
 
 
 def _with_modes(run: Callable[[Any], None], modes: Iterable[Callable[[], Any]]) -> Callable[[Any], None]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,8 +149,10 @@ class Costs:
             self.peak = moment
 
     def _count(self, done: Operation, output: Tensor) -> None:
-        formula = flop_registry.get(done.op._overloadpacket)
-        flops = int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else 0
+        formula, own = flop_registry.get(done.op._overloadpacket), FLOPS.get(done.name)
+        flops = (
+            int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else own(done.args) if own else 0
+        )
         touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
         self.num_kernels += 1
         self.flops[self._phase_now] += flops
@@ -161,6 +164,21 @@ class Costs:
         self.compute_seconds += computing
         self.memory_seconds += moving
         self.roofline_seconds += max(computing, moving)  # Williams, Waterman and Patterson 2009
+
+
+def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
+    """Of a recurrent layer: each row of each step meets each weight once. rows: of all steps."""
+    return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+#: of kernels that torch's own table does not have, by name, from what they are given
+FLOPS: dict[str, Callable[[Any], int]] = {
+    "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
+    "_cudnn_rnn": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "_cudnn_rnn_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "mkldnn_rnn_layer": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1:3]),
+    "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1:3]),
+}
 
 
 def _is_backward() -> bool:
