@@ -43,6 +43,12 @@ def person(stack: Sequence[FrameType]) -> FrameType | None:
     return next(iter(persons or own), None)
 
 
+def is_persons() -> bool:
+    """Whether a person's own code is at work, and not only the runner's and the libraries'."""
+    frame = person(list(frames()))
+    return frame is not None and not frame.f_code.co_filename.startswith(_RUNNER)
+
+
 def line_of_error(error: BaseException) -> str:
     """The line of a person's code that an exception came through, innermost."""
     lines = dict(traceback.walk_tb(error.__traceback__))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.device.rules import SLOW_TYPES, has_mps_kernel
+from runner.device.rules import NON_BLOCKING, SLOW_TYPES, has_mps_kernel
 from runner.watch import frames
 from runner.watch.finding import LIKELY, Finding
 from runner.watch.host_reads import HostRead, HostReads, Operation
@@ -17,6 +17,7 @@ from runner.watch.meetings import Meetings
 from runner.watch.names import Names
 
 Result = TypeVar("Result")
+COPIES = {"_to_copy", "copy_"}
 #: operations that compute nothing: a type that is slow costs nothing in them
 FREE = {
     "detach",
@@ -84,7 +85,7 @@ class Guard:
 
 
 class Slow:
-    """Sees what a device computes slowly, or not at all and the CPU in its place."""
+    """Sees what a device computes slowly, or not at all and the CPU in its place; and copies that nobody waits for."""
 
     def __init__(self, device: torch.device, lines: frames.Lines) -> None:
         self.findings: list[Finding] = []
@@ -93,6 +94,8 @@ class Slow:
         self._told: set[tuple[str, str]] = set()
 
     def after(self, done: Operation) -> None:
+        if done.name in COPIES:
+            self._copy(done)
         on_device = next((tensor for tensor in done.outputs if tensor.device.type == self._device.type), None)
         if on_device is None:
             return
@@ -111,6 +114,20 @@ class Slow:
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
         pass
+
+    def _copy(self, done: Operation) -> None:
+        """A copy between host and device that goes on beside the host, in a person's own code."""
+        source, target = (done.args[1], done.args[0]) if done.name == "copy_" else (done.args[0], done.outputs[0])
+        is_beside = done.kwargs.get("non_blocking") or (done.name == "copy_" and any(done.args[2:]))
+        if not is_beside or source.device.type == target.device.type or not frames.is_persons():
+            return
+        if target.device.type == "cpu":
+            what = "a copy to the host with non_blocking=True: the host may read it before it is there"
+        elif target.device.type not in NON_BLOCKING:
+            what = f"a copy to {target.device.type} with non_blocking=True: what arrives may be wrong (pytorch#189690)"
+        else:
+            return
+        self._find("non_blocking", what, "the same without non_blocking=True")
 
     def _find(self, kind: str, what: str, write: str) -> None:
         finding = Finding(LIKELY, kind, what, *self._lines.now(), write)

@@ -1,7 +1,9 @@
 """The guard on real steps, on a device that is pretended: it names what is in the wrong place, and nothing else."""
 
 import functools
+import inspect
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from judged import SOUND, WRONG, marked_line
+from judged import SOUND, WRONG, classify, marked_line, rows
 from simulated import run_simulated
 
 from runner.backends import precision
@@ -76,3 +78,28 @@ def test_each_mistake_is_named_with_its_path_and_line(case):
 @pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
 def test_what_is_sound_is_left_in_peace(case, device):
     assert judged(device)["sound"][case.name] == []
+
+
+class Hasty(torch.nn.Module):
+    """Copies that nobody waits for, in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        shift = torch.ones(3).to(x.device, non_blocking=True)
+        self.seen = x.detach().to("cpu", non_blocking=True)
+        return self.linear(x) + shift
+
+
+def hasten(device):
+    case = types.SimpleNamespace(make=Hasty, task=lambda: classify, batch=rows)
+    return [[found["kind"], found["line"]] for found in step_once(case, device)]
+
+
+def test_copies_that_nobody_waits_for():
+    _, first = inspect.getsourcelines(Hasty.forward)
+    to_device, to_host = (f"tests/watch/test_guard.py:{first + number}" for number in (1, 2))
+    assert run_simulated("cuda:1", hasten) == [["non_blocking", to_host]]
+    assert run_simulated("mps", hasten) == [["non_blocking", to_device], ["non_blocking", to_host]]
