@@ -70,6 +70,11 @@ class Costs:
         self._total = 0
 
     def after(self, done: Operation) -> None:
+        if done.outputs:
+            with torch._C.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
+                self._see(done)
+
+    def _see(self, done: Operation) -> None:
         on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
         part = "temporaries" if _is_backward() else self.part
         for tensor in on_device:
@@ -150,7 +155,9 @@ class Costs:
 
     def _count(self, done: Operation, output: Tensor) -> None:
         formula, own = flop_registry.get(done.op._overloadpacket), FLOPS.get(done.name)
-        flops = int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else own(done.args) if own else 0
+        flops = (
+            int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else own(done.args) if own else 0
+        )
         touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
         self.num_kernels += 1
         self.flops[self._phase_now] += flops
