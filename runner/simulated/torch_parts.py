@@ -87,7 +87,7 @@ TRANSFORMS: list[tuple[Any, str]] = [
     (eager_transforms, "jvp_increment_nesting"),
     (vmap, "vmap_increment_nesting"),
 ]
-DEVICE_OF = Tensor.device.__get__  # type: ignore[attr-defined]
+DEVICE_OF = Tensor.device.__get__
 RANDOM = dict.fromkeys(["manual_seed", "seed", "get_rng_state", "set_rng_state", "set_per_process_memory_fraction"])
 MPS_BACKEND: dict[str, Any] = dict.fromkeys(
     ["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True

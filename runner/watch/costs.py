@@ -181,6 +181,8 @@ FLOPS: dict[str, Callable[[Any], int]] = {
     "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
     "_cudnn_rnn": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1]),
     "_cudnn_rnn_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "_lstm_mps": lambda args: _recurrent(args[0].shape[:-1].numel(), args[2]),
+    "lstm_mps_backward": lambda args: 2 * _recurrent(args[5].shape[:-1].numel(), args[8]),
     "mkldnn_rnn_layer": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1:3]),
     "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1:3]),
 }
