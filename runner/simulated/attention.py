@@ -36,48 +36,61 @@ def attention(
         return torch._C._nn.scaled_dot_product_attention(query, key, value, attn_mask, **given)
     kind = query.device.type
     query, key, value, mask = _cast(kind, query, key, value, attn_mask)
-    with torch.autocast(kind, enabled=False):  # as inside of the real one
-        return _choose(kind, query, key, value, mask, given)
+    with torch.autocast(kind, enabled=False):  # what follows is below it in C++, too
+        return _by_kernel(kind, query, key, value, mask, **given)
 
 
-def _choose(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, given: dict[str, Any]) -> Tensor:
-    """The kernel of the device. given: the other arguments, by name."""
-    dropout_p, is_causal, scale, enable_gqa = given.values()
-    # a GPU's own kernels do not exist here: they have shapes, and no numbers
-    is_plain = query.dim() == 4 and not pretence.has_numbers
+def _by_kernel(
+    kind: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
     fits_flash = query.shape[-1] == key.shape[-1] == value.shape[-1]
-    is_aligned = all(tensor.shape[-1] * tensor.element_size() % ALIGNED_BYTES == 0 for tensor in (query, value))
-    is_small = fits_flash and query.shape[-1] <= MOST_HEAD_SIZE
-    takes_flash = kind == "cuda" and mask is None and query.dtype in HALVES and is_small and _is_ampere()
-    if is_plain and kind == "cuda" and query.dtype in (*HALVES, torch.float32) and (takes_flash or is_aligned):
-        if enable_gqa:
-            times = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-        if takes_flash:
-            return _first(
-                aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
-            )
-        bias = _as_bias(mask, query, key)
-        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-        return _first(
-            aten._scaled_dot_product_efficient_attention(
-                query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
-            )
-        )
-    learns_mask = mask is not None and mask.requires_grad and torch.is_grad_enabled()
-    is_even = fits_flash and _is_even(query, key, value, enable_gqa=enable_gqa)
-    if is_plain and kind == "cpu" and dropout_p == 0 and is_even and not learns_mask:
-        bias = _as_bias(mask, query, key)
-        return _first(
-            aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
-            )
-        )
-    return _first(
-        torch._scaled_dot_product_attention_math(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    )
+    # a GPU's own kernels do not exist here: no numbers of them
+    if query.dim() == 4 and not pretence.has_numbers:
+        if kind == "cuda" and query.dtype in (*HALVES, torch.float32):
+            if enable_gqa:
+                times = query.shape[1] // key.shape[1]
+                key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+                enable_gqa = False
+            is_half = query.dtype in HALVES and fits_flash and query.shape[-1] <= MOST_HEAD_SIZE
+            if is_half and mask is None and _is_ampere():
+                return _first(
+                    aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
+                )
+            if all(tensor.shape[-1] * tensor.element_size() % ALIGNED_BYTES == 0 for tensor in (query, value)):
+                return _efficient(query, key, value, mask, dropout_p, is_causal, scale)
+        learns_mask = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+        is_even = fits_flash and _is_even(query, key, value, enable_gqa=enable_gqa)
+        if kind == "cpu" and dropout_p == 0 and is_even and not learns_mask:
+            bias = _as_bias(mask, query, key)
+            flash = aten._scaled_dot_product_flash_attention_for_cpu
+            return _first(flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale))
+    given: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    return _first(torch._scaled_dot_product_attention_math(query, key, value, mask, dropout_p, is_causal, **given))
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """The memory-efficient kernel; what it keeps for the way back depends on whether there is one."""
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    bias = _as_bias(mask, query, key)
+    kernel = aten._scaled_dot_product_efficient_attention
+    return _first(kernel(query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale))
 
 
 def _cast(kind: str, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Any, ...]:

@@ -20,30 +20,48 @@ MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def recurrent(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._VF.lstm` and its like, by cuDNN's kernel on a GPU without numbers; else torch's own."""
+    """`torch._VF.lstm` and its like, by the kernel of a GPU for whole layers, where it has one; else torch's own.
+
+    With numbers it is torch's own too: such a kernel does not exist here.
+    """
 
     def layer(inputs: Tensor, second: Any, third: Any, *rest: Any) -> Any:
-        is_gpu = isinstance(inputs, SimulatedTensor) and inputs.is_cuda and not pretence.has_numbers
-        if not is_gpu or not torch.backends.cudnn.enabled:
-            return own(inputs, second, third, *rest)
-        is_packed = isinstance(third, Tensor) if name != "lstm" else isinstance(second, Tensor)
-        if is_packed:
-            sizes, state, (weights, has_bias, num_layers, dropout, training, both_ways) = second, third, rest
-            batch_first = False
-        else:
-            state, weights = second, third
-            has_bias, num_layers, dropout, training, both_ways, batch_first = rest
-        state, cell = state if name == "lstm" else (state, None)
-        inputs, state, cell, *weights = _cast(inputs, state, cell, *weights)
-        hidden = weights[1].shape[0] // {"lstm": 4, "gru": 3}.get(name, 1)
-        projected = state.shape[-1] if name == "lstm" and state.shape[-1] != hidden else 0
-        stride = (4 if has_bias else 2) + bool(projected)
-        settings = (MODES[name], hidden, projected, num_layers, batch_first, dropout, training, both_ways)
-        lengths = sizes.tolist() if is_packed else []
-        found = aten._cudnn_rnn(inputs, weights, stride, None, state, cell, *settings, lengths, None)
-        return found[:3] if name == "lstm" else found[:2]
+        is_packed = isinstance(third if name != "lstm" else second, Tensor)
+        kind = inputs.device.type if isinstance(inputs, SimulatedTensor) and not pretence.has_numbers else ""
+        if kind == "cuda" and torch.backends.cudnn.enabled:
+            if is_packed:
+                return _cudnn(name, inputs, third, *rest, batch_first=False, sizes=second)
+            return _cudnn(name, inputs, second, third, *rest[:-1], batch_first=rest[-1])
+        if kind == "mps" and name == "lstm" and not is_packed and second[0].shape == second[1].shape:
+            return aten._lstm_mps(inputs, second, third, *rest)[:3]
+        return own(inputs, second, third, *rest)
 
     return layer
+
+
+def _cudnn(
+    name: str,
+    inputs: Tensor,
+    state: Any,
+    weights: Sequence[Tensor],
+    has_bias: bool,
+    num_layers: int,
+    dropout: float,
+    training: bool,
+    both_ways: bool,
+    *,
+    batch_first: bool,
+    sizes: Tensor | None = None,
+) -> Any:
+    state, cell = state if name == "lstm" else (state, None)
+    inputs, state, cell, *weights = _cast(inputs, state, cell, *weights)
+    hidden = weights[1].shape[0] // {"lstm": 4, "gru": 3}.get(name, 1)
+    projected = state.shape[-1] if name == "lstm" and state.shape[-1] != hidden else 0
+    stride = (4 if has_bias else 2) + bool(projected)
+    settings = (MODES[name], hidden, projected, num_layers, batch_first, dropout, training, both_ways)
+    lengths = [] if sizes is None else sizes.tolist()
+    found = aten._cudnn_rnn(inputs, weights, stride, None, state, cell, *settings, lengths, None)
+    return found[:3] if name == "lstm" else found[:2]
 
 
 def ctc_loss(
@@ -57,11 +75,12 @@ def ctc_loss(
 ) -> Tensor:
     """`torch.ctc_loss`; lengths that lie on the device are read, as C++ does it. log_probs: (T, B, C)"""
     if not isinstance(log_probs, SimulatedTensor) or pretence.has_numbers:
-        given = (log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
-        real: Tensor = torch._C._VariableFunctions.ctc_loss(*given)
-        return real
+        own = torch._C._VariableFunctions.ctc_loss
+        given: Tensor = own(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        return given
     steps, lengths = _lengths(input_lengths), _lengths(target_lengths)
-    losses: Tensor = aten._ctc_loss(log_probs, targets.to(log_probs.device), steps, lengths, blank, zero_infinity)[0]
+    targets = targets.to(log_probs.device)
+    losses: Tensor = aten._ctc_loss(log_probs, targets, steps, lengths, blank, zero_infinity)[0]
     if zero_infinity:
         losses = torch.where(losses == torch.inf, torch.zeros((), dtype=losses.dtype, device=losses.device), losses)
     if reduction == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from runner.simulated.cells import CELLS
+from runner.simulated.recurrent import LAYERS
 from runner.simulated.values import goes_by, goes_by_size, mark_usual, value
 
 aten = torch.ops.aten
@@ -147,69 +147,6 @@ def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_len
     return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, 2 * int(longest) + 1))
 
 
-def _rnn_layer(tensor: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """oneDNN's recurrent layer, with the workspace that torch's rule for meta leaves out; tensor: (T, B, I)."""
-    weights, (state, cell), rest = args[:4], args[4:6], args[6:]
-    steps, rows, width = tensor.shape
-    fixed, each = _workspace(steps, width, weights[1].shape, state.shape[-1], tensor.dtype, (rest[0], *rest[2:]))
-    output = tensor.new_empty((steps, rows, state.shape[-1]))
-    return output, of(state), of(cell), tensor.new_empty((fixed + each * rows,), dtype=torch.uint8)
-
-
-@functools.cache
-def _workspace(
-    steps: int, width: int, size: torch.Size, hidden: int, dtype: torch.dtype, rest: tuple[Any, ...]
-) -> tuple[int, int]:
-    """Its bytes, and those for each row: a straight line through what oneDNN takes for one row and for two."""
-    found = []
-    for rows in (1, 2):
-        given = [torch.zeros(steps, rows, width, dtype=dtype), torch.zeros(size[0], width, dtype=dtype)]
-        given += [torch.zeros(size, dtype=dtype), torch.zeros(size[0], dtype=dtype), torch.zeros(size[0], dtype=dtype)]
-        given += [torch.zeros(rows, hidden, dtype=dtype) for _ in range(2)]
-        workspace = aten.mkldnn_rnn_layer(*given, rest[0], [], *rest[1:])[3]
-        found.append(0 if workspace is None else workspace.numel())  # None: not in training
-    return 2 * found[0] - found[1], found[1] - found[0]
-
-
-def _rnn_layer_backward(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return tuple(of(given) for given in (tensor, *args[:6]))
-
-
-def _cudnn_rnn(
-    tensor: Tensor,
-    weights: Sequence[Tensor],
-    stride: int,
-    buffer: Tensor | None,
-    state: Tensor,
-    cell: Tensor | None,
-    mode: int,
-    hidden: int,
-    projected: int,
-    num_layers: int,
-    batch_first: bool,
-    dropout: float,
-    training: bool,
-    both_ways: bool,
-    sizes: Sequence[int],
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    """cuDNN's recurrent layers. What they keep for the way back is known to cuDNN alone: here the gates, the cell and the
-    output of each layer, an estimate."""
-    ways, given = 2 if both_ways else 1, tensor.shape[:-1]
-    output = tensor.new_empty((*given, (projected or hidden) * ways))
-    if batch_first and not sizes:
-        output = tensor.new_empty((given[1], given[0], output.shape[-1])).transpose(0, 1)
-    kept = {2: 6, 3: 5}.get(mode, 1) * hidden * ways * num_layers * given.numel() if training else 0
-    reserve = tensor.new_empty((kept * tensor.element_size(),), dtype=torch.uint8)
-    return output, of(state), tensor.new_empty((0,)) if cell is None else of(cell), reserve, tensor.new_empty((0,))
-
-
-def _cudnn_rnn_backward(
-    tensor: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor, state: Tensor, cell: Tensor | None, *_: Any
-) -> tuple[Any, ...]:
-    return of(tensor), of(state), None if cell is None else of(cell), [of(weight) for weight in weights]
-
-
 RULES: dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense: value,
     aten.is_nonzero: lambda tensor: bool(value(tensor)),
@@ -227,10 +164,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._grouped_mm: _grouped_mm,
     aten._ctc_loss: _ctc_loss,
     aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
-    aten._cudnn_rnn: _cudnn_rnn,
-    aten._cudnn_rnn_backward: _cudnn_rnn_backward,
-    aten.mkldnn_rnn_layer: _rnn_layer,
-    aten.mkldnn_rnn_layer_backward: _rnn_layer_backward,
+    **LAYERS,
     **CELLS,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}

@@ -44,6 +44,7 @@ class Pretence:
     device: torch.device = CPU
     current_index: int = 0  # what "cuda" means without a number
     running_backward: int = 0
+    num_transforms: int = 0  # of torch.func that are under way, one inside another
     has_numbers: bool = True
     big_is_shapes: bool = False
     #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
@@ -171,7 +172,14 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
         device = args[0].pretended
         # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
-        return META if device.type != "cpu" and (pretence.running_backward or is_in_functorch()) else device
+        return META if device.type != "cpu" and (pretence.running_backward or pretence.num_transforms) else device
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # nobody called what goes on in here: modes would hear of each rule for shapes
+        return _compute(func, args, kwargs)
+
+
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = _device_of(inputs)
     aim = here
@@ -252,12 +260,7 @@ def _is_for_device(device: torch.device | None) -> bool:
 
 def _is_engines(device: torch.device) -> bool:
     """In backward C++ makes zeros and the like on the device that it was told."""
-    return device.type == "meta" and (pretence.running_backward > 0 or is_in_functorch())
-
-
-def is_in_functorch() -> bool:
-    """Whether vmap, grad or another transform of torch.func is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return device.type == "meta" and (pretence.running_backward > 0 or pretence.num_transforms > 0)
 
 
 def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms, vmap
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
@@ -23,7 +24,7 @@ from torch.utils._pytree import tree_map
 from runner.simulated.attention import attention
 from runner.simulated.kernels import MODES, ctc_loss, recurrent
 from runner.simulated.shapes import NotSimulated
-from runner.simulated.tensor import SimulatedTensor, is_in_functorch, pretence
+from runner.simulated.tensor import SimulatedTensor, pretence
 from runner.simulated.values import asking, look_for_sizes, watched
 
 Replacement = tuple[Any, str, Any]
@@ -80,6 +81,12 @@ class Machine:
         return dict.fromkeys(names, self.used_bytes) | dict.fromkeys(nothings)
 
 
+#: what torch.func enters for each transform. Its own stack can't be asked: it is put aside while results are made
+TRANSFORMS: list[tuple[Any, str]] = [
+    (eager_transforms, "grad_increment_nesting"),
+    (eager_transforms, "jvp_increment_nesting"),
+    (vmap, "vmap_increment_nesting"),
+]
 DEVICE_OF = Tensor.device.__get__
 RANDOM = dict.fromkeys(["manual_seed", "seed", "get_rng_state", "set_rng_state", "set_per_process_memory_fraction"])
 MPS_BACKEND: dict[str, Any] = dict.fromkeys(
@@ -93,6 +100,8 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
     kind = pretence.device.type
     yield torch.nn.Module, "_apply", _by_swapping(torch.nn.Module._apply)
     yield torch.nn.functional, "scaled_dot_product_attention", attention
+    for owner, name in TRANSFORMS:
+        yield owner, name, _counted(getattr(owner, name))
     yield torch, "ctc_loss", ctc_loss
     for name in MODES:
         yield torch._VF, name, recurrent(name, getattr(torch._VF, name))
@@ -214,7 +223,7 @@ class Naming(TorchFunctionMode):
                 look_for_sizes(asking.call, args, kwargs)
             result = func(*args, **kwargs)
             if func is DEVICE_OF and result.type == "meta":  # of functorch's own tensors; see `compute`
-                return pretence.device if is_in_functorch() else result
+                return pretence.device if pretence.num_transforms else result
             return watched(result) if asking.call in ("item", "tolist") and _lacks_numbers(args[0]) else result
         finally:
             asking.call, pretence.running_backward = before
@@ -264,6 +273,19 @@ def _telling_meta(run: Callable[..., Any]) -> Callable[..., Any]:
             pretence.running_backward = before
 
     return run_backward
+
+
+def _counted(nesting: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def count(*args: Any) -> Iterator[Any]:
+        pretence.num_transforms += 1
+        try:
+            with nesting(*args) as level:
+                yield level
+        finally:
+            pretence.num_transforms -= 1
+
+    return count
 
 
 def _by_swapping(apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ class Asking:
 
     call: str = ""  # the torch function that Python has called
     told: Callable[[str], None] | None = None
+    has_whole: bool = False  # whether a whole number was read so far
 
 
 asking = Asking()
@@ -96,7 +97,7 @@ def watched(result: Any) -> Any:
 
 def look_for_sizes(name: str, args: Any, kwargs: Any) -> None:
     """Tells of a watched whole number that a torch function takes other than to reckon with it."""
-    if name in FREE_CALLS and name not in ("__getitem__", "__setitem__", "full", "new_full"):
+    if not asking.has_whole or (name in FREE_CALLS and name not in ("__getitem__", "__setitem__", "full", "new_full")):
         return
     if name in ("full", "new_full"):  # the last is what they are filled with
         args = args[:-1]
@@ -111,7 +112,10 @@ def _is_sliced(leaf: Any) -> bool:
 
 
 def _watch(number: Any) -> Any:
-    return Real(number) if type(number) is float else Whole(number) if type(number) is int else number
+    if type(number) is int:
+        asking.has_whole = True
+        return Whole(number)
+    return Real(number) if type(number) is float else number
 
 
 class Real(float):

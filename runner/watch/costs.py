@@ -70,6 +70,11 @@ class Costs:
         self._total = 0
 
     def after(self, done: Operation) -> None:
+        if done.outputs:
+            with torch._C.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
+                self._see(done)
+
+    def _see(self, done: Operation) -> None:
         on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
         part = "temporaries" if _is_backward() else self.part
         for tensor in on_device:
@@ -176,6 +181,8 @@ FLOPS: dict[str, Callable[[Any], int]] = {
     "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
     "_cudnn_rnn": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1]),
     "_cudnn_rnn_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "_lstm_mps": lambda args: _recurrent(args[0].shape[:-1].numel(), args[2]),
+    "lstm_mps_backward": lambda args: 2 * _recurrent(args[5].shape[:-1].numel(), args[8]),
     "mkldnn_rnn_layer": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1:3]),
     "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1:3]),
 }

@@ -103,8 +103,9 @@ class Packed(nn.Module):
 
     def forward(self, tokens):
         lengths = [max(1, tokens.shape[1] - row) for row in range(tokens.shape[0])]
-        packed = rnn.pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
-        padded, _ = rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)
+        embedded = self.embedding(tokens)
+        packed = rnn.pack_padded_sequence(embedded, lengths, True, enforce_sorted=False)  # <- packing
+        padded, _ = rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)  # <- unpacking
         return self.head(self.lstm(padded)[0].mean(1))
 
 
@@ -382,7 +383,7 @@ class Indexed(nn.Module):
         x = self.embedding(tokens)
         with torch.no_grad():
             self.counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.float32))
-            self.counts[flat[0]] += 1
+            self.counts[flat[0]] += 1  # <- counting
         place = torch.arange(0, flat.numel(), tokens.shape[1], device=tokens.device)
         h = self.bag(tokens) + self.sums(flat, place, per_sample_weights=torch.ones_like(flat, dtype=x.dtype))
         order = tokens.argsort(dim=-1, stable=True)
@@ -499,10 +500,8 @@ def transcribe(model, batch):
     log_probs = model(batch["sound"]).log_softmax(-1).transpose(0, 1)
     steps, rows = log_probs.shape[:2]
     lengths = torch.full((rows,), steps, dtype=torch.long)
-    loss = F.ctc_loss(
-        log_probs, batch["text"], lengths, torch.full((rows,), batch["text"].shape[1]), zero_infinity=True
-    )
-    return {"loss": loss}
+    longest = torch.full((rows,), batch["text"].shape[1])
+    return {"loss": F.ctc_loss(log_probs, batch["text"], lengths, longest, zero_infinity=True)}  # <- ctc
 
 
 def many_losses(model, batch):
@@ -527,7 +526,7 @@ def many_losses(model, batch):
         nn.SoftMarginLoss()(one, hot * 2 - 1),
         nn.MultiLabelSoftMarginLoss()(logits, hot),
         nn.PoissonNLLLoss()(logits, hot),
-        nn.GaussianNLLLoss()(logits, hot, torch.ones_like(logits)),
+        nn.GaussianNLLLoss()(logits, hot, torch.ones_like(logits)),  # <- variance
     ]
     return {"loss": torch.stack([loss.float() for loss in losses]).sum()}
 
@@ -561,6 +560,14 @@ class Wide(nn.Module):
 
     def forward(self, x):
         return self.layers(x)
+
+
+class Scaled(Wide):
+    """A value is read, and only reckoned with."""
+
+    def forward(self, x):
+        most = x.abs().max().item()  # <- scaled
+        return super().forward(x / (2 * most) + 1 / most)
 
 
 # ---- what goes by values
@@ -600,8 +607,8 @@ class SizeOf(Wide):
 
 class ItemSize(Wide):
     def forward(self, x):
-        width = x[0, 0].abs().ceil().long().item() + 1  # <- item as a size
-        return super().forward(x) + torch.ones(len(x), width, device=x.device).mean()
+        width = x[0, 0].abs().ceil().long().item() + 1
+        return super().forward(x) + torch.ones(len(x), width, device=x.device).mean()  # <- item as a size
 
 
 class Waiting(Wide):
@@ -640,8 +647,8 @@ class Repeating(Wide):
 
 class Listing(Wide):
     def forward(self, x):
-        sizes = (x[:, 0] > 0).long().add(1).tolist()  # <- tolist
-        return super().forward(x) + torch.cat([x[:1].expand(size, -1) for size in sizes]).mean()
+        sizes = (x[:, 0] > 0).long().add(1).tolist()
+        return super().forward(x) + torch.cat([x[:1].expand(size, -1) for size in sizes]).mean()  # <- tolist
 
 
 class Counting(Wide):
@@ -679,10 +686,8 @@ class Padded(Wide):
         self.gru = nn.GRU(1, 64, batch_first=True)
 
     def forward(self, x):
-        lengths = (x > 0).sum(1).clamp(min=1)
-        packed = rnn.pack_padded_sequence(
-            x[..., None], lengths.cpu(), batch_first=True, enforce_sorted=False
-        )  # <- lengths
+        lengths = (x > 0).sum(1).clamp(min=1).cpu()
+        packed = rnn.pack_padded_sequence(x[..., None], lengths, True, enforce_sorted=False)  # <- lengths
         return super().forward(self.gru(packed)[1][0])
 
 
@@ -699,23 +704,24 @@ def images():
 
 @dataclass(frozen=True)
 class Case:
-    """values: it goes by values, so its verdict is "can't be told" with the marked line. findings: kinds, by device."""
+    """waits: the marks of lines that truly read the device or wait for it; "torch" for those of torch's own code.
+
+    A case of BY_VALUES has its name as the mark of the line that is to be told.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     batch: Callable[[], Any] = vectors
     task: Callable[..., Any] = classify
     optimizer: str = "adam"
-    precisions: tuple[str, ...] = ("fp32", "bf16")
-    values: bool = False
-    findings: tuple[tuple[str, str], ...] = ()  # (device type, kind)
+    waits: tuple[str, ...] = ()
 
 
 SOUND = [
     Case("encoder and decoder", EncoderDecoder, lambda: ((whole(100, 48), whole(100, 40)), classes())),
     Case("attention with masks", MaskedAttention, lambda: (numbers(48, 8), classes())),
     Case("recurrent", Recurrent, lambda: (numbers(32, 8), classes())),
-    Case("packed", Packed, lambda: (whole(100, 32), classes())),
+    Case("packed", Packed, lambda: (whole(100, 32), classes()), waits=("packing", "unpacking")),
     Case("decoder", Rotary, lambda: (whole(100, 64), classes())),
     Case("unet", UNet, lambda: {"image": numbers(3, 32, 32)}, denoise),
     Case("volumes", Volumes, lambda: (numbers(1, 16, 16, 16), classes())),
@@ -728,38 +734,40 @@ SOUND = [
     Case("functional", Functional, lambda: (numbers(16), classes())),
     Case("ensemble", Ensemble),
     Case("penalty", Wide, task=penalised),
-    Case("indexed", Indexed, lambda: (whole(100, 32), classes())),
+    Case("indexed", Indexed, lambda: (whole(100, 32), classes()), waits=("counting",)),
     Case("dropping", Dropping, lambda: (numbers(4, 64), classes())),
     Case("distances", Distances),
     Case("hypernet", Hypernet, images),
     Case("scripted", Scripted),
     Case("mixture", Mixture),
-    Case("ctc", Frames, lambda: {"sound": numbers(8, 128), "text": whole(19, 12) + 1}, transcribe),
-    Case("losses", Wide, task=many_losses),
+    Case("ctc", Frames, lambda: {"sound": numbers(8, 128), "text": whole(19, 12) + 1}, transcribe, waits=("ctc",)),
+    Case("losses", Wide, task=many_losses, waits=("variance",)),
+    Case("scaled", Scaled, waits=("scaled",)),
     *(
         Case(name, Wide, optimizer=name)
-        for name in ("adamw", "sgd", "nesterov", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "adamax", "asgd")
+        for name in ("adamw", "foreach", "sgd", "nesterov", "rmsprop", "adagrad", "adadelta", "nadam", "radam", "rprop")
     ),
-    *(Case(name, Wide, optimizer=name) for name in ("foreach", "rprop", "lion", "adafactor")),
+    *(Case(name, Wide, optimizer=name) for name in ("adamax", "lion")),
+    *(Case(name, Wide, optimizer=name, waits=("torch",)) for name in ("asgd", "adafactor")),
 ]
 
 BY_VALUES = [
-    Case("branch", Branching, values=True),
-    Case("mask", Masking, values=True),
-    Case("nonzero", Nonzero, values=True),
-    Case("unique", Unique, values=True),
-    Case("size", SizeOf, values=True),
-    Case("item as a size", ItemSize, values=True),
-    Case("while", Waiting, values=True),
-    Case("range", Ranging, values=True),
-    Case("item in if", ItemBranch, values=True),
-    Case("masked_select", Selecting, values=True),
-    Case("repeat", Repeating, values=True),
-    Case("tolist", Listing, values=True),
-    Case("bincount", Counting, values=True),
-    Case("where", Where, values=True),
-    Case("experts", Experts, values=True),
-    Case("lengths", Padded, values=True),
+    Case("branch", Branching),
+    Case("mask", Masking),
+    Case("nonzero", Nonzero),
+    Case("unique", Unique),
+    Case("size", SizeOf),
+    Case("item as a size", ItemSize),
+    Case("while", Waiting),
+    Case("range", Ranging),
+    Case("item in if", ItemBranch),
+    Case("masked_select", Selecting),
+    Case("repeat", Repeating),
+    Case("tolist", Listing),
+    Case("bincount", Counting),
+    Case("where", Where),
+    Case("experts", Experts),
+    Case("lengths", Padded),
 ]
 
 OPTIMIZERS = {
@@ -778,25 +786,60 @@ OPTIMIZERS = {
     "rprop": "torch.optim.Rprop",
     "adafactor": "torch.optim.Adafactor",
     "lion": "zoo.Lion",
-    "lbfgs": "torch.optim.LBFGS",
 }
 
 
-def _case(name):
+#: for device=cpu: its operations are compared with a real step's, one by one, and its memory with the allocator's
+COMPARED = [
+    ("encoder and decoder", "fp32"),
+    ("encoder and decoder", "bf16"),
+    ("attention with masks", "fp32"),
+    ("decoder", "fp32"),
+    ("decoder", "bf16"),
+    ("volumes", "fp32"),
+    ("recomputed", "fp32"),
+    ("functional", "fp32"),
+    ("mixture", "fp32"),
+    ("rprop", "fp32"),
+]
+#: tried in bf16 beside fp32
+IN_HALVES = ("encoder and decoder", "recurrent", "packed", "decoder", "unet", "recomputed", "ensemble", "mixture")
+ON_MPS = ("decoder", "unet", "fourier", "recomputed", "functional", "indexed", "dropping", "distances", "ctc", "losses")
+
+
+def words(case, precision="fp32"):
+    """The words of a case's run."""
+    names = [f"{key}={case.name!r}" for key in ("model.name", "task.name", "data.case")]
+    groups = [f"{group}=zoo" for group in ("model", "task", "data")]
+    return [*groups, *names, f"optimizer=zoo_{case.optimizer}", f"train.precision={precision}", "data.num_workers=0"]
+
+
+def write_conf(folder):
+    for group in ("model", "task", "data"):
+        name = "case" if group == "data" else "name"
+        (folder / "conf" / group).mkdir(parents=True, exist_ok=True)
+        (folder / "conf" / group / "zoo.yaml").write_text(f"_target_: zoo.{group}\n{name}: ???\n")
+    (folder / "conf" / "optimizer").mkdir(exist_ok=True)
+    for name, target in OPTIMIZERS.items():
+        text = f"_target_: {target}\n_partial_: true\nlr: 0.001\n".replace(", ", "\n")
+        (folder / "conf" / "optimizer" / f"zoo_{name}.yaml").write_text(text)
+
+
+def case_of(name):
     return next(case for case in (*SOUND, *BY_VALUES) if case.name == name)
 
 
 def model(name):
     """For conf/model/zoo.yaml."""
-    return _case(name).make()
+    return case_of(name).make()
 
 
 def task(name):
-    return _case(name).task
+    return case_of(name).task
 
 
 def data(case):
-    return {"train": Given(_case(case).batch), "val": Given(_case(case).batch)}
+    return {"train": Given(case_of(case).batch), "val": Given(case_of(case).batch)}
 
 
 class Given(torch.utils.data.Dataset):

@@ -1,0 +1,103 @@
+"""Plans of architectures that plan was not written for: verdicts, what waits, what goes by values; the CPU's own operations."""
+
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, marked_line, write_conf
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def judged(own_models, python):
+    for file in ("zoo.py", "judge_zoo.py", "truth.py"):
+        shutil.copy(HERE / file, own_models)
+    write_conf(own_models)
+
+    @functools.cache
+    def outcome(device):
+        answer = own_models / f"zoo-{device.partition(':')[0]}.json"
+        done = python("judge_zoo.py", device, answer, timeout=300)
+        return (json.loads(answer.read_text()), "") if done.returncode == 0 else (None, done.stderr)
+
+    def answers(device):
+        found, error = outcome(device)
+        assert found is not None, error
+        return found
+
+    return answers
+
+
+def lines_of(findings):
+    """Of the zoo by their lines; all of a library's and the runner's as one."""
+    return {found["line"] if found["line"].startswith("zoo.py:") else "torch" for found in findings}
+
+
+@pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
+def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judged):
+    names = [case.name, f"{case.name}, bf16"] if case.name in IN_HALVES else [case.name]
+    for name in names:
+        answer = judged("cuda:1")[name]
+        assert answer["unknown"] == ""
+        assert {found["grade"] for found in answer["findings"]} <= {"likely"}
+        expected = {mark if mark == "torch" else marked_line(mark) for mark in case.waits}
+        assert lines_of(answer["findings"]) == expected, answer["findings"]
+        assert answer["memory"]["peak_bytes"] > answer["num_parameters"]
+        assert answer["step"]["flops"] > 0
+
+
+@pytest.mark.parametrize("case", [case for case in SOUND if case.name in ON_MPS], ids=lambda case: case.name)
+def test_on_mps_missing_kernels_are_told_too(case, judged):
+    answer = judged("mps")[case.name]
+    assert answer["unknown"] == ""
+    assert {found["grade"] for found in answer["findings"]} <= {"likely"}
+    others = [found for found in answer["findings"] if found["kind"] != "no kernel"]
+    assert lines_of(others) <= {"torch", *(marked_line(mark) for mark in case.waits if mark != "torch")}
+    lacks = {"dropping": "rrelu_with_noise", "distances": "linalg_lu_solve", "ctc": "_ctc_loss"}
+    if case.name in lacks:
+        assert any(found["what"].startswith(lacks[case.name]) for found in answer["findings"])
+
+
+@pytest.mark.parametrize("case", BY_VALUES, ids=[case.name for case in BY_VALUES])
+def test_what_goes_by_values_is_told_with_the_operation_and_its_line(case, judged):
+    answer = judged("cuda:1")[case.name]
+    what, _, place = answer["unknown"].partition(" at ")
+    assert what.startswith("it goes by values")
+    assert what.rpartition(": ")[2].strip("_") == SAYS[case.name]
+    assert place.split(" in ")[0] == marked_line(case.name)
+    assert not any(found["grade"] == "certain" for found in answer["findings"])
+
+
+SAYS = {
+    "branch": "bool(tensor)",
+    "mask": "tensor[mask]",
+    "nonzero": "nonzero()",
+    "unique": "unique()",
+    "size": "int(tensor)",
+    "item as a size": "tensor.item() as a size",
+    "while": "bool(tensor)",
+    "range": "a tensor used as an index",
+    "item in if": "tensor.item()",
+    "masked_select": "masked_select()",
+    "repeat": "repeat_interleave()",
+    "tolist": "tensor.item() as a size",
+    "bincount": "bincount()",
+    "where": "torch.where(mask)",
+    "experts": "nonzero()",
+    "lengths": "pack_padded_sequence()",
+}
+
+
+@pytest.mark.parametrize("name", [f"{name}, {precision}" for name, precision in COMPARED])
+def test_a_simulated_step_of_the_cpu_takes_the_operations_and_the_memory_of_a_real_one(name, judged):
+    found = judged("cpu")[name]
+    assert found["plan"] == found["real"]
+    assert found["planned_bytes"] == pytest.approx(found["real_bytes"], rel=0.05)
