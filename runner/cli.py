@@ -136,19 +136,20 @@ def plan(words: list[str]) -> int:
     flags = [flag for flag in flags if flag not in MULTIRUN]
     if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
         return train(words)  # what is composed is the same
+    from runner.plan import command  # torch
+
     compose = composer(flags)
     with hydra_session(["runner"]):
         try:
             compose(overrides) if not is_sweep else None
-            from runner.plan.command import Job
-            from runner.plan.command import plan as plan_jobs
-
-            jobs = [Job(name, _composed(compose, given)) for given, name in _planned(overrides, is_sweep=is_sweep)]
+            jobs = [
+                command.Job(name, _composed(compose, given)) for given, name in _planned(overrides, is_sweep=is_sweep)
+            ]
         except RunnerError:
             raise
         except Exception as error:
-            raise mistakes.explain(error, overrides, compose=compose, check=check) from None
-        return plan_jobs(jobs, as_json="--json" in words)
+            raise mistakes.explain(error, overrides, compose=compose, check=command.check) from None
+        return command.plan(jobs, as_json="--json" in words)
 
 
 def _planned(overrides: list[str], *, is_sweep: bool) -> list[tuple[tuple[str, ...], str]]:

@@ -24,7 +24,7 @@ def is_about_composition(error: Exception) -> bool:
 
 
 def explain(
-    error: Exception, overrides: list[str], *, compose: Compose, check: Callable[[DictConfig], None]
+    error: Exception, overrides: list[str], *, compose: Compose, check: Callable[[DictConfig], object]
 ) -> RunnerError:
     """The faults behind a composition that failed: Hydra names the first, this tries each override by itself.
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from runner.device import Hardware, probe
 from runner.errors import Fault, RunnerError
 from runner.plan.report import report
+from runner.plan.target import Target, find
 
 SECONDS_TO_SEARCH = 6.0  # from the start of a plan, for the largest batch sizes
 SECONDS_FOR_A_PLAN = 300.0
@@ -104,20 +106,22 @@ class Child:
         return self._answer.with_suffix(".ready").exists()
 
 
-def _checked(jobs: Sequence[Job]) -> list[Any]:
-    """Each job's device, and what is assumed of it."""
+def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
+    """The device, which need not be here, and what is assumed of it. Raises: RunnerError with everything that is wrong."""
     from runner import parts  # torch
-    from runner.device import probe
-    from runner.plan.target import find
 
+    target = find(cfg, hardware or probe())
+    parts.check(cfg, target.hardware, choice=target.choice)
+    return target
+
+
+def _checked(jobs: Sequence[Job]) -> list[Target]:
     hardware = probe()
     faults: list[Fault] = []
     targets = []
     for job in jobs:
         try:
-            target = find(job.cfg, hardware)
-            parts.check(job.cfg, target.hardware, choice=target.choice)
-            targets.append(target)
+            targets.append(check(job.cfg, hardware))
         except RunnerError as error:
             faults += error.faults
     if faults:
@@ -125,7 +129,7 @@ def _checked(jobs: Sequence[Job]) -> list[Any]:
     return targets
 
 
-def _answer(child: Child, job: Job, target: Any) -> tuple[dict[str, Any], str]:
+def _answer(child: Child, job: Job, target: Target) -> tuple[dict[str, Any], str]:
     """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
     from runner.plan.report import request
 

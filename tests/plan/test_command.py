@@ -80,6 +80,7 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
         code, _, err = plan(capsys, *words)
         assert (code, "Traceback" in err) == (2, False), words
         assert said in err, words
+        assert "CPU-only build" not in err, words  # a device that is not here is no mistake of a plan
     assert list(own_folder.iterdir()) == []
 
 
