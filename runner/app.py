@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -36,10 +38,12 @@ def run(
     choice: Choice | None = None,
     member: Membership | None = None,
     trial: Trial | None = None,
+    owns_process: bool = False,
 ) -> dict[str, Any]:
     """Runs one experiment, from its configuration to its closed tracker. A folder that holds a part of it is gone on with.
 
     choice, member, trial: of a sweep's job, the device that it was given, what it knows of the sweep, and its search.
+    owns_process: whether a second Ctrl-C, or a signal and `train.grace_seconds`, may end the process from within.
     Returns what summary.json holds; a training that fails is a `status` there, not an exception.
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
@@ -53,9 +57,10 @@ def run(
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here))
         (folder / "rerun.yaml").write_text(rerun)
-        with listening() as stop, Journal(folder) as journal:
-            record = take_up(folder)
-            record.best = parts.best
+        record = take_up(folder)
+        record.best = parts.best
+        end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
+        with listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop, Journal(folder) as journal:
             introduce(journal, cfg, parts, record, choice=choice, hardware=hardware, folder=folder, member=member)
             _say_parts(screen, cfg, parts, folder)
             record.seconds |= {"start": clock.before, "setup": clock.lap()}
@@ -75,7 +80,7 @@ def run(
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
         _write_summary(summary, folder)  # it is there even if nobody waits for the tracker
         if publisher is not None:
-            summary |= _last_words(publisher, cfg, screen)
+            summary |= _last_words(publisher, cfg, screen, within=stop.seconds_left)
     summary["seconds"] |= {"finish": clock.lap(), "total": clock.total()}
     _write_summary(summary, folder)
     screen.result(summary, folder=_short(folder), next_lines=_what_next(cfg, summary, folder))
@@ -140,10 +145,10 @@ def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, fold
     journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
 
 
-def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[str, Any]:
-    """Waits for MLflow to have everything, but no longer than it answers."""
+def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:
+    """Waits for MLflow to have everything, but no longer than it answers, and than there is time (s)."""
     try:
-        ack = publisher.finish()
+        ack = publisher.finish(within=within)
     except KeyboardInterrupt:
         screen.say("tracking: not waited for; what is left goes to MLflow in the background")
         ack = publisher.ack()
@@ -155,6 +160,28 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen) -> dict[s
         "run_id": ack.run_id,
         "tracker": {"points_written": ack.points_written, "points_pending": ack.points_pending},
     }
+
+
+def _ender(
+    cfg: DictConfig, parts: Parts, record: Record, *, choice: Choice, folder: Path, screen: Screen
+) -> Callable[[Stop, str], NoReturn]:
+    """What ends this process without waiting for anything or anybody.
+
+    The publisher notices, sends what the journal holds, and marks the run as killed.
+    """
+
+    def end_now(stop: Stop, why: str) -> NoReturn:
+        with suppress(Exception):  # the training goes on beside this, and may be in the middle of anything
+            record.status, record.error = "killed", why
+            summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
+            _write_summary(summary, folder)
+            screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
+            screen.say(f"next    python -m runner resume {_short(folder)}")
+        for child in multiprocessing.active_children():  # that read data
+            child.kill()
+        os._exit(stop.exit_code)
+
+    return end_now
 
 
 def _own(cfg: DictConfig) -> DictConfig:
@@ -182,7 +209,7 @@ def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dic
         rows["next"] = (
             f"python -m runner sync {_short(folder)}" if pending or not summary["run_id"] else "python -m runner ui"
         )
-    if summary["status"] == "killed":
+    if summary["status"] == "killed" or summary["ending"] == "max_seconds":
         rows["next"] = f"python -m runner resume {_short(folder)}"
     rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
     return rows

@@ -60,7 +60,10 @@ def train(words: list[str]) -> int:
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            summary = app.run(cfg, folder)
+            summary = app.run(cfg, folder, owns_process=True)
+        except KeyboardInterrupt:  # before the training began
+            _leave_nothing(folder)
+            raise
         except RunnerError as error:  # told at the end: Hydra would print around it
             _leave_nothing(folder)
             mistaken.extend(fault for fault in error.faults if fault not in mistaken)
@@ -125,7 +128,7 @@ def resume(words: list[str]) -> int:
             return 0
         from runner import app
 
-        done = app.run(cfg, folder)
+        done = app.run(cfg, folder, owns_process=True)
     return int(done["exit_code"] or done["status"] == "failed")
 
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from runner.data.loaders import Batches
 from runner.metrics import MetricBuffer
 from runner.step import Step
-from runner.stop import Stop
+from runner.stop import Stop, StoppedError
 
 
 @dataclass
@@ -39,7 +39,8 @@ class Progress:
 
     best: Best
     step: int = 0
-    epoch: int = 0  # whole epochs done
+    epoch: int = 0  # epochs done: trained and measured
+    measured: int = 0  # the step that was measured last
     rate: float | None = None  # the learning rate that was noted last
     epochs_without_best: int = 0
     seconds: float = 0.0  # of training before this process took it up
@@ -75,17 +76,17 @@ def train(
     """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).
 
     progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
-
     evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
+        A StoppedError of it ends the training before the epoch counts as done.
     keep: writes the state as "last" or "best". Nothing else here waits for the device.
     gives_up: asked with each epoch's values, the pruner of a search (None: there is none).
     """
     started = saved = time.monotonic()
     rate = progress.rate
-    first_batch = _first_batch(progress, batches, accumulate_steps)
     if _is_out_of_patience(progress, limits):  # taken up again after its end
         return "patience"
-    while progress.step < limits.num_steps and progress.epoch < limits.num_epochs:
+    first_batch = _take_up(progress, batches, limits, accumulate_steps)
+    while not _is_over(progress, limits):
         for group in _groups(batches.epoch(progress.epoch, first_batch=first_batch), accumulate_steps):
             if optimizer.param_groups[0]["lr"] != rate:
                 rate = progress.rate = float(optimizer.param_groups[0]["lr"])
@@ -104,15 +105,17 @@ def train(
             if _is_due(limits, progress.step, now - saved):
                 keep("last")
                 saved = now
-        progress.epoch += 1
+        try:
+            values = evaluate()
+        except StoppedError:
+            return "stopped"
+        progress.epoch, progress.measured = progress.epoch + 1, progress.step
         first_batch = 0
-        values = evaluate()
         _judge(values, progress, keep)
         if _is_out_of_patience(progress, limits):
             return "patience"
         # asked at the last epoch, too, for the values that later trials are compared with; there it is not given up any more
-        is_over = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
-        if gives_up is not None and gives_up(values) and not is_over:
+        if gives_up is not None and gives_up(values) and not _is_over(progress, limits):
             return "pruned"
         if stop.signal is not None:
             return "stopped"
@@ -124,10 +127,21 @@ def _is_due(limits: Limits, step: int, seconds: float) -> bool:
     return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
 
 
-def _first_batch(progress: Progress, batches: Batches, accumulate_steps: int) -> int:
-    """Where a training that is taken up again stands within its epoch."""
+def _is_over(progress: Progress, limits: Limits) -> bool:
+    """Whether all is trained, and measured too: a run may have been stopped between the two."""
+    all_trained = progress.step >= limits.num_steps or progress.epoch >= limits.num_epochs
+    return all_trained and progress.measured == progress.step
+
+
+def _take_up(progress: Progress, batches: Batches, limits: Limits, accumulate_steps: int) -> int:
+    """Sets the epoch to go on with and returns its first batch. An epoch that `num_steps` broke off may go on, too."""
+    if progress.step >= limits.num_steps:  # there is nothing to train
+        return batches.num_batches
     steps_per_epoch = -(-batches.num_batches // accumulate_steps)
-    return (progress.step - progress.epoch * steps_per_epoch) * accumulate_steps
+    progress.epoch, steps = divmod(progress.step, steps_per_epoch)
+    if progress.step and steps == 0 and progress.measured != progress.step:
+        progress.epoch, steps = progress.epoch - 1, steps_per_epoch
+    return steps * accumulate_steps
 
 
 def _is_out_of_patience(progress: Progress, limits: Limits) -> bool:

@@ -17,6 +17,7 @@ MAY_CHANGE = (
     "train.num_epochs",
     "train.num_steps",
     "train.max_seconds",
+    "train.grace_seconds",
     "train.early_stopping.patience",
     "train.checkpoint_every",
     "train.num_processes",
@@ -104,5 +105,6 @@ def _flat(cfg: DictConfig) -> dict[str, Any]:
 
 
 def is_over(summary: dict[str, Any], changed: Sequence[str]) -> bool:
-    """Whether there is nothing left to do: it has ended by itself, and nobody asks for more."""
-    return summary.get("status") in ("finished", "pruned") and not any(word.startswith("train.") for word in changed)
+    """Whether there is nothing left to do: it has come to its end, and nobody asks for more."""
+    is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
+    return is_at_end and not any(word.startswith("train.") for word in changed)

@@ -73,6 +73,7 @@ class Train:
     ema_decay: float | None = _value("more than 0 and less than 1", lambda value: 0 < value < 1, 0.999)
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     max_seconds: float | None = _more_than_zero()
+    grace_seconds: float = _more_than_zero()
     deterministic: bool = MISSING
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)

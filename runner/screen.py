@@ -97,6 +97,11 @@ class Screen:
         for name, text in {**_facts(summary), "folder": folder, **next_lines}.items():
             self.console.print(f"{name:<8}{text}", markup=False)
 
+    def end_now(self, text: str) -> None:
+        """The last word of a process that ends at once: the cursor that the bar hid is there again."""
+        self.console.show_cursor()
+        self.say(text)
+
     def _draw(self, step: int) -> None:
         assert self._bar is not None
         self._drawn = time.monotonic()
@@ -115,6 +120,8 @@ def _values(values: Mapping[str, float]) -> str:
 def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     best, seconds = summary["best"], summary["seconds"]
     rows = {"status": summary["status"] + (f": {summary['error']}" if summary["error"] else "")}
+    if summary["ending"] in ("max_seconds", "patience"):
+        rows["status"] += f" ({summary['ending']})"
     if best["value"] is not None:
         rows["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}"
     if summary["num_steps"]:

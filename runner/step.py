@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,19 +84,21 @@ def _mean_over(batches: Sequence[Any], learn: Callable[[Any, float | None], Mapp
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, batches: Any, *, precision: Precision) -> dict[str, float]:
+def evaluate(model: nn.Module, task: Task, batches: Iterable[Any], *, precision: Precision) -> dict[str, float]:
     """The task's values over a whole split, each row counting the same. Waits for the device once, at the end."""
     was_training = model.training
     model.eval()
     names: tuple[str, ...] = ()
     sums, count = torch.zeros(()), 0
-    for batch in batches.epoch(0):
-        with precision.autocast():
-            values = task(model, batch)
-        rows = num_rows(batch)
-        part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
-        sums = sums + part if names else part
-        names = tuple(values)
-        count += rows
-    model.train(was_training)
+    try:
+        for batch in batches:
+            with precision.autocast():
+                values = task(model, batch)
+            rows = num_rows(batch)
+            part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
+            sums = sums + part if names else part
+            names = tuple(values)
+            count += rows
+    finally:
+        model.train(was_training)
     return dict(zip(names, (sums / count).tolist(), strict=True))

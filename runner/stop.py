@@ -1,12 +1,28 @@
-"""A signal goes in; a word to the loop comes out: finish this step, then end."""
+"""A signal goes in; a word to the loop comes out: finish this step, then end. And an end that comes whether it does or not."""
 
 from __future__ import annotations
 
+import math
+import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: SIGUSR1 is what Slurm is asked to send some time before the end (--signal=USR1@60)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+CLOSED = b"\0"
+_open: set[int] = set()  # the sockets that signals are told through
+
+
+class StoppedError(Exception):
+    """Something that is done in one piece (a split that is measured) was left because somebody asked the run to end."""
 
 
 class Stop:
@@ -14,32 +30,108 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.deadline = math.inf  # of time.monotonic()
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal, as shells have it: 130 for Ctrl-C, 143 for SIGTERM; 0 when nobody asked."""
-        return 128 + self.signal if self.signal else 0
+        """130 for Ctrl-C, 143 for SIGTERM and for SIGUSR1, which announces one; 0 when nobody asked."""
+        if self.signal is None:
+            return 0
+        return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the process must be gone; infinite while nobody asked."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def while_not_asked(self, items: Iterable[T]) -> Iterator[T]:
+        """The items. Raises: StoppedError instead of the next one, once somebody asked."""
+        for item in items:
+            if self.signal is not None:
+                raise StoppedError
+            yield item
 
 
 @contextmanager
-def listening() -> Iterator[Stop]:
-    """Turns SIGINT and SIGTERM into a Stop while it lasts. A second Ctrl-C interrupts at once, wherever the run is.
+def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str], Any] | None = None) -> Iterator[Stop]:
+    """Turns SIGINT, SIGTERM and SIGUSR1 into a Stop while it lasts.
 
+    end_now: ends the process, and does not return; called with the reason in a thread of its own, after a second Ctrl-C
+        and `grace_seconds` after the first signal, even where the main thread hangs in the device's driver. None, where
+        the process is not ours to end (a notebook): a second Ctrl-C is a KeyboardInterrupt, and there is no deadline.
     Outside the main thread (a notebook's worker) Python takes no handlers: then nothing is caught, and Stop stays silent.
     """
     stop = Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop.signal is not None:
+        if stop.signal is not None and end_now is None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.signal = signal.Signals(number)
+        stop.signal = stop.signal or signal.Signals(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in SIGNALS}
     try:
-        yield stop
+        if end_now is None:
+            yield stop
+        else:
+            with _watching(stop, grace_seconds, end_now):
+                yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _watching(stop: Stop, grace_seconds: float, end_now: Callable[[Stop, str], Any]) -> Iterator[None]:
+    """A thread that hears of a signal from C, where the handler itself waits for the main thread's next bytecode."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    _open.add(writer.fileno())
+    thread = threading.Thread(
+        target=_watch, args=(reader, stop, grace_seconds, end_now), name="runner-signals", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        _open.discard(writer.fileno())
+        writer.setblocking(True)
+        writer.send(CLOSED)
+        thread.join()
+        reader.close()
+        writer.close()
+
+
+def _watch(reader: socket.socket, stop: Stop, grace_seconds: float, end_now: Callable[[Stop, str], Any]) -> None:
+    while True:
+        reader.settimeout(None if stop.deadline == math.inf else max(stop.seconds_left, 0.001))
+        try:
+            heard = reader.recv(64)
+        except TimeoutError:
+            end_now(stop, f"it had not ended {grace_seconds:g} s after {_name(stop)} (train.grace_seconds)")
+        for number in heard:
+            if number == signal.SIGINT and stop.deadline < math.inf:
+                end_now(stop, "by a second Ctrl-C")
+            if number in SIGNALS and stop.deadline == math.inf:
+                stop.signal = stop.signal or signal.Signals(number)
+                stop.deadline = time.monotonic() + grace_seconds
+        if CLOSED in heard:
+            return None
+
+
+def _name(stop: Stop) -> str:
+    return stop.signal.name if stop.signal else "a signal"
+
+
+def _forget_in_a_fork() -> None:
+    """A data worker that is forked would tell of its own signals through our socket: a Ctrl-C in the terminal is for all."""
+    if _open:
+        signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_a_fork)

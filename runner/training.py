@@ -21,7 +21,7 @@ from runner.parts import Parts
 from runner.record import Record
 from runner.screen import Screen
 from runner.step import evaluate, make_step
-from runner.stop import Stop
+from runner.stop import Stop, StoppedError
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
 from runner.watch.finding import merged
@@ -151,11 +151,16 @@ def train_and_test(
     )
 
     def measure(split: str) -> Mapping[str, float]:
-        batches = getattr(parts, split)
-        if batches is None:
+        loader = getattr(parts, split)
+        if loader is None:
             return {}
-        began = time.perf_counter()
-        found = evaluate(parts.kept_model, tasks[split], batches, precision=parts.precision)
+        began, generators = time.perf_counter(), backends.generator_states(parts.device)
+        try:
+            batches = stop.while_not_asked(loader.epoch(0))
+            found = evaluate(parts.kept_model, tasks[split], batches, precision=parts.precision)
+        except StoppedError:  # it is measured from its beginning when the run goes on
+            backends.set_generator_states(generators, parts.device)
+            raise
         values = {f"{split}/{name}": value for name, value in found.items()}
         reporter.values(values, step=progress.step)
         record.seconds["evaluate"] += time.perf_counter() - began
@@ -163,7 +168,7 @@ def train_and_test(
 
     def end_epoch() -> Mapping[str, float]:
         values = measure("val")
-        screen.epoch(progress.epoch, progress.step, values)
+        screen.epoch(progress.epoch + 1, progress.step, values)
         return values
 
     def gives_up(values: Mapping[str, float]) -> bool:
@@ -210,6 +215,8 @@ def train_and_test(
             _use_best(parts, progress, keeper, keep)
             measure("test")
             record.status = "pruned" if record.ending == "pruned" else "finished"
+    except StoppedError:  # in the test
+        record.status = "killed"
     except BaseException as error:
         _fail(record, error)
     if not record.seconds["train"]:
@@ -234,7 +241,8 @@ def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuf
         parts.average.model.load_state_dict(state["average"])
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
-    progress.epoch, progress.epochs_without_best = state["epoch"], state["epochs_without_best"]
+    progress.epoch, progress.measured = state["epoch"], state["measured"]
+    progress.epochs_without_best = state["epochs_without_best"]
     progress.rate, progress.seconds = state["rate"], state["seconds"]
     best = keeper.newest.get("best")
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
@@ -297,9 +305,10 @@ def _whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict
     """Everything that a run goes on from."""
     best = progress.best
     return {
-        "format": 2,
+        "format": 3,
         "step": progress.step,
         "epoch": progress.epoch,
+        "measured": progress.measured,
         "rate": progress.rate,
         "rows": buffer.state(),
         "epochs_without_best": progress.epochs_without_best,

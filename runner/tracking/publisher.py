@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -108,16 +109,16 @@ class Publisher:
             return dataclasses.replace(ack, error=ack.error or error)
         return ack
 
-    def finish(self, *, grace_seconds: float | None = None) -> Ack:
+    def finish(self, *, grace_seconds: float | None = None, within: float = math.inf) -> Ack:
         """Says goodbye and waits while the process makes progress with any run; what is left stays in the journals.
 
-        grace_seconds: instead of what start() was given.
+        grace_seconds: instead of what start() was given. within: seconds to wait at most; then the process goes on alone.
         Raises: KeyboardInterrupt at once; the process goes on by itself to the end of its patience.
         """
         self._say_goodbye(grace_seconds)
         if self._process is not None:
             try:
-                self._wait(self._process)
+                self._wait(self._process, within)
             except BaseException:
                 self._leave()
                 raise
@@ -138,11 +139,12 @@ class Publisher:
             self._process.wait()
             self._close_pipe()
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], within: float) -> None:
         last, seen = time.monotonic(), -1.0
-        while time.monotonic() - last < STUCK_SECONDS:
+        deadline = last + within
+        while (now := time.monotonic()) - last < STUCK_SECONDS and now < deadline:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=1.0)
+                process.wait(timeout=min(1.0, deadline - now))
                 self._close_pipe()
                 return
             self._hang_up()

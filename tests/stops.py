@@ -1,0 +1,92 @@
+"""A run that is killed again and again, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
+
+each: for every step of the run, one that is killed after it and gone on with to its end, in FOLDER/NUMBER.
+random: one run, in FOLDER/run, killed at random moments until it has ended; prints how often.
+FOLDER/whole is the run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import torch
+
+from runner import app, cli, loop
+from runner.compose import composer, hydra_session
+
+
+def forked(function) -> int:
+    """Its exit code in a process of its own; minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(started(function), 0)[1])
+
+
+def started(function) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        function()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
+    original = loop._is_due
+
+    def is_due(limits, step, seconds):
+        if step == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(limits, step, seconds)
+
+    loop._is_due = is_due
+    with redirect_stdout(StringIO()):
+        assert app.run(cfg, folder)["status"] == "finished"
+    loop._is_due = original
+
+
+def kill_after_each_step(cfg, root: Path) -> None:
+    num_steps = torch.load(root / "whole" / "checkpoints" / "last.pt", weights_only=True)["step"]
+    for number in range(1, num_steps):  # after the last there is nothing more to be due
+        folder = root / str(number)
+        assert forked(lambda: train(cfg, folder, kill_after=number)) == -signal.SIGKILL, number
+        assert forked(lambda: train(cfg, folder)) == 0, number
+    print(num_steps - 1)
+
+
+def kill_at_random(cfg, folder: Path) -> None:
+    draw, num_kills = random.Random(0), 0
+    while True:
+        process = started(lambda: train(cfg, folder))
+        deadline = time.monotonic() + draw.expovariate(1 / 0.25)
+        while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if ended[0]:
+            assert os.waitstatus_to_exitcode(ended[1]) == 0
+            break
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        num_kills += 1
+    print(num_kills)
+
+
+def main() -> None:
+    root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
+    torch.set_num_threads(1)  # a pool of threads does not live on in a fork
+    with hydra_session(["runner"]):
+        cfg = cli._composed(composer([]), words)
+        train(cfg, root / "whole")  # here: what it imports, the forks have
+        kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root / "run")
+
+
+if __name__ == "__main__":
+    main()
