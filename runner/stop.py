@@ -120,7 +120,7 @@ def _watch(reader: socket.socket, stop: Stop, grace_seconds: float, end_now: Cal
                 stop.signal = stop.signal or signal.Signals(number)
                 stop.deadline = time.monotonic() + grace_seconds
         if CLOSED in heard:
-            return None
+            return
 
 
 def _name(stop: Stop) -> str:

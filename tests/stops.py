@@ -7,6 +7,7 @@ FOLDER/whole is the run that nobody disturbed.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -57,9 +58,9 @@ def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
 def kill_after_each_step(cfg, root: Path) -> None:
     num_steps = torch.load(root / "whole" / "checkpoints" / "last.pt", weights_only=True)["step"]
     for number in range(1, num_steps):  # after the last there is nothing more to be due
-        folder = root / str(number)
-        assert forked(lambda: train(cfg, folder, kill_after=number)) == -signal.SIGKILL, number
-        assert forked(lambda: train(cfg, folder)) == 0, number
+        once = functools.partial(train, cfg, root / str(number))
+        assert forked(functools.partial(once, kill_after=number)) == -signal.SIGKILL, number
+        assert forked(once) == 0, number
     print(num_steps - 1)
 
 

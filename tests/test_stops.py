@@ -72,7 +72,7 @@ def outcome(folder):
     for name in ("last", "best"):
         state = torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)
         states |= {f"{name} {key}": digest(value) for key, value in state.items() if key != "seconds"}
-    return states | {name: rows for name, rows in values(read_points(folder)).items()}
+    return states | values(read_points(folder))
 
 
 def values(points):
@@ -106,7 +106,7 @@ def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(re
     assert [folder.name for folder in folders if outcome(folder) != expected] == []
     tracked = in_mlflow([tmp_path / "whole", *folders], f"sqlite:///{tmp_path}/runs.db")
     whole = tracked.pop(tmp_path / "whole")
-    assert whole == {name: rows for name, rows in values(read_points(tmp_path / "whole")).items()}
+    assert whole == values(read_points(tmp_path / "whole"))
     assert [folder.name for folder, points in tracked.items() if points != whole] == []
 
 
