@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,14 +26,22 @@ class TornError(RunnerError):
     """A checkpoint that is not what was written."""
 
 
-def snapshot(state: Any) -> Any:
-    """The state with every tensor copied to the host, so that training may go on while it is written. Waits for the device."""
+def snapshot(state: Any, into: Any = None) -> Any:
+    """The state with every tensor copied to the host, so that training may go on while it is written. Waits for the device.
+
+    into: an older snapshot that nobody needs; its tensors take the values where they fit. New memory costs five times
+        the copy: 0.3 s instead of 0.05 s for 315 MB, as the system hands out each page at its first touch.
+    """
     if isinstance(state, Tensor):
+        if isinstance(into, Tensor) and into.shape == state.shape and into.dtype == state.dtype:
+            return into.copy_(state.detach())
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return {key: snapshot(value) for key, value in state.items()}
+        older = into if isinstance(into, dict) else {}
+        return {key: snapshot(value, older.get(key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(snapshot(value) for value in state)
+        fits = isinstance(into, list | tuple) and len(into) == len(state)
+        return type(state)(snapshot(value, into[at] if fits else None) for at, value in enumerate(state))
     return state
 
 
@@ -95,7 +104,9 @@ class Keeper:
 
     def __init__(self, folder: Path, background: Background) -> None:
         self._folder, self._background = folder, background
-        self._waiting: dict[str, dict[str, Any]] = {}
+        self._lock, self._turn = threading.Lock(), 0
+        self._waiting: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
         self.newest: dict[str, dict[str, Any]] = {}  # on the host, by name
         self.notes: list[str] = []
 
@@ -112,11 +123,28 @@ class Keeper:
 
     def keep(self, name: str, state: dict[str, Any]) -> None:
         """Takes a snapshot (waits for the device) and returns; the file NAME.pt is written in the background."""
-        taken = snapshot(state)
-        is_waiting = name in self._waiting
-        self._waiting[name] = self.newest[name] = taken
-        if not is_waiting:
-            self._background.do(lambda: save(self._waiting.pop(name), self._folder / f"{name}.pt"))
+        with self._lock:
+            _, overtaken = self._waiting.pop(name, (0, None))
+            free = overtaken or self._free.pop(name, None)
+        self.newest[name] = snapshot(state, free)
+        self._turn = turn = self._turn + 1
+        with self._lock:
+            self._waiting[name] = turn, self.newest[name]
+        self._background.do(lambda: self._write(name, turn))
+
+    def _write(self, name: str, turn: int) -> None:
+        """In the background. An overtaken one is left out, and not written as the newer one.
+
+        The newer one's rows may still be on their way to the journal: what is ahead of it there, must be ahead of it here.
+        """
+        with self._lock:
+            newest_turn, state = self._waiting.get(name, (0, {}))
+            if newest_turn != turn:
+                return
+            del self._waiting[name]
+        save(state, self._folder / f"{name}.pt")
+        with self._lock:
+            self._free[name] = state  # `newest` until the next is taken
 
     def _newest_whole(self, path: Path) -> dict[str, Any] | None:
         found = [file for file in (path, before(path)) if file.exists()]

@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import threading
 
 import pytest
 import torch
@@ -126,3 +127,40 @@ def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
         save(state(2), tmp_path / "last.pt")
     monkeypatch.undo()
     assert load(tmp_path / "last.pt")["step"] == 1
+
+
+def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
+    """Its rows may still wait to be journaled: after a kill between the two they would be nowhere."""
+    background, gate, seen = Background(), threading.Event(), []
+    keeper = Keeper(tmp_path, background)
+    background.do(gate.wait)
+    keeper.keep("last", state(1))
+    background.do(lambda: seen.append((tmp_path / "last.pt").exists()))
+    keeper.keep("last", state(2))
+    gate.set()
+    background.close()
+    assert seen == [False]
+    assert is_same(load(tmp_path / "last.pt"), state(2)) and not before(tmp_path / "last.pt").exists()
+
+
+def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
+    background, gate = Background(), threading.Event()
+    keeper = Keeper(tmp_path, background)
+    addresses = []
+
+    def keep(step):
+        keeper.keep("last", state(step))
+        addresses.append(keeper.newest["last"]["model"]["weight"].data_ptr())
+        assert is_same(keeper.newest["last"], state(step))
+
+    keep(1)
+    background.wait()
+    keep(2)
+    background.wait()
+    background.do(gate.wait)
+    keep(3)
+    keep(4)  # overtakes it
+    gate.set()
+    background.close()
+    assert len(set(addresses)) == 1
+    assert is_same(load(tmp_path / "last.pt"), state(4)) and is_same(load(before(tmp_path / "last.pt")), state(2))
