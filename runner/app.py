@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import time
@@ -21,10 +20,11 @@ from runner.plots import draw_curves
 from runner.record import Membership, Record, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
+from runner.summary import write_summary
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
-from runner.training import Reporter, Trial, train_and_test
+from runner.training import Reporter, Trial, fail, train_and_test
 
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
@@ -78,11 +78,14 @@ def run(
             clock.lap()
             _close(journal, cfg, parts, record, folder)
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
-        _write_summary(summary, folder)  # it is there even if nobody waits for the tracker
+        with _failing(record):
+            write_summary(folder, summary)  # it is there even if nobody waits for the tracker
         if publisher is not None:
             summary |= _last_words(publisher, cfg, screen, within=stop.seconds_left)
     summary["seconds"] |= {"finish": clock.lap(), "total": clock.total()}
-    _write_summary(summary, folder)
+    with _failing(record):
+        write_summary(folder, summary)
+    summary |= {"status": record.status, "error": record.error}
     screen.result(summary, folder=_short(folder), next_lines=_what_next(cfg, summary, folder))
     return summary
 
@@ -136,13 +139,29 @@ def _publishing(cfg: DictConfig, folder: Path, member: Membership | None) -> Ite
 
 def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path) -> None:
     """Pictures, the model and the status: the last of the journal."""
+    with _failing(record):
+        _illustrate(journal, cfg, parts, record, folder)
+    with _failing(record):
+        journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
+
+
+@contextmanager
+def _failing(record: Record) -> Iterator[None]:
+    """A disk that takes nothing more is the run's error, and no reason to leave out what comes after."""
+    try:
+        yield
+    except OSError as error:
+        if record.status != "failed":
+            fail(record, error)
+
+
+def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path) -> None:
     best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
     title = f"{model_name(cfg)} on {parts.source.name}, {parts.device}"
     if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
         publish_model(journal, parts, folder)
-    journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:
@@ -174,7 +193,7 @@ def _ender(
         with suppress(Exception):  # the training goes on beside this, and may be in the middle of anything
             record.status, record.error = "killed", why
             summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
-            _write_summary(summary, folder)
+            write_summary(folder, summary)
             screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
             screen.say(f"next    python -m runner resume {_short(folder)}")
         for child in multiprocessing.active_children():  # that read data
@@ -187,10 +206,6 @@ def _ender(
 def _own(cfg: DictConfig) -> DictConfig:
     """The run's own keys: how a sweep was run, or a plan made, is no part of running it again."""
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")])
-
-
-def _write_summary(summary: Mapping[str, Any], folder: Path) -> None:
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> None:
@@ -209,7 +224,7 @@ def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dic
         rows["next"] = (
             f"python -m runner sync {_short(folder)}" if pending or not summary["run_id"] else "python -m runner ui"
         )
-    if summary["status"] == "killed" or summary["ending"] == "max_seconds":
+    if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
         rows["next"] = f"python -m runner resume {_short(folder)}"
     rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
     return rows

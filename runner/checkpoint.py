@@ -52,12 +52,19 @@ def save(state: dict[str, Any], path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
-    with beside.open("w+b") as file:
-        hashing = _Hashing(file)
-        torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write() alone
-        _sign(file, hashing.digest.hexdigest())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with beside.open("w+b") as file:
+            hashing = _Hashing(file)
+            try:
+                torch.save(state, hashing)  # type: ignore[arg-type]  # it asks for write() alone
+            except Exception as error:
+                raise hashing.error or error from None  # torch makes a RuntimeError of what the disk said
+            _sign(file, hashing.digest.hexdigest())
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        beside.unlink(missing_ok=True)  # on a full disk that is room for the last words
+        raise
     if path.exists():
         _also_as(before(path), path)
     beside.replace(path)
@@ -168,13 +175,18 @@ class _Hashing(io.RawIOBase):
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         return len(data)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shutil
 import sys
@@ -19,12 +19,14 @@ from runner import config, mistakes
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import Fault, RunnerError, report
+from runner.summary import read_summary
 from runner.words import MULTIRUN, sorted_words
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 1 failed, 2 the person's mistake, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
+    logging.raiseExceptions = False  # a log that can't be written, on a full disk, is no reason for a traceback
     _make_own_code_importable()
     try:
         verb = words.pop(0) if words and words[0] in VERBS else "train"
@@ -122,8 +124,7 @@ def resume(words: list[str]) -> int:
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
         resuming.check(before, cfg)
-        summary = folder / "summary.json"
-        if summary.is_file() and resuming.is_over(json.loads(summary.read_text()), overrides):
+        if resuming.is_over(read_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
             return 0
         from runner import app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -218,7 +219,7 @@ def train_and_test(
     except StoppedError:  # in the test
         record.status = "killed"
     except BaseException as error:
-        _fail(record, error)
+        fail(record, error)
     if not record.seconds["train"]:
         record.seconds["train"] = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
     _finish(buffer, background, record)
@@ -259,7 +260,8 @@ def _use_best(parts: Parts, progress: Progress, keeper: Keeper, keep: Any) -> No
     parts.kept_model.load_state_dict(keeper.newest["best"]["model"])
 
 
-def _fail(record: Record, error: BaseException) -> None:
+def fail(record: Record, error: BaseException) -> None:
+    """Makes an error the record's. Raises: what is not an Exception."""
     if isinstance(error, KeyboardInterrupt):
         record.status, record.error = "killed", "interrupted"
         return
@@ -270,6 +272,10 @@ def _fail(record: Record, error: BaseException) -> None:
     if isinstance(error, PlacementError):
         record.error = str(error)
         log.error("tensors on two devices met", exc_info=error)
+        return
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        record.ending = "disk_full"
+        record.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
         return
     where = traceback.extract_tb(error.__traceback__)[-1]
     own = [
@@ -293,7 +299,7 @@ def _finish(buffer: MetricBuffer, background: Background, record: Record) -> Non
             end()
         except Exception as error:
             if record.error is None:
-                _fail(record, error)
+                fail(record, error)
 
 
 def _best_state(parts: Parts, progress: Progress) -> dict[str, Any]:

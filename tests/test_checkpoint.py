@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,3 +165,13 @@ def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
     background.close()
     assert len(set(addresses)) == 1
     assert is_same(load(tmp_path / "last.pt"), state(4)) and is_same(load(before(tmp_path / "last.pt")), state(2))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_what_the_disk_said_while_torch_was_writing_is_what_is_raised(tmp_path):
+    save(state(1), tmp_path / "last.pt")
+    (tmp_path / "last.writing").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        save({"model": torch.zeros(100_000)}, tmp_path / "last.pt")
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+    assert is_same(load(tmp_path / "last.pt"), state(1))

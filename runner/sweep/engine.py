@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 from runner.device import Hardware
 from runner.ledger import Job, Ledger, Sweep
 from runner.stop import Stop
+from runner.summary import read_summary, write_summary
 from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared
 from runner.sweep.nursery import Ended, Nursery
@@ -172,23 +172,6 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause:
     summary = {**summary, "status": job.state, "error": job.error, "device": job.device}
     write_summary(folder, summary)
     return summary
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """What a job left; {} when it left nothing that can be read."""
-    try:
-        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return summary
-
-
-def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / "summary.writing"
-    beside.write_text(json.dumps(summary, indent=2) + "\n")
-    beside.replace(folder / "summary.json")
 
 
 def _cause(code: int | None) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Hardware
 from runner.stop import listening
-from runner.sweep.engine import read_summary
+from runner.summary import read_summary
 from runner.sweep.job import VARIABLE, Assignment, task
 from runner.sweep.jobs import Prepared
 from runner.sweep.nursery import Ended, Nursery

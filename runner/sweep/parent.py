@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import without_password
 from runner.ledger import Sweep
-from runner.sweep.engine import read_summary, write_summary
+from runner.summary import read_summary, write_summary
 from runner.sweep.jobs import Prepared
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Hardware
 from runner.errors import Fault, RunnerError
-from runner.sweep.engine import read_summary
+from runner.summary import read_summary
 from runner.sweep.foreign import link_console, overrides_of
 from runner.sweep.job import Assignment, task
 from runner.sweep.jobs import Prepared

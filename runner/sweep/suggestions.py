@@ -10,8 +10,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.errors import RunnerError
 from runner.ledger import Job
+from runner.summary import read_summary
 from runner.sweep.asking import Asking, open_study
-from runner.sweep.engine import read_summary, settle
+from runner.sweep.engine import settle
 from runner.sweep.goals import Goals, values_of
 from runner.sweep.jobs import Prepared
 from runner.sweep.space import Space

@@ -17,8 +17,9 @@ from runner.errors import Fault, RunnerError
 from runner.ledger import Job, Ledger, Sweep
 from runner.report import build, text
 from runner.stop import Stop, listening
+from runner.summary import read_summary, write_summary
 from runner.sweep import announce
-from runner.sweep.engine import Source, conduct, read_summary, write_summary
+from runner.sweep.engine import Source, conduct
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.launchers import open_launcher
 from runner.sweep.nursery import call

@@ -76,4 +76,5 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-main()
+if __name__ == "__main__":
+    main()
