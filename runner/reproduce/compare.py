@@ -16,7 +16,7 @@ SMALLEST = 0.01
 #: a store keeps infinities as the largest number that it has (MLflow 3: 1.7976931348623157e308)
 LARGEST = float(np.finfo(np.float64).max)
 
-SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "to the bit", f"within {TOLERANCE:.0e}", "different", "new", "not compared"
+SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "to the bit", "within 1e-5", "different", "new", "not compared"
 NOT_OF_THE_RUN = ("speed/", "system/")  # of the machine, and never twice the same
 
 AT_THE_END = "test/"
@@ -106,6 +106,13 @@ def differences(
 def is_reproduced(found: list[Comparison]) -> bool:
     """Whether nothing differs beyond the tolerance, and something was compared."""
     return all(each.verdict != DIFFERENT for each in found) and any(each.num_common for each in found)
+
+
+def overall(found: list[Comparison]) -> str:
+    """The verdict on all of them: the worst of the single ones."""
+    if not is_reproduced(found):
+        return DIFFERENT
+    return CLOSE if any(each.verdict == CLOSE for each in found) else SAME
 
 
 def earliest(found: list[Comparison]) -> Comparison | None:

@@ -111,7 +111,9 @@ def _is_same_code(original: Original, here: provenance.Git | None) -> bool:
     if here is None or original.tags.get("git_commit") != here.commit:
         return False
     was_dirty = original.tags.get("git_dirty") == "true"
-    return was_dirty == here.dirty and (not was_dirty or (original.read(DIFF) or "") == here.diff)
+    return was_dirty == here.dirty and (
+        not was_dirty or (original.read(DIFF) or "").splitlines() == here.diff.splitlines()
+    )
 
 
 def _commit(commit: str, dirty: bool) -> str:

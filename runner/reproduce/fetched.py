@@ -29,6 +29,7 @@ def fetched(run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
     """
     asked, where = f"reproduce {run_id}", place.shown(uri)
     path = place.sqlite_path(uri)
+    uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
     if path is not None and not path.is_file():  # opening it would make it
         so = f"no run below outputs or multirun has that id, and there is no store {where}"
         raise RunnerError(Fault(asked, so, f"reproduce {run_id} tracking.uri=URI"))

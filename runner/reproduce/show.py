@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, is_reproduced
+from runner.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, is_reproduced, overall
 from runner.reproduce.differences import Difference
 from runner.reproduce.original import Original
 
@@ -50,7 +50,7 @@ def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int
         return f"NOT reproduced: {failure}"
     if is_reproduced(found):
         count = sum(each.num_common for each in found)
-        compared = f"{count:,} points of {sum(each.num_common > 0 for each in found)} metrics"
+        compared = f"{_of(count, 'point')} of {_of(sum(each.num_common > 0 for each in found), 'metric')}"
         if ends[0] != ends[1]:
             compared += f", up to step {min(ends):,}: it ended at {ends[0]:,} then, and at {ends[1]:,} now"
         largest = max(found, key=lambda each: each.largest)
@@ -69,7 +69,7 @@ def sentence(found: list[Comparison], *, failure: str = "", ends: tuple[int, int
 def write(
     folder: Path,
     original: Original,
-    found: Sequence[Comparison],
+    found: list[Comparison],
     differences: Sequence[Difference],
     *,
     said: str,
@@ -79,6 +79,7 @@ def write(
     content = {
         "reproduces": {"name": original.name, "run_id": original.run_id, "status": original.status},
         "reproduced": same,
+        "verdict": overall(found) if same else DIFFERENT,
         "sentence": said,
         "differences": [dataclasses.asdict(each) for each in differences],
         "metrics": {each.name: {key: _jsonable(value) for key, value in _fields(each)} for each in found},
@@ -91,7 +92,7 @@ def _departure(first: Comparison) -> str:
         if not first.num_common:
             return "is missing"
         had = first.num_common + first.num_missing
-        return f"has {first.num_common + first.num_additional:,} points, and had {had:,}"
+        return f"has {_of(first.num_common + first.num_additional, 'point')}, and had {had:,}"
     return f"differs from step {first.first_step} on ({first.then:.9g} then, {first.now:.9g} now)"
 
 
@@ -102,6 +103,10 @@ def _row(each: Comparison) -> tuple[str, ...]:
     largest = f"{each.largest:.1e}" if each.largest else "0" if each.num_common else ""
     first = str(each.first_step) if each.first_step is not None and each.verdict != NOT_COMPARED else ""
     return each.name, points, each.verdict, largest, first
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _side_by_side(differences: Sequence[Difference]) -> list[str]:
