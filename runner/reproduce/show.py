@@ -14,7 +14,7 @@ from runner.reproduce.differences import Difference
 from runner.reproduce.original import Original
 
 FILE = "reproduce.json"
-HEAD = ("metric", "points", "verdict", "largest difference", "first at step")
+HEAD = ("metric", "points", "verdict", "largest relative difference", "first at step")
 
 
 def said_first(
