@@ -17,7 +17,7 @@ from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.parts import Parts, check, prepare
 from runner.plots import draw_curves
-from runner.record import Membership, Record, introduce, model_name, publish_model, summarise, take_up
+from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
@@ -39,11 +39,13 @@ def run(
     member: Membership | None = None,
     trial: Trial | None = None,
     owns_process: bool = False,
+    repetition: Repetition | None = None,
 ) -> dict[str, Any]:
     """Runs one experiment, from its configuration to its closed tracker. A folder that holds a part of it is gone on with.
 
     choice, member, trial: of a sweep's job, the device that it was given, what it knows of the sweep, and its search.
     owns_process: whether a second Ctrl-C, or a signal and `train.grace_seconds`, may end the process from within.
+    repetition: of a run that repeats another one.
     Returns what summary.json holds; a training that fails is a `status` there, not an exception.
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
@@ -56,12 +58,24 @@ def run(
     rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(_own(cfg))  # before the data fills in the facts
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here))
+        if repetition is not None:
+            repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)
         record = take_up(folder)
         record.best = parts.best
         end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
         with listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop, Journal(folder) as journal:
-            introduce(journal, cfg, parts, record, choice=choice, hardware=hardware, folder=folder, member=member)
+            introduce(
+                journal,
+                cfg,
+                parts,
+                record,
+                choice=choice,
+                hardware=hardware,
+                folder=folder,
+                member=member,
+                reproduces=repetition.of if repetition else None,
+            )
             _say_parts(screen, cfg, parts, folder)
             record.seconds |= {"start": clock.before, "setup": clock.lap()}
             _train(

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,8 @@ from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import Fault, RunnerError, report
 from runner.summary import read_summary
 from runner.words import MULTIRUN, sorted_words
+
+RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +47,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
-    flags, overrides = sorted_words(words, VERBS)
+    return _train(*sorted_words(words, VERBS))
+
+
+def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None) -> int:
+    """Hands each composed configuration to `run_one` (None: app.run), as Hydra's job. Returns the exit code."""
     summaries: list[dict[str, Any]] = []
     mistaken: list[Fault] = []
     composed: list[bool] = []
@@ -62,7 +69,7 @@ def train(words: list[str]) -> int:
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            summary = app.run(cfg, folder, owns_process=True)
+            summary = (run_one or partial(app.run, owns_process=True))(cfg, folder)
         except KeyboardInterrupt:  # before the training began
             _leave_nothing(folder)
             raise
@@ -131,6 +138,27 @@ def resume(words: list[str]) -> int:
 
         done = app.run(cfg, folder, owns_process=True)
     return int(done["exit_code"] or done["status"] == "failed")
+
+
+def reproduce(words: list[str]) -> int:
+    """A tracked run's configuration once more, as a new run, and how far its metrics are the same. Exit code 0 if they are."""
+    from runner.reproduce import command
+
+    given = [word for word in words if word not in command.FLAGS]
+    wanted = given.pop(0) if given and "=" not in given[0] and given[0][0] not in "-~" else "last"
+    flags, overrides = sorted_words(given, VERBS)
+    if MULTIRUN & set(flags):
+        raise RunnerError(Fault("reproduce -m", "one run is repeated at a time", f"reproduce {wanted}"))
+    agreed: list[bool] = []
+    with command.original(wanted, overrides, trusted="--trust" in words) as original:
+
+        def run_again(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+            summary, is_same = command.repeat(original, cfg, folder, anyway="--anyway" in words)
+            agreed.append(is_same)
+            return summary
+
+        code = _train([*flags, "-cd", str(original.folder), "-cn", "rerun"], overrides, run_again)
+    return int(not agreed[0]) if agreed else code
 
 
 def plan(words: list[str]) -> int:
@@ -228,6 +256,7 @@ def _become(command: list[str]) -> NoReturn:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
+    "reproduce": reproduce,
     "plan": plan,
     "devices": devices,
     "report": report_sweep,

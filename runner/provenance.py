@@ -27,10 +27,13 @@ def git_state() -> Git | None:
     return Git(commit.strip(), bool(changed.strip()), (_git("diff", "HEAD") or "") if changed.strip() else "")
 
 
+#: the distributions that decide a run's numbers
+DECIDING = ("torch", "numpy", "hydra-core", "omegaconf", "mlflow", "scikit-learn")
+
+
 def versions() -> dict[str, str]:
     """The versions that decide a run's numbers."""
-    names = ("torch", "numpy", "hydra-core", "omegaconf", "mlflow", "scikit-learn")
-    found = {name: _version(name) for name in names}
+    found = {name: _version(name) for name in DECIDING}
     return {"python": platform.python_version(), "runner": __version__, **found}
 
 
@@ -40,6 +43,14 @@ def environment() -> str:
     found = {f"{item.metadata['Name']}=={item.version}" for item in metadata.distributions()}
     head = [f"python=={platform.python_version()}", f"# {platform.platform()}"]
     return "\n".join([*head, *sorted(found, key=str.lower)]) + "\n"
+
+
+def packages(environment: str) -> dict[str, str]:
+    """What such a text says: versions by distribution, and the `platform`; names in small letters, with dashes."""
+    pairs = [line.partition("==") for line in environment.splitlines() if "==" in line and not line.startswith("#")]
+    found = {name.strip().lower().replace("_", "-"): version.strip() for name, _, version in pairs}
+    notes = [line.removeprefix("#").strip() for line in environment.splitlines() if line.startswith("#")]
+    return {**found, "platform": notes[0]} if notes else found
 
 
 def _version(name: str) -> str:

@@ -6,7 +6,7 @@ import getpass
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,14 @@ class Membership:
     experiment: str  # that it is in
     name: str  # of this job, e.g. "device=cpu seed=2"
     publishes: bool = True  # False: the sweep's own process sends the journal
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What a run knows of the one that it repeats."""
+
+    of: str  # its id in MLflow, or its folder, as a tag
+    check: Callable[[Parts], None]  # before anything is tracked; raises a RunnerError for parts that are not the same
 
 
 @dataclass
@@ -86,8 +94,12 @@ def introduce(
     hardware: Hardware,
     folder: Path,
     member: Membership | None,
+    reproduces: str | None = None,
 ) -> None:
-    """Writes what the run is, before its first step: configuration, tags, data set, code."""
+    """Writes what the run is, before its first step: configuration, tags, data set, code.
+
+    reproduces: the run that this one repeats (None: it is itself).
+    """
     git = provenance.git_state()
     tags = {
         "device": choice.device,
@@ -103,6 +115,8 @@ def introduce(
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
     if member is not None:
         tags["sweep"] = member.sweep
+    if reproduces is not None:
+        tags["reproduces"] = reproduces
     journal.event(
         "start",
         uid=record.uid,
@@ -120,7 +134,7 @@ def introduce(
     journal.event(
         "dataset",
         name=parts.source.name,
-        digest=parts.splits.fingerprint[:32],
+        digest=data_digest(parts),
         source=parts.source.origin,
         source_type="local",
         schema=json.dumps({"facts": _jsonable(cfg.facts)}),
@@ -133,6 +147,11 @@ def introduce(
     if git is not None and git.diff:
         (folder / "git.diff").write_text(git.diff)
         journal.event("artifact", path="git.diff", to="")
+
+
+def data_digest(parts: Parts) -> str:
+    """The data's fingerprint, as far as MLflow takes one."""
+    return parts.splits.fingerprint[:32]
 
 
 def publish_model(journal: Journal, parts: Parts, folder: Path) -> None:

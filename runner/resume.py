@@ -36,35 +36,36 @@ MAY_CHANGE = (
 ROOTS = ("outputs", "multirun")
 
 
-def find(wanted: str) -> Path:
+def find(wanted: str, *, verb: str = "resume") -> Path:
     """The folder of a run. wanted: the folder itself, `last`, or a run's id in MLflow or the beginning of it.
 
+    verb: of the command that asks, for the messages.
     Raises: RunnerError where there is none, where it is of a sweep as a whole, or where another process works in it.
     """
     folder = Path(wanted)
     if wanted == "last":
         folders = _folders()
         if not folders:
-            raise RunnerError(Fault("resume last", f"no run lies below {' or '.join(ROOTS)}", "resume FOLDER"))
+            raise RunnerError(Fault(f"{verb} last", f"no run lies below {' or '.join(ROOTS)}", f"{verb} FOLDER"))
         folder = max(folders, key=lambda found: (found / "rerun.yaml").stat().st_mtime)
     elif not folder.is_dir():
-        folder = _by_id(wanted)
+        folder = _by_id(wanted, verb)
     if (folder / "ledger.jsonl").is_file():
-        write = f"the words of the sweep with sweep.resume={folder}"
-        raise RunnerError(Fault(f"resume {wanted}", "that is a sweep's folder, with many runs in it", write))
+        write = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
+        raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", write))
     if not (folder / "rerun.yaml").is_file():
         so = f"{folder} holds no run: it has no rerun.yaml"
-        raise RunnerError(Fault(f"resume {wanted}", so, "resume last, or the folder that the run's last lines name"))
+        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
     if is_being_written(folder):
         raise RunnerError(
-            Fault(f"resume {wanted}", "it is running: another process writes there", "when that has ended")
+            Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
         )
     return folder
 
 
 def check(before: DictConfig, now: DictConfig) -> None:
     """Raises: RunnerError for each key that would make another experiment of it."""
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     faults = []
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE):
@@ -79,18 +80,24 @@ def _folders() -> list[Path]:
     return [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
 
 
-def _by_id(wanted: str) -> Path:
-    found = [folder for folder in _folders() if (read_ack(folder).run_id or "").startswith(wanted)]
+def with_id(wanted: str) -> list[Path]:
+    """The folders of the runs below outputs/ and multirun/ whose id in MLflow begins so."""
+    return [folder for folder in _folders() if (read_ack(folder).run_id or "").startswith(wanted)]
+
+
+def _by_id(wanted: str, verb: str) -> Path:
+    found = with_id(wanted)
     if len(found) == 1:
         return found[0]
     if found:
         so = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
-        raise RunnerError(Fault(f"resume {wanted}", so, f"resume {found[0]}"))
+        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} {found[0]}"))
     so = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
-    raise RunnerError(Fault(f"resume {wanted}", so, "resume last, or the folder that the run's last lines name"))
+    raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
 
 
-def _flat(cfg: DictConfig) -> dict[str, Any]:
+def flat(cfg: DictConfig) -> dict[str, Any]:
+    """Every value by its dotted key, its ${...} as they are written."""
     found: dict[str, Any] = {}
 
     def walk(node: Any, key: str) -> None:
