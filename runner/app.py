@@ -129,6 +129,7 @@ def _train(
         pull_every=cfg.metrics.pull_every,
         every=cfg.metrics.every,
         guard=cfg.placement.guard,
+        on_oom=cfg.train.on_oom,
         trial=trial,
     )
     for finding in record.findings:

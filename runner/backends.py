@@ -120,6 +120,24 @@ def peak_memory_bytes(device: torch.device) -> int:
     return int(peak) if os.uname().sysname == "Darwin" else int(peak) * 1024  # bytes on macOS, KiB elsewhere
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: CUDA's and XPU's own error; MPS and the CPU say it in the words of a RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    words = (
+        "MPS backend out of memory",
+        "DefaultCPUAllocator: can't allocate memory",
+        "DefaultCPUAllocator: not enough",
+    )
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+def empty_cache(device: torch.device) -> None:
+    """Gives back what the allocator keeps, so that pieces of another size find room. Waits for the device."""
+    if device.type in ("cuda", "mps", "xpu"):
+        getattr(torch, device.type).empty_cache()
+
+
 def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = None) -> int | None:
     """What a data set may be measured against: the device's free memory; None where it can't be asked for.
 

@@ -78,6 +78,8 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
             mistaken.extend(fault for fault in error.faults if fault not in mistaken)
             return
         summaries.append(summary)
+        if summary["ending"] == "out_of_memory":
+            _say_what_fits(cfg)
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
@@ -263,6 +265,15 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "sync": sync,
     "ui": ui,
 }
+
+
+def _say_what_fits(cfg: DictConfig) -> None:
+    """The plan's numbers for a run that the memory did not take."""
+    from runner.plan.command import what_fits
+
+    print("plan    of this run, on the whole of that memory:")
+    for line in what_fits(cfg):
+        print(line)
 
 
 def _leave_nothing(folder: Path) -> None:

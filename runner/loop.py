@@ -43,6 +43,7 @@ class Progress:
     measured: int = 0  # the step that was measured last
     rate: float | None = None  # the learning rate that was noted last
     epochs_without_best: int = 0
+    num_pieces: int = 1  # that each batch is learnt in (runner.out_of_memory)
     seconds: float = 0.0  # of training before this process took it up
 
 

@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "train.num_steps",
     "train.max_seconds",
     "train.grace_seconds",
+    "train.on_oom",
     "train.early_stopping.patience",
     "train.checkpoint_every",
     "train.num_processes",

@@ -74,6 +74,7 @@ class Train:
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
+    on_oom: str = _one_of("fail", "split")
     deterministic: bool = MISSING
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)

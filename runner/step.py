@@ -25,9 +25,11 @@ def make_step(
     precision: Precision,
     clip_grad_norm: float | None = None,
     average: AveragedWeights | None = None,
+    around: Callable[[Step], Step] | None = None,
 ) -> Step:
     """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
 
+    around: put around forward and backward of a group of batches (runner.out_of_memory.Pieces).
     More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
     """
@@ -59,15 +61,17 @@ def make_step(
             average.update()
         return norm
 
-    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+    def learn_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if len(batches) == 1:
-            values = {name: value.detach() for name, value in learn(batches[0], None).items()}
-        else:
-            values = _mean_over(batches, learn)
+            return {name: value.detach() for name, value in learn(batches[0], None).items()}
+        return _mean_over(batches, learn)
+
+    whole = learn_all if around is None else around(learn_all)
+
+    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        values = whole(batches)
         norm = move()
-        if norm is not None:
-            values["grad_norm"] = norm
-        return values
+        return values if norm is None else {**values, "grad_norm": norm}
 
     return step
 

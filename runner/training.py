@@ -18,6 +18,7 @@ from runner.background import Background
 from runner.checkpoint import Keeper
 from runner.loop import Progress, train
 from runner.metrics import MetricBuffer, NotFiniteError, Window
+from runner.out_of_memory import Pieces, explain
 from runner.parts import Parts
 from runner.record import Record
 from runner.screen import Screen
@@ -123,6 +124,7 @@ def train_and_test(
     pull_every: int,
     every: int,
     guard: str,
+    on_oom: str,
     trial: Trial | None = None,
 ) -> None:
     """Trains, tests with the best weights, and fills `record`. Raises nothing: a failure is a status, with its points kept.
@@ -140,6 +142,11 @@ def train_and_test(
         raise
     for note in keeper.notes:
         screen.say(f"checkpoint: {note}")
+    pieces = None
+    if on_oom == "split":
+        pieces = Pieces(
+            parts.device, model=parts.model, optimizer=parts.optimizer, say=screen.say, num=progress.num_pieces
+        )
     watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
     tasks = {split: watch.on(parts.task) for split in ("val", "test")}
     step = make_step(
@@ -149,6 +156,7 @@ def train_and_test(
         precision=parts.precision,
         clip_grad_norm=clip_grad_norm,
         average=parts.average,
+        around=pieces.around if pieces else None,
     )
 
     def measure(split: str) -> Mapping[str, float]:
@@ -186,6 +194,7 @@ def train_and_test(
             keeper.keep(name, _best_state(parts, progress))
             return
         seconds = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
+        progress.num_pieces = pieces.num if pieces else 1
         keeper.keep(name, _whole_state(parts, progress, buffer) | {"seconds": seconds})
 
     began = time.perf_counter()
@@ -220,6 +229,9 @@ def train_and_test(
         record.status = "killed"
     except BaseException as error:
         fail(record, error)
+        if backends.is_out_of_memory(error):
+            record.ending = "out_of_memory"
+            record.error = explain(error, parts, may_split=pieces is None)
     if not record.seconds["train"]:
         record.seconds["train"] = progress.seconds + time.perf_counter() - began - record.seconds["evaluate"]
     _finish(buffer, background, record)
@@ -243,7 +255,7 @@ def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuf
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
     progress.epoch, progress.measured = state["epoch"], state["measured"]
-    progress.epochs_without_best = state["epochs_without_best"]
+    progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
     progress.rate, progress.seconds = state["rate"], state["seconds"]
     best = keeper.newest.get("best")
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
@@ -317,6 +329,7 @@ def _whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict
         "measured": progress.measured,
         "rate": progress.rate,
         "rows": buffer.state(),
+        "num_pieces": progress.num_pieces,
         "epochs_without_best": progress.epochs_without_best,
         "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
         "model": parts.model.state_dict(),

@@ -86,12 +86,12 @@ def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
     model = nn.Sequential(nn.Dropout(0.5), net())
     inputs, targets = rows(50)
     batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
-    values = evaluate(model, Classification(), batches, precision=precision("fp32", device=CPU))
+    values = evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
     logits = model.eval()(inputs)
     assert values["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
     assert values["accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
     model.train()
-    evaluate(model, Classification(), batches, precision=precision("fp32", device=CPU))
+    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
     assert model.training
 
 

@@ -59,6 +59,19 @@ def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
     return int(not all(each["would_run"] for each in found))
 
 
+def what_fits(cfg: DictConfig) -> list[str]:
+    """What a plan of this run says of memory and batch sizes, a line each; [] where it can't be planned. Some 6 s."""
+    from runner.plan.show import memory_lines
+
+    try:
+        target = check(cfg)
+        with Child() as child:
+            answer, fallback = _answer(child, Job("", cfg), target)
+    except RunnerError:
+        return []
+    return memory_lines(report("", cfg, target, answer, fallback=fallback, seconds=0.0))
+
+
 class Child:
     """A process that simulates one device; it waits for its request."""
 

@@ -52,6 +52,12 @@ def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def memory_lines(plan: dict[str, Any]) -> list[str]:
+    """Of a plan, what it takes and what would fit."""
+    found = _memory(plan) if plan["memory"] is not None else []
+    return [f"{label:<8}{text}" for label, text in found if label in ("memory", "", "batch")]
+
+
 def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
     memory = plan["memory"]
     share = ""
