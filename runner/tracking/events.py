@@ -24,12 +24,11 @@ class LeftOutError(Exception):
     """It can't be sent, now or later: a file is missing, a model does not build. The run goes on without it."""
 
 
-def resume(client: MlflowClient, run_id: str, *, had_died: bool) -> None:
+def resume(client: MlflowClient, run_id: str) -> None:
     """Marks the run as running, whatever it ended as before."""
     if client.get_run(run_id).info.status != "RUNNING":
         client.update_run(run_id, status="RUNNING")
-    if had_died:
-        _delete_end_tag(client, run_id)
+    _delete_end_tag(client, run_id)
 
 
 def end(client: MlflowClient, run_id: str, event: Event, *, had_died: bool) -> None:

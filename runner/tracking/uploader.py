@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.tracking import events, store
 from runner.tracking.ack import Ack
+from runner.tracking.damage import describe_gap
+from runner.tracking.frames import Gap
 from runner.tracking.logged_model import Build, publish_model
 from runner.tracking.progress import Progress
 from runner.tracking.records import FILE, Record, has_records, scan
@@ -123,7 +125,9 @@ class Uploader:
 
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
-        for group in itertools.islice(grouped(scan(self._journal, self.ack.offset), most=MOST_POINTS), most):
+        if self.ack.run_id is None:
+            self._begin_behind_damage(client)
+        for group in itertools.islice(grouped(self._records(), most=MOST_POINTS), most):
             if group[0].kind == "points":
                 self._send_points(client, group)
             else:
@@ -135,6 +139,23 @@ class Uploader:
             self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
             self._send_lone(client, event)
             yield
+
+    def _records(self) -> Iterator[Record]:
+        """What is not sent; says what is lost of it."""
+        end = self.ack.offset
+        for record in scan(self._journal, end):
+            if record.offset > end:
+                self._progress.warn(f"{self._journal}: {describe_gap(Gap(end, record.offset))}")
+            end = record.end
+            yield record
+
+    def _begin_behind_damage(self, client: MlflowClient) -> None:
+        """Where a journal's first record is lost, that of the run's going on says which run it is, too."""
+        first = next(scan(self._journal), None)
+        if first is not None and first.kind != "start":
+            later = next((record for record in scan(self._journal) if record.kind == "start"), None)
+            if later is not None:
+                self._start(client, dict(later.data))  # type: ignore[arg-type]
 
     def _open(self) -> MlflowClient:
         if self._client is None:
@@ -197,7 +218,7 @@ class Uploader:
                 )
             run_id = store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        events.resume(client, self._run_id(), had_died=self.ack.died)
+        events.resume(client, self._run_id())
         self._progress.note(ended=False, died=False)
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
