@@ -71,7 +71,7 @@ def sync_all(uri):
 
 
 def check_page(store, *, status="FINISHED", refused=()):
-    """Everything that the journal holds is in the store, once and as it was. Returns the run."""
+    """Everything that the journal holds is in the store, once and as it was. Returns the run as MLflow has it."""
     from runner.tracking.store import open_store
 
     client = open_store(store)
@@ -112,10 +112,10 @@ def test_everything_arrives_once_whatever_the_requests_meet(fault, own_folder, p
 
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, proxy, server):
-    proxy.choose = at_random(seed, *FAULTS, share=0.5)
-    train(proxy.uri, "tracking.log_model=" + str(seed == 0).lower())
+    proxy.choose = at_random(seed, *FAULTS, share=0.5 if seed else 0.2)
+    train(proxy.uri, f"tracking.log_model={str(seed == 0).lower()}")
     sync_all(proxy.uri)
-    assert len(proxy.met) > 4, proxy.met
+    assert len(proxy.met) > 3, proxy.met
     run = check_page(server.uri)
     if seed == 0:
         from runner.tracking.store import open_store
@@ -127,7 +127,7 @@ def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, p
     proxy.choose = passing
     before = dataclasses.replace(read_ack(FOLDER), warnings=())
     assert sync(proxy.uri) == 0
-    assert read_ack(FOLDER) == before and check_page(server.uri) == run
+    assert read_ack(FOLDER) == before and check_page(server.uri).to_dictionary() == run.to_dictionary()
 
 
 def test_one_refused_point_and_one_refused_param_are_set_aside_and_nothing_else(own_folder, proxy, server):
@@ -160,7 +160,7 @@ def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, o
     assert sync(proxy.uri) == 0
     assert "1 of 1 runs are complete" in capfd.readouterr().out
     first = check_page(server.uri)
-    assert sync(proxy.uri) == 0 and check_page(server.uri) == first
+    assert sync(proxy.uri) == 0 and check_page(server.uri).to_dictionary() == first.to_dictionary()
     assert sync(uri) == 0  # another store, and back
     second = check_page(uri)
     assert second.info.run_id != first.info.run_id and second.data.metrics == first.data.metrics
@@ -172,7 +172,8 @@ def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, o
 
 def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server):
     proxy.choose = at_random(5, "lost", "drop", share=0.2)
-    words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=50"]
+    words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "metrics.pull_every=50"]
+    words += ["train.checkpoint_every_steps=50", "model.hidden_sizes=[512,512,512]"]
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     with subprocess.Popen(
         [sys.executable, "-m", "runner", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
