@@ -148,7 +148,7 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
 
 def test_answers_that_get_lost_make_no_point_and_no_run_twice(folder, write, server, stored):
     server.start()
-    with Proxy(server.port, at_random(0, "drop", "lost", share=1 / 4)) as proxy:
+    with Proxy(server.port, at_random(2, "drop", "lost", share=1 / 4)) as proxy:
         with Journal(folder) as journal:
             write.start(journal)
             for first in range(1, 3001, 300):
