@@ -7,6 +7,7 @@ from pathlib import Path
 from runner.config import without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking.ack import read_ack
+from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
 from runner.tracking.publisher import find_journals, sync
 
@@ -31,6 +32,8 @@ def replay(folders: list[Path], *, uri: str) -> int:
             print(f"{run}: still running, and sent by its own process")
             complete += 1
             continue
+        for sentence in find_damage(run):
+            print(f"{run}: {sentence}")
         before = read_ack(run)
         after = sync(run, uri)
         complete += after.is_complete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,14 @@ class Ack:
 
 
 def read_ack(folder: Path) -> Ack:
-    """The last acknowledgement, its pending points counted anew; an unreadable file counts as none."""
+    """The last acknowledgement, its pending points counted anew; a damaged file counts as none: that costs a replay."""
     try:
         fields = json.loads((folder / FILE).read_text())
+        if fields.pop("sha256") != _digest(fields):
+            raise ValueError("it is not what was written")
         fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}
         ack = Ack(**{name: value for name, value in fields.items() if name != "state"})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         ack = Ack()
     return dataclasses.replace(ack, points_pending=count_points(folder / JOURNAL, ack.offset))
 
@@ -65,5 +68,11 @@ def write_ack(folder: Path, ack: Ack) -> None:
     beside = path.with_suffix(".writing")
     fields = {"state": ack.state, **dataclasses.asdict(ack)}
     del fields["points_pending"]
+    fields["sha256"] = _digest(fields)
     beside.write_text(json.dumps(fields, indent=1) + "\n")
     beside.replace(path)
+
+
+def _digest(fields: dict[str, Any]) -> str:
+    """A changed offset would leave points out without a word."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

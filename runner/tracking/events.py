@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,11 @@ class LeftOutError(Exception):
     """It can't be sent, now or later: a file is missing, a model does not build. The run goes on without it."""
 
 
-def resume(client: MlflowClient, run_id: str, *, had_died: bool) -> None:
+def resume(client: MlflowClient, run_id: str) -> None:
     """Marks the run as running, whatever it ended as before."""
     if client.get_run(run_id).info.status != "RUNNING":
         client.update_run(run_id, status="RUNNING")
-    if had_died:
-        _delete_end_tag(client, run_id)
+    _delete_end_tag(client, run_id)
 
 
 def end(client: MlflowClient, run_id: str, event: Event, *, had_died: bool) -> None:
@@ -52,6 +51,17 @@ def entities(kind: str, values: Mapping[str, Any]) -> list[Any]:
     if kind == "params":
         return [Param(key, value) for key, value in spell_all(values, most=MOST_PARAM).items()]
     return [RunTag(key, value) for key, value in spell_all(values, most=MOST_TAG).items()]
+
+
+def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, str]]]:
+    """The params that the run has not got, and those that it has with another value, and why they stay out."""
+    known = client.get_run(run_id).data.params
+    changed = [
+        (param, f"it is {cut(known[param.key], most=200)} there, and MLflow changes no param")
+        for param in params
+        if known.get(param.key, param.value) != param.value
+    ]
+    return [param for param in params if param.key not in known], changed
 
 
 def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
 from runner.errors import Fault, RunnerError
+from runner.tracking.ack import FILE as ACK
+from runner.tracking.ack import read_ack
+from runner.tracking.damage import describe
+from runner.tracking.frames import Gap, survey
 from runner.tracking.memory import read_points
-from runner.tracking.records import FILE, Points, Record, encode_event, encode_points, scan, sound_end
+from runner.tracking.records import FILE, Points, Record, encode_event, encode_points, scan
 
 __all__ = ["Journal", "Points", "Record", "is_being_written", "read_points", "scan"]
 
@@ -27,15 +33,19 @@ LOCK = "journal/journal.lock"
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasync
 
+log = logging.getLogger("runner")
+
 
 class Journal:
     """The one writer of a run folder's journal; any thread may append. An existing journal is continued."""
 
-    def __init__(self, folder: Path, *, wait_seconds: float = 10.0) -> None:
-        """Opens folder/journal/journal.bin and makes it if need be. A torn tail is cut off and kept beside it.
+    def __init__(self, folder: Path, *, wait_seconds: float = 10.0, say: Callable[[str], None] = log.warning) -> None:
+        """Opens folder/journal/journal.bin and makes it if need be. What is damaged is said.
 
+        A torn tail is cut off and kept beside it; damage with whole records behind it stays where it is.
         wait_seconds: for another writer to let go; a killed one lets go at once.
-        Raises: RunnerError when another process keeps writing to it, or the file is no journal.
+        say: takes a line for each damage.
+        Raises: RunnerError when another process keeps writing to it, the file is no journal, or does not say whose.
         """
         self.path = folder / FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +60,7 @@ class Journal:
             raise RunnerError(Fault(f"run folder {folder}", so, "another folder, or wait for that run")) from None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
-            self._end = self._cut_torn_tail()
+            self._end = self._settle(folder, say)
         except BaseException:
             self.close()
             raise
@@ -106,17 +116,34 @@ class Journal:
         text = f"the run's journal can't grow ({error.strerror}); what it held before is safe, make room on the disk"
         return OSError(error.errno, text, str(self.path))
 
-    def _cut_torn_tail(self) -> int:
-        end = sound_end(self.path)
-        if end < 0:
+    def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
+        """Says what is damaged and sets a torn tail aside. Returns where the next record goes."""
+        found = survey(self.path)
+        if found.is_foreign:
             raise RunnerError(Fault(f"journal {self.path}", "this file is no journal of a run", "another run folder"))
+        if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
+            so = "its first record is damaged, the one that says which run it is; it can be read, not gone on with"
+            beside = self.path.parent.with_name("journal-damaged")
+            write = f"mv {self.path.parent} {beside}, and again: the run goes on on a new page of MLflow"
+            raise RunnerError(Fault(f"journal {self.path}", so, write))
+        acknowledged = read_ack(folder).offset
+        for sentence in describe(found, offset=acknowledged):
+            say(f"{self.path}: {sentence}")
+        if acknowledged > found.end:
+            (folder / ACK).unlink()  # it is about records that are gone, and new ones are going to lie there
+        if found.tail.num_bytes:
+            say(f"{self.path}: what was cut off lies in {self._set_aside(found.tail)}")
+            os.ftruncate(self._fd, found.end)
+        return found.end
+
+    def _set_aside(self, tail: Gap) -> Path:
         with self.path.open("rb") as file:
-            file.seek(end)
-            tail = file.read()
-        if tail:
-            (self.path.parent / f"torn-{end}.bin").write_bytes(tail)
-            os.ftruncate(self._fd, end)
-        return end
+            file.seek(tail.offset)
+            torn = file.read()
+        names = (f"torn-{tail.offset}{f'-{number}' if number > 1 else ''}.bin" for number in itertools.count(1))
+        beside = next(path for path in map(self.path.with_name, names) if not path.exists())
+        beside.write_bytes(torn)
+        return beside
 
 
 def is_being_written(folder: Path) -> bool:

@@ -53,7 +53,8 @@ class Progress:
         """Something did not get through, and is going to be tried again."""
         text = f"{what}: {explain(error, uri=self._uri)}" if what else explain(error, uri=self._uri)
         if text != self.ack.error:  # an outage of an hour is one traceback, not a thousand
-            log.warning("%s", text, exc_info=error)
+            log.warning("%s", text)
+            log.info("how that came", exc_info=error)  # for the publishing process's log, not for a person's screen
             self.note(error=text)
 
     def reject(self, kind: str, refused: Iterable[tuple[Any, str]]) -> None:

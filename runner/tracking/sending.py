@@ -12,21 +12,43 @@ from runner.tracking.store import is_refusal
 T = TypeVar("T")
 
 
-def send_in_halves(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> list[tuple[T, str]]:
+#: by begin and end of a part of a batch: None when it is stored, else why it was refused
+Answers = dict[tuple[int, int], str | None]
+
+
+def send_in_halves(
+    send: Callable[[Sequence[T]], None], items: Sequence[T], *, answers: Answers | None = None
+) -> list[tuple[T, str]]:
     """Sends `items` in one call; where the store refuses, in halves, down to what it refuses. Returns that and why.
 
+    answers: what an earlier call with the same items got before it broke off; it grows. On a line that breaks now and
+    then twenty calls in a row would never come through.
     Raises: what is no refusal; then some items may be stored, and sending them again must be harmless.
     """
+    answers = {} if answers is None else answers
+    refused = []
+    parts = [(0, len(items))] if items else []
+    while parts:
+        begin, end = part = parts.pop()
+        if part not in answers:
+            answers[part] = _refusal(send, items[begin:end])
+        why = answers[part]
+        if why is not None and end - begin == 1:
+            refused.append((items[begin], why))
+        elif why is not None:
+            middle = (begin + end) // 2
+            parts += [(middle, end), (begin, middle)]
+    return refused
+
+
+def _refusal(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> str | None:
     try:
         send(items)
     except Exception as error:
         if not is_refusal(error):
             raise
-        if len(items) == 1:
-            return [(items[0], str(error))]
-        middle = len(items) // 2
-        return send_in_halves(send, items[:middle]) + send_in_halves(send, items[middle:])
-    return []
+        return str(error)
+    return None
 
 
 def grouped(records: Iterable[Record], *, most: int) -> Iterator[list[Record]]:

@@ -27,6 +27,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -170,6 +171,8 @@ def explain(error: BaseException, *, uri: str) -> str:
         return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
     if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:
         return f"{where} does not answer"
+    if "Connection aborted" in text or "Connection broken" in text or "IncompleteRead" in text:
+        return f"{where} broke off the connection"
     if "timed out" in text.lower() or "timeout" in text.lower():
         return f"{where} does not answer in time"
     if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.tracking import events, store
 from runner.tracking.ack import Ack
+from runner.tracking.damage import describe_gap
+from runner.tracking.frames import Gap
 from runner.tracking.logged_model import Build, publish_model
 from runner.tracking.progress import Progress
 from runner.tracking.records import FILE, Record, has_records, scan
-from runner.tracking.sending import grouped, send_in_halves, to_metrics
+from runner.tracking.sending import Answers, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Uploader:
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
+        self._answers: dict[tuple[str, int, int], Answers] = {}  # what is known of the records that are being sent
 
     @property
     def ack(self) -> Ack:
@@ -123,18 +125,38 @@ class Uploader:
 
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
-        for group in itertools.islice(grouped(scan(self._journal, self.ack.offset), most=MOST_POINTS), most):
+        if self.ack.run_id is None:
+            self._begin_behind_damage(client)
+        for group in itertools.islice(grouped(self._records(), most=MOST_POINTS), most):
             if group[0].kind == "points":
                 self._send_points(client, group)
             else:
                 self._send_event(client, group[0])
+            self._answers.clear()
             yield
         if not postponed or (most is not None and self.has_more()):
             return
         for event in self.ack.postponed:
-            self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
-            self._send_lone(client, event)
+            if self._send_lone(client, event):  # not before: whatever comes in between, it waits until it is there
+                self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
             yield
+
+    def _records(self) -> Iterator[Record]:
+        """What is not sent; says what is lost of it."""
+        end = self.ack.offset
+        for record in scan(self._journal, end):
+            if record.offset > end:
+                self._progress.warn(f"{self._journal}: {describe_gap(Gap(end, record.offset))}")
+            end = record.end
+            yield record
+
+    def _begin_behind_damage(self, client: MlflowClient) -> None:
+        """Where a journal's first record is lost, that of the run's going on says which run it is, too."""
+        first = next(scan(self._journal), None)
+        if first is not None and first.kind != "start":
+            later = next((record for record in scan(self._journal) if record.kind == "start"), None)
+            if later is not None:
+                self._start(client, dict(later.data))  # type: ignore[arg-type]
 
     def _open(self) -> MlflowClient:
         if self._client is None:
@@ -162,13 +184,20 @@ class Uploader:
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
         """Sends values of one kind; returns those that the store refuses, and why."""
         run_id = self._run_id()
-        send = functools.partial(_log_batch, client, run_id, kind)
+
+        def send(some: Sequence[Any]) -> None:
+            try:
+                client.log_batch(run_id, **{kind: list(some)})  # type: ignore[arg-type]
+            except Exception as error:
+                if store.is_refusal(error) and len(some) in (1, min(most, len(values))):
+                    store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
+                raise
+
         refused = []
         for begin in range(0, len(values), most):
-            found = send_in_halves(send, values[begin : begin + most])
-            if found:
-                store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
-            refused += found
+            part = values[begin : begin + most]
+            answers = self._answers.setdefault((kind, begin, len(part)), {})
+            refused += send_in_halves(send, part, answers=answers)
         return refused
 
     def _send_event(self, client: MlflowClient, record: Record) -> None:
@@ -179,7 +208,8 @@ class Uploader:
         elif record.kind in ("params", "tags"):
             self._send_named(client, record.kind, event[record.kind])
         elif record.kind in ("dataset", "artifact", "model", "parent"):
-            self._send_lone(client, event)
+            if not self._send_lone(client, event):
+                done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
             self._stop_measuring()
             events.end(client, self._run_id(), event, had_died=self.ack.died)
@@ -197,7 +227,7 @@ class Uploader:
                 )
             run_id = store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        events.resume(client, self._run_id(), had_died=self.ack.died)
+        events.resume(client, self._run_id())
         self._progress.note(ended=False, died=False)
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
@@ -208,13 +238,17 @@ class Uploader:
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=event["start_ms"])
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
-        refused = self._send_values(client, kind, events.entities(kind, values), most=MOST_NAMED)
+        entities = events.entities(kind, values)
+        refused: list[tuple[Any, str]] = []
+        if kind == "params" and entities:  # a run that goes on with another one of them would have its batch refused
+            entities, refused = events.without_known(client, self._run_id(), entities)
+        refused += self._send_values(client, kind, entities, most=MOST_NAMED)
         self._progress.reject(kind.removesuffix("s"), refused)
         for entity, why in refused:
             self._progress.warn(f"the {kind.removesuffix('s')} {entity.key} was refused: {why}")
 
-    def _send_lone(self, client: MlflowClient, event: dict[str, Any]) -> None:
-        """Sends what may fail by itself: what can't be had is a warning, what the store won't take now waits."""
+    def _send_lone(self, client: MlflowClient, event: dict[str, Any]) -> bool:
+        """Sends what may fail by itself. False: the store won't take it now. What can't be had is left out with a warning."""
         run_id = self._run_id()
         try:
             if event["kind"] == "model":
@@ -231,17 +265,13 @@ class Uploader:
             self._progress.warn(f"{events.title(event)} was left out: {error}")
         except Exception as error:
             store.check_run(client, run_id)  # raises when MLflow as a whole is away: then all that follows waits, too
-            if store.is_refusal(error):
-                self._progress.warn(f"{events.title(event)} was refused: {error}")
-            else:
-                self._progress.note(postponed=(*self.ack.postponed, event))
+            if not store.is_refusal(error):
                 self._progress.fail(error, what=f"{events.title(event)} waits")
+                return False
+            self._progress.warn(f"{events.title(event)} was refused: {error}")
+        return True
 
     def _stop_measuring(self) -> None:
         if self._system_metrics is not None:
             self._system_metrics.close()
             self._system_metrics = None
-
-
-def _log_batch(client: MlflowClient, run_id: str, kind: str, values: Any) -> None:
-    client.log_batch(run_id, **{kind: list(values)})  # type: ignore[arg-type]

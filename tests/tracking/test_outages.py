@@ -1,18 +1,10 @@
 """A real `mlflow server` that is away, is killed, or whose answers get lost: every point arrives, and arrives once."""
 
 import contextlib
-import os
-import random
-import select
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-import urllib.request
 
 import pytest
+from tracking.fault_proxy import Proxy, Server, at_random
 
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
@@ -20,43 +12,6 @@ from runner.tracking.publisher import Publisher
 from runner.tracking.sync import sync
 
 pytestmark = pytest.mark.slow
-
-
-class Server:
-    """An MLflow server over a sqlite store, on one port for its whole life."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process = None
-
-    def start(self):
-        store = ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
-        artifacts = ["--artifacts-destination", str(self.folder / "artifacts")]
-        place = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *store, *artifacts, *place],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        limit = time.monotonic() + 120
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
-                assert answer.read() == b"OK"
-                return
-            assert time.monotonic() < limit and self._process.poll() is None, (self.folder / "server.log").read_text()
-            time.sleep(0.1)
-
-    def kill(self):
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it and its workers, the session that it leads
-            self._process.wait()
-            self._process = None
 
 
 @pytest.fixture
@@ -191,60 +146,16 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
             assert write.history(client, found.run_id, name) == expected
 
 
-class Wire:
-    """A wire to the server that is cut one time in four, before the request arrives or before the answer does."""
-
-    def __init__(self, port):
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.cuts = {"request": 0, "answer": 0}
-        self._random = random.Random(0)
-        self._ends = threading.Event()
-        self._threads = [threading.Thread(target=self._serve)]
-        self._threads[0].start()
-
-    def close(self):
-        self._ends.set()
-        for thread in self._threads:
-            thread.join(30)
-        self._listener.close()
-
-    def _serve(self):
-        while not self._ends.is_set():
-            if select.select([self._listener], [], [], 0.05)[0]:
-                near, _ = self._listener.accept()
-                self._threads.append(threading.Thread(target=self._carry, args=(near,)))
-                self._threads[-1].start()
-
-    def _carry(self, near):
-        with near, socket.create_connection(("127.0.0.1", self._to)) as far:
-            while not self._ends.is_set():
-                for source in select.select([near, far], [], [], 0.05)[0]:
-                    data = source.recv(1 << 20)
-                    kind = "answer" if data.startswith(b"HTTP") else "request"
-                    is_beginning = data.startswith((b"HTTP", b"GET", b"POST"))
-                    if is_beginning and self._random.random() < 1 / 8:
-                        self.cuts[kind] += 1
-                        return
-                    if not data:
-                        return
-                    (far if source is near else near).sendall(data)
-
-
 def test_answers_that_get_lost_make_no_point_and_no_run_twice(folder, write, server, stored):
     server.start()
-    wire = Wire(server.port)
-    try:
+    with Proxy(server.port, at_random(2, "drop", "lost", share=1 / 4)) as proxy:
         with Journal(folder) as journal:
             write.start(journal)
             for first in range(1, 3001, 300):
                 write.rows(journal, first, 300)
             write.end(journal)
-        ack = sync(folder, wire.uri, grace_seconds=30)
-    finally:
-        wire.close()
-    assert ack.is_complete and ack.points_written == 6000 and min(wire.cuts.values()) > 0, (ack, wire.cuts)
+        ack = sync(folder, proxy.uri, grace_seconds=30)
+    assert ack.is_complete and ack.points_written == 6000 and min(proxy.met["drop"], proxy.met["lost"]) > 0, proxy.met
     run, steps = stored(ack.run_id)
     assert steps == {"train/loss": list(range(1, 3001)), "train/accuracy": list(range(1, 3001))}
     assert run.info.status == "FINISHED" and run.data.params == {"optimizer.lr": "0.1"}

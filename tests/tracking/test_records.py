@@ -1,16 +1,8 @@
 import numpy as np
 import pytest
 
-from runner.tracking.records import (
-    MAGIC,
-    begins_record,
-    count_points,
-    encode_event,
-    encode_points,
-    has_records,
-    scan,
-    sound_end,
-)
+from runner.tracking.frames import MAGIC, survey
+from runner.tracking.records import begins_record, count_points, encode_event, encode_points, has_records, scan
 
 
 @pytest.fixture
@@ -70,7 +62,7 @@ def test_a_file_cut_at_any_byte_gives_the_records_before_the_cut(path):
         path.write_bytes(data[:cut])
         expected = int((ends <= cut).sum())
         assert len(list(scan(path))) == expected
-        assert sound_end(path) == (ends[expected - 1] if expected else 0)
+        assert survey(path).end == (ends[expected - 1] if expected else 0)
         assert count_points(path) == (4 if expected >= 2 else 0)
 
 
@@ -115,6 +107,6 @@ def test_has_records_wants_a_whole_one(path):
 
 def test_another_file_is_no_journal(path):
     path.write_bytes(b"PK\3\4 something else")
-    assert sound_end(path) == -1
+    assert survey(path).is_foreign
     path.write_bytes(b"\0" * 100)  # what a power cut may leave of the first record
-    assert sound_end(path) == 0
+    assert not survey(path).is_foreign and survey(path).end == 0

@@ -387,10 +387,11 @@ def test_a_run_that_another_process_keeps_is_left_to_it(runs, pipe, monkeypatch,
 
 
 def test_a_journal_that_can_not_be_read_is_told_of_by_the_attempt(tmp_path):
-    from runner.tracking.records import EVENT, FILE, _frame
+    from runner.tracking.frames import encode
+    from runner.tracking.records import EVENT, FILE
 
     (tmp_path / "journal").mkdir()
-    (tmp_path / FILE).write_bytes(_frame(EVENT, b"no json", num_points=0))
+    (tmp_path / FILE).write_bytes(encode(EVENT, b"no json", num_points=0))
     upload = Upload(False)
     run = Followed(tmp_path, lambda folder, lives: upload)
     assert run.turn() is followed.Went.FAILED and not run.is_broken and upload.attempts == 1

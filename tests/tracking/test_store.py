@@ -106,6 +106,10 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
         ),
         (error("INTERNAL_ERROR", text="Failed to resolve 'h'"), "http://u:***@h:1 does not answer"),
         (error("INTERNAL_ERROR", text="Read timed out."), "http://u:***@h:1 does not answer in time"),
+        (
+            error("INTERNAL_ERROR", text="('Connection aborted.', RemoteDisconnected('Remote end closed'))"),
+            "http://u:***@h:1 broke off the connection",
+        ),
         (error("UNAUTHENTICATED", rest=True), "refuses these credentials (MLFLOW_TRACKING_USERNAME"),
         (
             error("INTERNAL_ERROR", text="Detected out-of-date database schema"),

@@ -198,10 +198,11 @@ def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client,
     paths = {name: folder / name for name in ("poisoned", "deleted", "sound")}
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         (paths["poisoned"] / "journal").mkdir(parents=True)
-        from runner.tracking.records import EVENT, FILE, _frame, encode_event
+        from runner.tracking.frames import encode
+        from runner.tracking.records import EVENT, FILE, encode_event
 
         head = encode_event("start", {"uid": "p", "experiment": "digits"})
-        (paths["poisoned"] / FILE).write_bytes(head + _frame(EVENT, b"no json", num_points=0))
+        (paths["poisoned"] / FILE).write_bytes(head + encode(EVENT, b"no json", num_points=0))
         with Journal(paths["deleted"]) as deleted, Journal(paths["sound"]) as sound:
             for path in paths.values():
                 publisher.follow(path)

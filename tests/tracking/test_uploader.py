@@ -298,6 +298,48 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
 
 
+def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
+    folder, journal, write, uri, client, monkeypatch
+):
+    def fail(*args):
+        raise OSError("not now")
+
+    (folder / "a.txt").write_text("a")
+    write.start(journal)
+    journal.event("artifact", path="a.txt", to="")
+    write.end(journal)
+    monkeypatch.setattr(events, "log_artifact", fail)
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt() and len(read_ack(folder).postponed) == 1
+    monkeypatch.setattr(store, "check_run", fail)  # now nothing answers any more
+    assert not uploader.attempt(postponed=True)
+    assert len(read_ack(folder).postponed) == 1 and not read_ack(folder).is_complete
+    monkeypatch.setattr(events, "log_artifact", lambda *args: 1 / 0 if read_ack(folder).postponed else None)
+    assert not uploader.attempt(postponed=True)  # it waits on the disk, too, as long as it is being sent
+    monkeypatch.undo()
+    assert Uploader(folder, uri).attempt(postponed=True) and read_ack(folder).is_complete
+    assert [found.path for found in client.list_artifacts(uploader.ack.run_id)] == ["a.txt"]
+
+
+def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch(
+    folder, journal, write, uri, client, monkeypatch
+):
+    sent = []
+
+    class Counting(Picky):
+        def log_batch(self, run_id, params=(), **others):
+            sent.extend(param.key for param in params)
+            self._client.log_batch(run_id, params=params, **others)
+
+    monkeypatch.setattr(store, "open_store", lambda uri: Counting(client, poison=()))
+    write.start(journal, uid="u1", params={f"p{n}": n for n in range(50)})
+    write.start(journal, uid="u1", params={f"p{n}": n if n != 7 else "other" for n in range(51)})
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt()
+    assert len(sent) == 51 and client.get_run(uploader.ack.run_id).data.params["p7"] == "7"
+    assert uploader.ack.warnings == ("the param p7 was refused: it is 7 there, and MLflow changes no param",)
+
+
 def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
     folder, journal, write, uri, client, monkeypatch
 ):

@@ -1,0 +1,220 @@
+"""A real `mlflow server`, and a proxy before it that spoils requests as a test's schedule says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: what a request may meet. drop: cut before the server has it; lost: cut when the server has answered; delay: the answer
+#: comes late; slow: it comes byte by byte; 500, 503: an error, and the server has not seen it; refuse: 400, as MLflow says it
+FAULTS = ("drop", "lost", "delay", "slow", "500", "503")
+DELAY_SECONDS = 0.3
+TRICKLE_SECONDS = 0.0002  # a byte
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request on its way to the server."""
+
+    line: str  # "POST /api/2.0/mlflow/runs/log-batch HTTP/1.1"
+    head: bytes
+    body: bytes
+
+    def holds(self, key: str, step: int | None = None) -> bool:
+        """Whether it is a batch with this metric or param in it."""
+        if "runs/log-batch" not in self.line:
+            return False
+        batch = json.loads(self.body)
+        metrics = [found for found in batch.get("metrics", ()) if step is None or int(found.get("step", 0)) == step]
+        return any(found["key"] == key for found in (*metrics, *batch.get("params", ())))
+
+
+Choose = Callable[[Request], str]
+
+
+def passing(request: Request) -> str:
+    """Nothing is spoilt."""
+    return "pass"
+
+
+def at_random(seed: int, *faults: str, share: float) -> Choose:
+    """One of these faults for this share of the requests, the same for the same seed and order of requests."""
+    draw, turn = random.Random(seed), threading.Lock()
+
+    def choose(request: Request) -> str:
+        with turn:
+            return draw.choice(faults) if draw.random() < share else "pass"
+
+    return choose
+
+
+def always(fault: str) -> Choose:
+    return lambda request: fault
+
+
+class Server:
+    """An MLflow server over a sqlite store, on one port for its whole life."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = f"sqlite:///{folder}/mlflow.db"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        artifacts = ["--artifacts-destination", str(self.folder / "artifacts")]
+        place = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        stores = ["--backend-store-uri", self.store, *artifacts]
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *stores, *place],
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                },  # four processes that nobody here needs
+                start_new_session=True,
+            )
+        limit = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+                assert answer.read() == b"OK"
+                return
+            assert time.monotonic() < limit and self._process.poll() is None, (self.folder / "server.log").read_text()
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it and its workers, the session that it leads
+            self._process.wait()
+            self._process = None
+
+
+class Proxy:
+    """Carries one request a connection to the server's port. `met` counts what the requests met, `choose` may be changed."""
+
+    def __init__(self, port: int, choose: Choose = passing, *, delay_seconds: float = DELAY_SECONDS) -> None:
+        self.choose = choose
+        self.met: Counter[str] = Counter()
+        self._to, self._delay_seconds = port, delay_seconds
+        self._ends = threading.Event()
+        self._listener: socket.socket | None = socket.create_server(("127.0.0.1", 0))
+        self._address = self._listener.getsockname()
+        self.uri = f"http://127.0.0.1:{self._address[1]}"
+        self._threads = [threading.Thread(target=self._serve, name="fault-proxy")]
+        self._threads[0].start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join(30)
+        self.go_down()
+
+    def go_down(self) -> None:
+        """Connections are refused from now on."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def come_up(self) -> None:
+        self._listener = socket.create_server(self._address)
+
+    def _serve(self) -> None:
+        while not self._ends.is_set():
+            listener = self._listener
+            try:
+                if listener is None or not select.select([listener], [], [], 0.05)[0]:
+                    self._ends.wait(0.0 if listener else 0.02)
+                    continue
+                near, _ = listener.accept()
+            except (OSError, ValueError):  # closed in the meantime
+                continue
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads.append(threading.Thread(target=self._carry, args=(near,), name="fault-proxy"))
+            self._threads[-1].start()
+
+    def _carry(self, near: socket.socket) -> None:
+        near.settimeout(30)
+        with near, contextlib.suppress(OSError):
+            request = _read(near)
+            if request is None:
+                return
+            fault = self.choose(request)
+            self.met[fault] += 1
+            if fault == "drop":
+                return
+            if fault in _ANSWERS:
+                near.sendall(_ANSWERS[fault])
+                return
+            answer = self._ask(request)
+            if fault == "delay":
+                self._ends.wait(self._delay_seconds)
+            if fault == "slow":
+                for byte in answer:
+                    near.sendall(bytes([byte]))
+                    self._ends.wait(TRICKLE_SECONDS)
+            elif fault != "lost":
+                near.sendall(answer)
+
+    def _ask(self, request: Request) -> bytes:
+        with socket.create_connection(("127.0.0.1", self._to), timeout=60) as far:
+            far.sendall(request.head + request.body)
+            answer = b""
+            while chunk := far.recv(1 << 16):
+                answer += chunk
+        return answer
+
+
+def _read(near: socket.socket) -> Request | None:
+    """The whole request, made to be the connection's only one; None when none came."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        chunk = near.recv(1 << 16)
+        if not chunk:
+            return None
+        data += chunk
+    head, _, body = data.partition(b"\r\n\r\n")
+    line, *fields = head.split(b"\r\n")
+    given = {name.strip().lower(): value.strip() for name, _, value in (field.partition(b":") for field in fields)}
+    length, chunked = int(given.get(b"content-length", b"0")), b"transfer-encoding" in given
+    while len(body) < length or (chunked and not body.endswith(b"0\r\n\r\n")):
+        chunk = near.recv(1 << 16)
+        if not chunk:
+            return None
+        body += chunk
+    kept = [field for field in fields if not field.lower().startswith((b"connection:", b"keep-alive:"))]
+    return Request(line.decode(), b"\r\n".join([line, *kept, b"Connection: close", b"", b""]), body)
+
+
+def _answer(status: str, **fields: str) -> bytes:
+    body = json.dumps(fields).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+_ANSWERS = {
+    "500": _answer("500 Internal Server Error", error_code="INTERNAL_ERROR", message="something broke"),
+    "503": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy",
+    "refuse": _answer("400 Bad Request", error_code="INVALID_PARAMETER_VALUE", message="no such value here"),
+}

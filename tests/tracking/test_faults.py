@@ -1,0 +1,208 @@
+"""Whole runs whose way to a real `mlflow server` is spoilt: each ends well, and everything is there, once."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tracking.fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
+
+from runner import cli
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import read_points
+from runner.tracking.memory import read_events, read_series
+from runner.tracking.progress import REJECTED
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path("outputs/a/run")
+WORDS = [
+    "data=digits",
+    "model=mlp",
+    "model.hidden_sizes=[8]",
+    "train.num_epochs=2",
+    "metrics.pull_every=5",
+    "device=cpu",
+    "scheduler=constant",
+    "tracking.log_model=false",
+    "tracking.system_metrics=false",
+    "tracking.grace_seconds=1",
+    f"hydra.run.dir={FOLDER}",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store):
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def proxy(server):
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+def train(uri, *words):
+    assert cli.main([*WORDS, f"tracking.uri={uri}", *words]) == 0
+    assert json.loads((FOLDER / "summary.json").read_text())["status"] == "finished"
+
+
+def sync(uri):
+    return cli.main(["sync", "outputs", f"tracking.uri={uri}"])
+
+
+def sync_all(uri):
+    """Again and again, as a person would, as long as something gets through."""
+    for _ in range(5):
+        if sync(uri) == 0:
+            return
+    pytest.fail(f"something is left: {read_ack(FOLDER)}")
+
+
+def check_page(store, *, status="FINISHED", refused=()):
+    """Everything that the journal holds is in the store, once and as it was. Returns the run as MLflow has it."""
+    from runner.tracking.store import open_store
+
+    client = open_store(store)
+    events = read_events(FOLDER)
+    starts = [event for event in events if event["kind"] == "start"]
+    experiment = client.get_experiment_by_name(starts[0]["experiment"])
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`runner.uid` = '{starts[0]['uid']}'")
+    assert run.info.run_id == read_ack(FOLDER).run_id and run.info.status == status
+    series = read_series(FOLDER)
+    assert run.data.metrics.keys() == series.keys()
+    for name, columns in series.items():
+        expected = sorted(zip(*(column.tolist() for column in columns), strict=True))
+        found = client.get_metric_history(run.info.run_id, name)
+        assert sorted((point.step, point.timestamp, point.value) for point in found) == [
+            row for row in expected if (name, row[0]) not in refused
+        ], name
+    assert run.data.params.keys() == starts[0]["params"].keys() - set(refused)
+    assert all(
+        str(starts[-1]["params"][key])[:100] == value[:100] for key, value in run.data.params.items() if len(starts) < 2
+    )
+    assert all(run.data.tags[key] for key in starts[0]["tags"])
+    assert [found.dataset.name for found in run.inputs.dataset_inputs] == ["digits"]
+    wanted = {event["path"] for event in events if event["kind"] == "artifact"}
+    assert {found.path for found in client.list_artifacts(run.info.run_id)} == wanted
+    for path in Path(FOLDER, "plots").glob("*"):
+        assert f"plots/{path.name}" in {found.path for found in client.list_artifacts(run.info.run_id, "plots")}
+    return run
+
+
+@pytest.mark.parametrize("faults", [("drop",), ("lost",), ("delay", "slow"), ("500", "503")], ids="-".join)
+def test_everything_arrives_once_whatever_the_requests_meet(faults, own_folder, proxy, server):
+    proxy.choose = at_random(1, *faults, share=0.3)
+    train(proxy.uri)
+    sync_all(proxy.uri)
+    assert sum(map(proxy.met.get, faults)) > 2, proxy.met
+    check_page(server.uri)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, proxy, server):
+    proxy.choose = at_random(seed, *FAULTS, share=0.5 if seed else 0.25)
+    train(proxy.uri, f"tracking.log_model={str(seed == 0).lower()}")
+    sync_all(proxy.uri)
+    assert sum(proxy.met[fault] for fault in FAULTS) > 1, proxy.met
+    run = check_page(server.uri)
+    if seed == 0:
+        from runner.tracking.store import open_store
+
+        (model,) = open_store(server.uri).search_logged_models(
+            [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
+        )
+        assert model.status == "READY"
+    proxy.choose = passing
+    before = dataclasses.replace(read_ack(FOLDER), warnings=())
+    assert sync(proxy.uri) == 0
+    assert read_ack(FOLDER) == before and check_page(server.uri).to_dictionary() == run.to_dictionary()
+
+
+def test_one_refused_point_and_one_refused_param_are_set_aside_and_nothing_else(own_folder, proxy, server):
+    proxy.choose = lambda request: (
+        "refuse" if request.holds("train/loss", 7) or request.holds("train.batch_size") else "pass"
+    )
+    train(proxy.uri)
+    ack = read_ack(FOLDER)
+    assert ack.is_complete and ack.points_rejected == 1 and "train.batch_size was refused" in ack.warnings[0]
+    lines = [json.loads(line) for line in (FOLDER / REJECTED).read_text().splitlines()]
+    value = dict(read_points(FOLDER)["train/loss"])[7]
+    assert [(line["kind"], line["key"]) for line in lines] == [("param", "train.batch_size"), ("point", "train/loss")]
+    assert (lines[1]["step"], lines[1]["value"]) == (7, value)
+    check_page(server.uri, refused={("train/loss", 7), "train.batch_size"})
+
+
+@pytest.mark.parametrize("how", ["refused", "500"])
+def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, own_folder, proxy, server, uri, capfd):
+    if how == "refused":
+        proxy.go_down()
+    proxy.choose = always("500")
+    train(proxy.uri)
+    assert read_ack(FOLDER).run_id is None and read_ack(FOLDER).points_pending == sum(
+        map(len, read_points(FOLDER).values())
+    )
+    if how == "refused":
+        proxy.come_up()
+    proxy.choose = passing
+    capfd.readouterr()
+    assert sync(proxy.uri) == 0
+    assert "1 of 1 runs are complete" in capfd.readouterr().out
+    first = check_page(server.uri)
+    assert sync(proxy.uri) == 0 and check_page(server.uri).to_dictionary() == first.to_dictionary()
+    assert sync(uri) == 0  # another store, and back
+    second = check_page(uri)
+    assert second.info.run_id != first.info.run_id and second.data.metrics == first.data.metrics
+    assert sync(proxy.uri) == 0
+    again = check_page(server.uri)
+    assert again.data.metrics == first.data.metrics and again.info.run_id == first.info.run_id
+    assert (again.info.status, again.info.end_time) == (first.info.status, first.info.end_time)
+
+
+def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server):
+    words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=100"]
+    words.append("model.hidden_sizes=[1024,1024,1024]")  # slow: thousands of steps would have to be looked at
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    with subprocess.Popen(
+        [sys.executable, "-m", "runner", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            wait_for(lambda: read_ack(FOLDER).points_written and (FOLDER / "checkpoints/last.pt").exists())
+            children = psutil.Process(process.pid).children()
+            for child in children:  # the publisher first: it would say in MLflow that the run has died
+                child.kill()
+        finally:
+            process.kill()
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    from runner.tracking.store import open_store
+
+    run_id = read_ack(FOLDER).run_id
+    assert open_store(server.uri).get_run(run_id).info.status == "RUNNING"
+    proxy.choose = at_random(5, "lost", "drop", share=0.2)
+    sync_all(proxy.uri)
+    killed = check_page(server.uri, status="KILLED")
+    assert killed.info.run_id == run_id and "runner.end" in killed.data.tags
+    last = read_points(FOLDER)["train/loss"][-1][0]
+    assert cli.main(["resume", str(FOLDER), f"train.num_epochs={last // 12 + 2}"]) == 0
+    sync_all(proxy.uri)
+    found = check_page(server.uri)
+    assert found.info.run_id == run_id and "runner.end" not in found.data.tags
+    steps = [step for step, _ in read_points(FOLDER)["train/loss"]]
+    assert steps == list(range(1, 12 * (last // 12 + 2) + 1))
+
+
+def wait_for(condition, seconds=90):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
