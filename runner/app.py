@@ -23,6 +23,7 @@ from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Trial, train_and_test
+from runner.trust import check_folder
 
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
@@ -44,6 +45,7 @@ def run(
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
     clock = _Clock()
+    check_folder(folder)
     hardware = hardware or probe()
     choice = check(cfg, hardware, choice=choice)
     screen = Screen()

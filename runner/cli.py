@@ -113,8 +113,8 @@ def resume(words: list[str]) -> int:
     folder = resuming.find(wanted).absolute()
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
-        before = _composed(compose, [])
         try:
+            before = _composed(compose, [])
             cfg = _composed(compose, overrides)
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
