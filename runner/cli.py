@@ -15,7 +15,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from runner import config, mistakes
+from runner import config, mistakes, trust
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import Fault, RunnerError, report
@@ -111,6 +111,7 @@ def resume(words: list[str]) -> int:
     wanted, given = (words[0], words[1:]) if words and "=" not in words[0] and words[0][0] != "-" else ("last", words)
     flags, overrides = sorted_words(given, VERBS)
     folder = resuming.find(wanted).absolute()
+    trust.check_folder(folder)
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
@@ -119,14 +120,22 @@ def resume(words: list[str]) -> int:
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
         resuming.check(before, cfg)
-        summary = folder / "summary.json"
-        if summary.is_file() and resuming.is_over(json.loads(summary.read_text()), overrides):
+        if resuming.is_over(_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
             return 0
         from runner import app
 
         done = app.run(cfg, folder)
     return int(done["exit_code"] or done["status"] == "failed")
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """What the run said at its end; nothing where it has said nothing, or nothing that can be read."""
+    with suppress(OSError, ValueError):
+        said = json.loads((folder / "summary.json").read_text())
+        if isinstance(said, dict):
+            return said
+    return {}
 
 
 def plan(words: list[str]) -> int:

@@ -36,6 +36,8 @@ LOGS = re.compile(
     r"|logging\.handlers\.(Rotating|TimedRotating|Watched)FileHandler"
     r"|colorlog\.\w+|rich\.logging\.RichHandler"
 )
+#: resolvers that make a node of a text
+MADE = re.compile(r"\$\{\s*oc\.(create|decode)")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: what hydra.job.env_set may set. Many another makes some program load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
@@ -53,7 +55,11 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
     for path, key, value in _values(hydra, "hydra"):
         is_log = path.startswith(("hydra.job_logging", "hydra.hydra_logging"))
         asked, name = f"{path}.{key}={value}", str(value)
-        if key == "_target_":
+        if MADE.search(name):
+            found.append(
+                Fault(asked, "settings of Hydra's are written out, not made of a text", f"{path}.{key}: {{...}}")
+            )
+        elif key == "_target_":
             found += _target_faults(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             so = "a log's classes are those of Python's logging, colorlog and rich"
@@ -136,7 +142,7 @@ def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         inner, child = f"{path}.{key}" if is_dict else f"{path}[{key}]", node._get_node(key)
         if OmegaConf.is_interpolation(node, key):
             text = str(child._value())
-            if key in ("_target_", "()", "class") or re.search(r"oc\.(create|decode)", text):
+            if key in ("_target_", "()", "class") or MADE.search(text):
                 yield path, str(key), text
                 continue
             try:

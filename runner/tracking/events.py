@@ -75,6 +75,8 @@ def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -
 def log_artifact(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
     """A file or a folder of the run's."""
     path, to = own_file(folder, event["path"]), event.get("to") or None
+    if to is not None and inside(folder, str(to)) is None:
+        raise LeftOutError(f"{to} is no place below the run's artifacts")
     if path.is_dir():
         client.log_artifacts(run_id, str(path), to)
     elif path.is_file():
