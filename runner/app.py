@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.parts import Parts, check, prepare
+from runner.passwords import hide, kept
 from runner.plots import draw_curves
 from runner.record import Membership, Record, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
@@ -51,7 +52,10 @@ def run(
     screen = Screen()
     screen.say(f"device: {choice.device} ({choice.reason})")
     folder.mkdir(parents=True, exist_ok=True)
-    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(_own(cfg))  # before the data fills in the facts
+    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(
+        kept(_own(cfg))
+    )  # before the data fills in the facts
+    hide(folder, str(cfg.tracking.uri))
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here))
         (folder / "rerun.yaml").write_text(rerun)
@@ -138,7 +142,7 @@ def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, fold
     if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
-        publish_model(journal, parts, folder)
+        publish_model(journal, cfg, parts, folder)
     journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
 
 

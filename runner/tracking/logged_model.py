@@ -53,12 +53,13 @@ def warm_up() -> None:
 
 
 def _build(node: dict[str, Any]) -> Any:
+    from runner.passwords import filled_in
     from runner.targets import build
 
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # the person's own modules; not before now, one named torch.py would break everything
-    return build(node, key=NAME)
+    return build(filled_in(node), key=NAME)
 
 
 def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module, Any]:
