@@ -255,19 +255,22 @@ def _uri(cfg: DictConfig) -> list[Fault]:
 def _hidden(cfg: DictConfig) -> list[Fault]:
     """Passwords that a run's configuration had, of what is built: nothing but the person knows them."""
     found = []
-    for key in all_keys(cfg):
-        group, _, name = key.rpartition(".")
-        if (
-            key.split(".")[0] not in BUILT
-            or not name
-            or OmegaConf.is_interpolation(node := OmegaConf.select(cfg, group), name)
-        ):
-            continue
-        text = node._get_node(name)._value()
-        if isinstance(text, str) and HIDDEN in text:
+    for key, text in _texts(
+        OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
+    ):
+        if HIDDEN in text:
             write = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
             found.append(Fault(f"{key}={text}", "a run's folder keeps no password", write))
     return found
+
+
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in plain values, with its dotted key."""
+    if isinstance(node, dict | list):
+        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _texts(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, str):
+        yield key, node
 
 
 def _early_stopping(cfg: DictConfig) -> list[Fault]:

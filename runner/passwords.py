@@ -22,8 +22,10 @@ from runner.errors import without_password
 
 ENVIRONMENT = "oc.env"
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
-#: a password that is written as ${...} is not there yet
-_WRITTEN_AS_REFERENCE = re.compile(r"://[^:/@]*:(\$\{[^{}]*\})+@")
+#: a password that is written as ${...}, or shown as <oc.env:...>, is not there
+_WRITTEN_AS_REFERENCE = re.compile(
+    rf"://[^:/@]*:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL
+)
 
 
 def kept(cfg: DictConfig) -> DictConfig:
@@ -78,11 +80,12 @@ def masker(uri: str) -> Callable[[str], str]:
 
 
 def _masked_line(line: str, mask: Callable[[str], str]) -> str:
-    return line if _WRITTEN_AS_REFERENCE.search(line) else mask(line)
+    reference = _WRITTEN_AS_REFERENCE.search(line)
+    return mask(line[: reference.start()]) + reference[0] if reference else mask(line)
 
 
 def _without_written_password(text: str) -> str:
-    return text if _WRITTEN_AS_REFERENCE.search(text) else without_password(text)
+    return _masked_line(text, without_password)
 
 
 def _mapped(node: Any, change: Callable[[str], str]) -> Any:
@@ -99,7 +102,7 @@ def _walk(node: Any, real: Any) -> Any:
         return {key: _walk(_child(node, key), child) for key, child in real.items()}
     if isinstance(real, list):
         return [_walk(_child(node, index), child) for index, child in enumerate(real)]
-    return without_password(str(node)) if isinstance(real, str) else real
+    return _without_written_password(str(node)) if isinstance(real, str) else real
 
 
 def _child(node: Any, key: Any) -> Any:

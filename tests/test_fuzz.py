@@ -32,7 +32,8 @@ KEYS = [
 ]
 GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "backends/cpu", "hydra/launcher"]
 #: what the grammar of overrides and YAML have a meaning for
-PIECES = list("+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0") + [
+PIECES = [
+    *"+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0",
     "${", "}", "${oc.env:HOME}", "${oc.env:", "${facts.num_steps}", "${nothing}", "${model}", "${.}", "???", "null",
     "true", "nan", "inf", "-inf", "1e999", "0x10", "range(1,3)", "choice(1,2)", "interval(0,1)", "glob(*)", "sort(2,1)",
     "\x1b[31m", "\u202e", "é", "😀", "_target_", "a", "0", "-1", "10000000000000000000000", "1_0", "~", "!!python/name:os.system",
@@ -109,7 +110,7 @@ def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
     OmegaConf.set_struct(cfg, False)
     with open_dict(cfg):
         for key, value in given_values:
-            with contextlib.suppress(OmegaConfBaseException):  # Hydra refuses it while it composes
+            with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
                 OmegaConf.update(cfg, key, value, merge=True)
     with contextlib.suppress(RunnerError):
         check(cfg)

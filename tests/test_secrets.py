@@ -152,7 +152,11 @@ def test_what_is_written_down_by_hand():
     cfg = OmegaConf.create(
         {
             "tracking": {"uri": "http://me:it's@a\\b@host"},
-            "data": {"url": "s3://me:word@there", "ref": "s3://me:${oc.env:HOME}@there", "list": ["x://a:b@c"]},
+            "data": {
+                "url": "s3://me:word@there",
+                "ref": "s3://me:${oc.env:HOME}@there",
+                "list": ["x://a:b@c,x://a:${oc.env:HOME}@c"],
+            },
             "same": "${data.url}",
             "home": "${oc.env:HOME}",
         }
@@ -162,11 +166,11 @@ def test_what_is_written_down_by_hand():
     assert OmegaConf.to_container(kept)["data"] == {
         "url": "s3://me:***@there",
         "ref": "s3://me:${oc.env:HOME}@there",
-        "list": ["x://a:***@c"],
+        "list": ["x://a:***@c,x://a:${oc.env:HOME}@c"],
     }
     found = passwords.shown(cfg)
     assert (found["same"], found["home"]) == ("s3://me:***@there", "<oc.env:HOME>")
-    assert found["data"]["ref"] == "s3://me:***@there"
+    assert found["data"]["ref"] == "s3://me:<oc.env:HOME>@there"
     assert passwords.filled_in(found)["home"] == os.environ["HOME"] == cfg.home
 
 
