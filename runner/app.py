@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.parts import Parts, check, prepare
+from runner.passwords import hide, kept
 from runner.plots import draw_curves
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
@@ -25,6 +26,7 @@ from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Trial, fail, train_and_test
+from runner.trust import check_folder
 
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
@@ -50,12 +52,15 @@ def run(
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
     clock = _Clock()
+    check_folder(folder)
     hardware = hardware or probe()
     choice = check(cfg, hardware, choice=choice)
     screen = Screen()
     screen.say(f"device: {choice.device} ({choice.reason})")
     folder.mkdir(parents=True, exist_ok=True)
-    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(_own(cfg))  # before the data fills in the facts
+    own = kept(_own(cfg))  # before the data fills in the facts
+    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
+    hide(folder, str(cfg.tracking.uri))
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here))
         if repetition is not None:
@@ -176,7 +181,7 @@ def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record,
     if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
-        publish_model(journal, parts, folder)
+        publish_model(journal, cfg, parts, folder)
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
-from runner import config, schema
+from runner import config, schema, trust
+from runner.errors import RunnerError
 
 HERE = Path(__file__).resolve().parent
 #: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
@@ -24,23 +27,47 @@ CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
 
 Compose = Callable[[list[str]], DictConfig]
 
+_load = ConfigLoaderImpl.load_configuration
+
 
 @contextmanager
 def hydra_session(argv: list[str]) -> Iterator[None]:
-    """Hydra with our schema and search path, raising its errors instead of printing them; as it was before, afterwards."""
+    """Hydra with our schema and search path, raising its errors instead of printing them; as it was before, afterwards.
+
+    Whatever Hydra composes in it is examined before Hydra starts a log or a callback.
+    """
     schema.register()
     if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(OwnConf)
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    load = ConfigLoaderImpl.load_configuration
+    ConfigLoaderImpl.load_configuration = _examined  # type: ignore[assignment]  # Hydra has no place for it
     try:
         yield
     finally:
+        ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
         sys.argv = before[0]
         if before[1] is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
         else:
             os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any) -> DictConfig:
+    """Composes as Hydra does. Raises: RunnerError for what would call code that is not allowed (runner.trust)."""
+    name = (config_name or "").removesuffix(".yaml")
+    found = []
+    if name == trust.RERUN:
+        places = (Path(item.path.removeprefix("file://")) for item in loader.get_search_path().get_path() if item.path)
+        first = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+        found = trust.rerun_faults(first) if first is not None else []
+    if not found:
+        cfg = _load(loader, config_name, *settings, **more)
+        found = trust.hydra_faults(cfg.hydra)
+    if found:
+        raise RunnerError(*found)
+    return cfg
 
 
 def composer(flags: list[str]) -> Compose:

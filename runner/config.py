@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from runner.errors import Fault, nearest
+from runner.errors import without_password as without_password  # others take it from here
 from runner.schema import (
     Config,
     Cpu,
@@ -29,6 +29,7 @@ from runner.schema import (
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
+HIDDEN = ":***@"  # where a run's configuration had a password
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -37,7 +38,7 @@ def faults(cfg: DictConfig) -> list[Fault]:
     found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
     found += [fault for key, node, schema in _typed_nodes(cfg) for fault in _bad_values(node, schema, key)]
     found += [fault for key in BUILT for fault in _missing(cfg._get_node(key), key)]
-    found += _uri(cfg) + _early_stopping(cfg)
+    found += _uri(cfg) + _hidden(cfg) + _early_stopping(cfg)
     return found
 
 
@@ -62,11 +63,6 @@ def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str
     node: dict[str, Any] = OmegaConf.to_container(cfg[key], resolve=resolve)  # type: ignore[assignment]
     shared = {item.name for item in fields(Data)} if key == "data" else set()
     return {name: value for name, value in node.items() if name not in shared}
-
-
-def without_password(uri: str) -> str:
-    """The URI as it may be printed, logged and tracked."""
-    return re.sub(r"(://[^:/@]*):.*@", r"\1:***@", uri)  # to the last @: a password may hold one
 
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
@@ -244,6 +240,9 @@ def _uri(cfg: DictConfig) -> list[Fault]:
     except OmegaConfBaseException:
         return []
     asked = f"tracking.uri={without_password(uri)}"
+    if HIDDEN in uri:
+        write = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
+        return [Fault(asked, "a run's folder keeps no password", write)]
     if uri.startswith(STORES):
         return []
     if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
@@ -251,6 +250,27 @@ def _uri(cfg: DictConfig) -> list[Fault]:
     else:
         so = f"MLflow has no store for {uri.split(':')[0]}://"
     return [Fault(asked, so, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+
+
+def _hidden(cfg: DictConfig) -> list[Fault]:
+    """Passwords that a run's configuration had, of what is built: nothing but the person knows them."""
+    found = []
+    for key, text in _texts(
+        OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
+    ):
+        if HIDDEN in text:
+            write = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
+            found.append(Fault(f"{key}={text}", "a run's folder keeps no password", write))
+    return found
+
+
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in plain values, with its dotted key."""
+    if isinstance(node, dict | list):
+        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _texts(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, str):
+        yield key, node
 
 
 def _early_stopping(cfg: DictConfig) -> list[Fault]:

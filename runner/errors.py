@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Fault:
 
     def __str__(self) -> str:
         parts = (("asked", self.asked), ("so", self.so), ("write", self.write))
-        return "\n".join(f"  {name + ':':<7}{_hang(text)}" for name, text in parts)
+        return "\n".join(f"  {name + ':':<7}{_hang(without_password(text))}" for name, text in parts)
 
 
 class RunnerError(Exception):
@@ -41,6 +42,11 @@ def report(error: RunnerError) -> int:
     head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
     print(f"{head}\n\n{error}", file=sys.stderr)
     return MISTAKE
+
+
+def without_password(text: str) -> str:
+    """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
+    return re.sub(r"(://[^:/@\s]*):(?!PASSWORD@).*@", r"\1:***@", text)  # to a line's last @: a password may hold one
 
 
 def nearest(word: str, choices: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, without_password
 
 FILE = "ledger.jsonl"  # in a sweep's folder
 LOCK = "ledger.lock"
@@ -71,7 +71,7 @@ class Ledger:
 
     def begin(self, sweep: Sweep) -> None:
         fields = {"uid": sweep.uid, "began_ms": sweep.began_ms}
-        self._append({"kind": "sweep", **fields, "overrides": sweep.overrides, "objectives": sweep.objectives})
+        self._append({"kind": "sweep", **fields, "overrides": kept(sweep.overrides), "objectives": sweep.objectives})
 
     def plan(self, *jobs: Job) -> None:
         """New jobs, or old ones that get another folder."""
@@ -99,8 +99,13 @@ class Ledger:
         os.fsync(self._fd)
 
 
+def kept(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """The overrides as they stand in a ledger, without passwords: who goes on with a sweep gives its words again."""
+    return tuple(map(without_password, overrides))
+
+
 def _planned(job: Job) -> dict[str, Any]:
-    what = {"overrides": job.overrides, "name": job.name, "folder": job.folder_name, "trial": job.trial}
+    what = {"overrides": kept(job.overrides), "name": job.name, "folder": job.folder_name, "trial": job.trial}
     return {"kind": "job", "job": job.number, **what}
 
 

@@ -31,8 +31,12 @@ def explain(
     compose: composes the configuration with a list of overrides; about 0.1 s each, paid only on the way to an error.
     check: raises a RunnerError with what is wrong with the rest.
     """
+    if isinstance(error, RunnerError):
+        return error
     try:
         compose([])
+    except RunnerError as refused:
+        return refused
     except Exception as broken:
         return RunnerError(_broken_files(broken))
     faults: list[Fault] = []

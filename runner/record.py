@@ -19,6 +19,7 @@ from runner.config import without_password
 from runner.device import Choice, Hardware
 from runner.loop import Best
 from runner.parts import Parts
+from runner.passwords import masker, shown
 from runner.placement import map_tensors
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_events, read_series
@@ -135,7 +136,7 @@ def introduce(
         "dataset",
         name=parts.source.name,
         digest=data_digest(parts),
-        source=parts.source.origin,
+        source=without_password(str(parts.source.origin)),
         source_type="local",
         schema=json.dumps({"facts": _jsonable(cfg.facts)}),
         profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
@@ -145,7 +146,7 @@ def introduce(
     for name in ("rerun.yaml", "environment.txt"):
         journal.event("artifact", path=name, to="")
     if git is not None and git.diff:
-        (folder / "git.diff").write_text(git.diff)
+        (folder / "git.diff").write_text(masker(str(cfg.tracking.uri))(git.diff))
         journal.event("artifact", path="git.diff", to="")
 
 
@@ -154,13 +155,13 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def publish_model(journal: Journal, parts: Parts, folder: Path) -> None:
+def publish_model(journal: Journal, cfg: DictConfig, parts: Parts, folder: Path) -> None:
     """Leaves the kept weights' recipe and a few rows in the journal; the publisher makes the model of MLflow from them."""
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
-    journal.event("model", node=parts.model_node, weights="checkpoints/best.pt", example=EXAMPLE)
+    journal.event("model", node=shown(cfg)["model"], weights="checkpoints/best.pt", example=EXAMPLE)
 
 
 def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> 
     num_reads = sum(finding.count for finding in record.findings if finding.kind in ("host read", "copy"))
     return {
         "status": record.status,
-        "error": record.error,
+        "error": record.error and without_password(record.error),
         "run_id": None,
         "tracking_uri": without_password(str(cfg.tracking.uri)) if cfg.tracking.enabled else None,
         "device": choice.device,
@@ -194,7 +195,7 @@ def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> 
 
 
 def parameters(cfg: DictConfig) -> dict[str, str]:
-    """The resolved configuration by dotted key; no passwords."""
+    """The resolved configuration by dotted key; no passwords, and nothing that stood in the environment."""
     flat: dict[str, str] = {}
 
     def walk(node: Any, key: str) -> None:
@@ -202,9 +203,9 @@ def parameters(cfg: DictConfig) -> dict[str, str]:
             for name, child in node.items():
                 walk(child, f"{key}.{name}" if key else str(name))
         else:
-            flat[key] = without_password(str(node)) if node is not None else "null"
+            flat[key] = str(node) if node is not None else "null"
 
-    walk({key: node for key, node in _jsonable(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
+    walk({key: node for key, node in shown(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
     return flat
 
 

@@ -10,6 +10,7 @@ from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
 from runner.tracking.publisher import find_journals, sync
+from runner.trust import links_out
 
 PLACES = ("outputs", "multirun")
 
@@ -31,6 +32,9 @@ def replay(folders: list[Path], *, uri: str) -> int:
         if is_being_written(run):
             print(f"{run}: still running, and sent by its own process")
             complete += 1
+            continue
+        if links := links_out(run, of=run):
+            print(f"{run}: not sent: {links[0]} leads out of it; rm {links[0]}")
             continue
         for sentence in find_damage(run):
             print(f"{run}: {sentence}")

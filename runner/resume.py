@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.errors import Fault, RunnerError
+from runner.passwords import kept
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
 
@@ -108,7 +109,7 @@ def flat(cfg: DictConfig) -> dict[str, Any]:
         else:
             found[key] = node
 
-    walk(OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False), "")
+    walk(OmegaConf.to_container(kept(cfg), resolve=False, throw_on_missing=False), "")
     return found
 
 

@@ -13,10 +13,10 @@ FILE = "summary.json"
 def read_summary(folder: Path) -> dict[str, Any]:
     """What a run left; {} when it left nothing that can be read."""
     try:
-        summary: dict[str, Any] = json.loads((folder / FILE).read_text())
+        summary = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         return {}
-    return summary
+    return summary if isinstance(summary, dict) else {}
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

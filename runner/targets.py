@@ -3,6 +3,10 @@
 Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts,
 torch's modules, losses and optimizers, and modules that lie in the current folder, which are the person's own code.
 More prefixes come from the command line (`--allow timm`), never from a configuration.
+
+The boundary: code is what is installed, what lies in the current folder, and the words of the command line. Data is every
+configuration, also one in conf/, and all that a run's folder holds: rerun.yaml, checkpoints, journal. Data chooses among
+allowed parts and their arguments; it reaches nothing else. Hydra's own settings are held to runner.trust.
 """
 
 from __future__ import annotations
@@ -32,10 +36,11 @@ HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
     """Builds what `node` describes, nested nodes first (`hydra.utils.instantiate`).
 
+    node: plain values, its ${...} filled in: one that is left would be filled in by Hydra, behind the check.
     own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
     Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
     """
-    found = faults(node, key=key, own_code=own_code)
+    found = [*_left_open(node, key), *faults(node, key=key, own_code=own_code)]
     if found:
         raise RunnerError(*found)
     from hydra.errors import InstantiationException
@@ -59,11 +64,17 @@ def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
     return [fault for path, inner in _targets(node, key) for fault in _target_faults(path, inner, own_code)]
 
 
-def locate(target: str, *, own_code: bool = True) -> Any:
-    """The class or function that a dotted path names. Raises: RunnerError when it is not allowed or not there."""
-    allowed = allowed_prefixes(target) if own_code else TRUSTED
+def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
+    """The class or function that a dotted path names. more: prefixes that are allowed, too.
+
+    Raises: RunnerError when it is not allowed or not there.
+    """
+    allowed = (allowed_prefixes(target) if own_code else TRUSTED) + more
     if not _under(target, allowed):
         raise RunnerError(Fault(f"_target_={target}", _refusal(target, allowed), _allowed_write(target)))
+    if _is_private(target):
+        so = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target)))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
     if not callable(thing) or inspect.ismodule(thing) or not _under(home, allowed):
@@ -84,6 +95,24 @@ def allowed_prefixes(target: str) -> tuple[str, ...]:
         if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
             more += (first,)
     return TRUSTED + more
+
+
+def _is_private(target: str) -> bool:
+    """__globals__ and the like anywhere; in torch and the runner every name that is not public: some import what one names."""
+    words = target.split(".")
+    return any(word.startswith("__") or (word.startswith("_") and _under(target, TRUSTED)) for word in words)
+
+
+def _left_open(node: Any, path: str) -> Iterator[Fault]:
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _left_open(child, f"{path}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _left_open(child, f"{path}[{index}]")
+    elif isinstance(node, str) and "${" in node:
+        so = "a text with ${ in it would be filled in once more, unseen"
+        yield Fault(f"{path}={node}", so, f"{path}=... without the backslash before ${{, or without ${{")
 
 
 def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

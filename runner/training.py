@@ -16,6 +16,7 @@ import numpy as np
 from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
+from runner.errors import Fault, RunnerError
 from runner.loop import Progress, train
 from runner.metrics import MetricBuffer, NotFiniteError, Window
 from runner.out_of_memory import Pieces, explain
@@ -31,6 +32,9 @@ from runner.watch.guard import Guard
 from runner.watch.meetings import PlacementError
 
 log = logging.getLogger("runner")
+
+#: what of a checkpoint are counts
+NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 
 
 class Trial(Protocol):
@@ -245,6 +249,17 @@ def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuf
     state = keeper.last()
     if state is None:
         return
+    try:
+        _put_back(state, parts, progress, keeper, buffer)
+    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+        so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
+        write = "the run in a new folder, or the checkpoint that its own run wrote"
+        raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+
+
+def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+    if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
+        raise ValueError("its steps and epochs are no numbers")
     parts.model.load_state_dict(state["model"])
     parts.optimizer.load_state_dict(state["optimizer"])
     for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
@@ -262,6 +277,10 @@ def _take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuf
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
     backends.set_generator_states(state["generators"], parts.device)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _use_best(parts: Parts, progress: Progress, keeper: Keeper, keep: Any) -> None:

@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.errors import RunnerError
-from runner.ledger import Job
+from runner.ledger import Job, kept
 from runner.summary import read_summary
 from runner.sweep.asking import Asking, open_study
 from runner.sweep.engine import settle
@@ -140,6 +140,8 @@ class Suggestions:
         folder = self._hands.sweep.folder_of(job)
         summary = read_summary(folder)
         if trial.state == TrialState.RUNNING and summary.get("status") not in ("finished", "pruned", "failed"):
+            given = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger keeps no passwords
+            job.overrides = tuple(given.get(word, word) for word in job.overrides)
             self._again.append(job)
             return
         settle(job, folder, None, is_stopped=False)
@@ -151,8 +153,9 @@ class Suggestions:
         words = {dimension.word for dimension in self._space.dimensions.values()}
         if not self._jobs:
             return
-        last = {text for text in self._jobs[max(self._jobs)].overrides if text.partition("=")[0] not in words}
-        gone, come = sorted(last - {*self._space.fixed}), sorted({*self._space.fixed} - last)
+        fixed = kept(self._space.fixed)
+        last = {text for text in kept(self._jobs[max(self._jobs)].overrides) if text.partition("=")[0] not in words}
+        gone, come = sorted(last - {*fixed}), sorted({*fixed} - last)
         if gone or come:
             had, have = " ".join(gone) or "nothing of the kind", " ".join(come) or "nothing of the kind"
             self._hands.say(f"note:   trials had {had}, and have {have} from here on: their values may not compare")

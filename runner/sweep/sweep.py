@@ -15,6 +15,7 @@ from runner import ledger
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
 from runner.ledger import Job, Ledger, Sweep
+from runner.passwords import kept
 from runner.report import build, text
 from runner.stop import Stop, listening
 from runner.summary import read_summary, write_summary
@@ -89,7 +90,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         with Ledger(sweep.folder) as book:
             if is_new:
                 book.begin(sweep)
-                OmegaConf.save(config, sweep.folder / "multirun.yaml")
+                OmegaConf.save(kept(config), sweep.folder / "multirun.yaml")
             hands = Hands(sweep, book, config, context, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
@@ -155,13 +156,14 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
     """
     if plan.objectives:
         return [Job(-1, overrides, name) for overrides, name in plan.jobs]
-    known = {job.overrides: job for job in sweep.jobs.values()}
+    known = {ledger.kept(job.overrides): job for job in sweep.jobs.values()}
     jobs = []
     for overrides, name in plan.jobs:
-        job = known.get(overrides)
+        job = known.get(ledger.kept(overrides))
         if job is None:
             job = _new_job(sweep, overrides, name)
-        elif job.state in ("failed", "killed") and retry:
+        job.overrides = overrides
+        if job.state in ("failed", "killed") and retry:
             tries = len(list(sweep.folder.glob(f"{job.number}-*")))
             job.folder_name = f"{job.number}-{tries + 1}"
         elif job.state == "running":  # it may have ended by itself when the sweep was killed

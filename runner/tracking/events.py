@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.tracking import store
 from runner.tracking.spelling import MOST_NAME, MOST_PARAM, MOST_TAG, cut, spell_all
+from runner.trust import inside
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,13 +84,23 @@ def log_dataset(client: MlflowClient, run_id: str, folder: Path, event: Event) -
 
 def log_artifact(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
     """A file or a folder of the run's."""
-    path, to = folder / event["path"], event.get("to") or None
+    path, to = own_file(folder, event["path"]), event.get("to") or None
+    if to is not None and inside(folder, str(to)) is None:
+        raise LeftOutError(f"{to} is no place below the run's artifacts")
     if path.is_dir():
         client.log_artifacts(run_id, str(path), to)
     elif path.is_file():
         client.log_artifact(run_id, str(path), to)
     else:
         raise LeftOutError(f"{path} is not there")
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """What a journal calls so: a journal may come from elsewhere. Raises: LeftOutError unless it lies in the run's folder."""
+    path = inside(folder, str(name))
+    if path is None:
+        raise LeftOutError(f"{name} is not in the run's folder, or holds links that lead out of it")
+    return path
 
 
 def set_parent(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking.events import Event, LeftOutError
+from runner.tracking.events import Event, LeftOutError, own_file
 
 if TYPE_CHECKING:
     import torch
@@ -53,12 +53,13 @@ def warm_up() -> None:
 
 
 def _build(node: dict[str, Any]) -> Any:
+    from runner.passwords import filled_in
     from runner.targets import build
 
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # the person's own modules; not before now, one named torch.py would break everything
-    return build(node, key=NAME)
+    return build(filled_in(node), key=NAME)
 
 
 def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module, Any]:
@@ -66,9 +67,9 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
     import torch
 
     module = build(dict(event["node"]))
-    state = torch.load(folder / event["weights"], map_location="cpu", weights_only=True)
+    state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
     module.load_state_dict(state["model"])
-    return module.eval(), torch.load(folder / event["example"], map_location="cpu", weights_only=True)
+    return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
 def _save(place: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:

@@ -6,14 +6,11 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote
 
-from runner.config import without_password
+from runner.passwords import masker as masker  # others take it from here
 
 _SQLITE = re.compile(r"^(sqlite(?:\+\w+)?:///)([^?]+)(\?.*)?$")
-_PASSWORD = re.compile(r"://[^:/@]*:(.+)@")
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -28,19 +25,6 @@ def shown(uri: str) -> str:
     return _SQLITE.sub(lambda match: f"{match[1]}{path}{match[3] or ''}", uri) if path else masker(uri)(uri)
 
 
-def masker(uri: str) -> Callable[[str], str]:
-    """A function that takes this URI's password, and that of any other URI, out of a text."""
-    password = _password(uri)
-    secrets = sorted({password, unquote(password)} - {""}, key=len, reverse=True)
-
-    def mask(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return without_password(text)
-
-    return mask
-
-
 def artifact_root(uri: str) -> str | None:
     """Where a sqlite store's artifacts go: mlartifacts/ beside the database. None: the server decides."""
     path = sqlite_path(uri)
@@ -52,9 +36,3 @@ def creation_lock(path: Path) -> Path:
     account = os.getuid() if hasattr(os, "getuid") else "all"
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"runner-store-{account}-{digest}.lock"
-
-
-def _password(uri: str) -> str:
-    """Everything up to the last @: SQLAlchemy takes an unescaped / in a password, and urllib an unescaped @."""
-    match = _PASSWORD.search(uri)
-    return match[1] if match else ""

@@ -1,0 +1,130 @@
+"""A configuration goes in; what of it may be written down comes out: no password, and nothing that stood in the environment.
+
+What a URI names before its @ is a password where a colon leads to it. What `${oc.env:NAME}` brought is shown as
+<oc.env:NAME>, also in the values that refer to it; numbers and switches from the environment are shown. The names of the
+run and of its experiment are used as they are: who makes them of the environment wants to read that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from omegaconf import DictConfig, OmegaConf, resolvers
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.errors import without_password
+
+ENVIRONMENT = "oc.env"
+_SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
+#: a password that is written as ${...}, or shown as <oc.env:...>, is not there
+_WRITTEN_AS_REFERENCE = re.compile(
+    rf"://[^:/@]*:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL
+)
+
+
+def kept(cfg: DictConfig) -> DictConfig:
+    """The configuration as a run keeps it to be run again: its ${...} stay, its passwords do not.
+
+    A store with a password is looked for in MLFLOW_TRACKING_URI the next time.
+    """
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    found = _mapped(plain, _without_written_password)
+    uri = plain.get("tracking", {}).get("uri")
+    if (left := found.get("tracking", {}).get("uri")) != uri:
+        quoted = str(left).replace("\\", "\\\\").replace("'", "\\'")
+        found["tracking"]["uri"] = f"${{oc.env:MLFLOW_TRACKING_URI,'{quoted}'}}"
+    kept_config: DictConfig = OmegaConf.create(found)
+    return kept_config
+
+
+def shown(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved values as they may be shown to anybody."""
+    real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
+    with _unread_environment():
+        found: dict[str, Any] = _walk(cfg, real)
+    return found
+
+
+def filled_in(node: Any) -> Any:
+    """What shown() gave, with what stands in the environment by now. Raises: KeyError for what does not."""
+    return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))
+
+
+def hide(folder: Path, uri: str) -> None:
+    """Takes passwords out of what Hydra has noted in a run's folder, .hydra/*.yaml."""
+    mask = masker(uri)
+    for file in sorted((folder / ".hydra").glob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        masked = "".join(_masked_line(line, mask) for line in text.splitlines(keepends=True))
+        if masked != text:
+            file.write_text(masked, encoding="utf-8")
+
+
+def masker(uri: str) -> Callable[[str], str]:
+    """A function that takes this URI's password, and that of any other URI, out of a line."""
+    match = re.search(r"://[^:/@]*:(.+)@", uri)
+    secrets = sorted({match[1], unquote(match[1])} - {"", "***"}, key=len, reverse=True) if match else []
+
+    def mask(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return without_password(text)
+
+    return mask
+
+
+def _masked_line(line: str, mask: Callable[[str], str]) -> str:
+    reference = _WRITTEN_AS_REFERENCE.search(line)
+    return mask(line[: reference.start()]) + reference[0] if reference else mask(line)
+
+
+def _without_written_password(text: str) -> str:
+    return _masked_line(text, without_password)
+
+
+def _mapped(node: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _mapped(child, change) for key, child in node.items()}
+    if isinstance(node, list):
+        return [_mapped(child, change) for child in node]
+    return change(node) if isinstance(node, str) else node
+
+
+def _walk(node: Any, real: Any) -> Any:
+    """`real` with its texts as they are while nobody reads the environment."""
+    if isinstance(real, dict):
+        return {key: _walk(_child(node, key), child) for key, child in real.items()}
+    if isinstance(real, list):
+        return [_walk(_child(node, index), child) for index, child in enumerate(real)]
+    return _without_written_password(str(node)) if isinstance(real, str) else real
+
+
+def _child(node: Any, key: Any) -> Any:
+    """A value as it is now; where it comes to nothing, the text of its ${...}, for all that is below it, too."""
+    if not OmegaConf.is_config(node):
+        return node
+    try:
+        return node[key]
+    except OmegaConfBaseException:
+        return str(node._get_node(key)._value())
+
+
+@contextmanager
+def _unread_environment() -> Iterator[None]:
+    """${oc.env:NAME} gives its name, where there is one; the store's URI has no secret but its password."""
+
+    def itself(name: str, *default: Any) -> Any:
+        is_open = name not in os.environ or name == "MLFLOW_TRACKING_URI"
+        return resolvers.oc.env(name, *default) if is_open else f"<{ENVIRONMENT}:{name}>"
+
+    OmegaConf.register_new_resolver(ENVIRONMENT, itself, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver(ENVIRONMENT, resolvers.oc.env, replace=True)

@@ -1,0 +1,136 @@
+"""Any words at all on the command line end as a run, as a mistake in words, or as a failure: never as a traceback.
+
+FUZZ_EXAMPLES=5000 draws more of them, and others each time.
+"""
+
+import contextlib
+import io
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf.errors import OmegaConfBaseException
+
+from runner import cli
+from runner.checks import check
+from runner.compose import composer, hydra_session, known_keys
+
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
+KEYS = [
+    *known_keys(),
+    "hydra.run.dir",
+    "hydra.job.name",
+    "hydra.verbose",
+    "hydra.searchpath",
+    "hydra.mode",
+    "model.x.y.z",
+]
+GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "backends/cpu", "hydra/launcher"]
+#: what the grammar of overrides and YAML have a meaning for
+PIECES = [
+    *"+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0",
+    "${", "}", "${oc.env:HOME}", "${oc.env:", "${facts.num_steps}", "${nothing}", "${model}", "${.}", "???", "null",
+    "true", "nan", "inf", "-inf", "1e999", "0x10", "range(1,3)", "choice(1,2)", "interval(0,1)", "glob(*)", "sort(2,1)",
+    "\x1b[31m", "\u202e", "é", "😀", "_target_", "a", "0", "-1", "10000000000000000000000", "1_0", "~", "!!python/name:os.system",
+]  # fmt: skip
+text = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**40), 10**40), st.floats(), text, st.text(max_size=8)
+)
+values = st.recursive(
+    plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)), max_leaves=6
+)
+keys = st.one_of(
+    st.sampled_from(KEYS), st.sampled_from(GROUPS), text, st.builds("{}.{}".format, st.sampled_from(KEYS), text)
+)
+written = st.one_of(
+    text,
+    values.map(lambda value: yaml.safe_dump(value, default_flow_style=True, allow_unicode=True).removesuffix("\n...\n").strip()),
+)  # fmt: skip
+override = st.builds(
+    lambda sign, key, package, equals, value: f"{sign}{key}{package}{equals}{value}",
+    st.sampled_from(["", "", "", "", "+", "++", "~"]),
+    keys,
+    st.sampled_from(["", "", "", "", "@b", "@", "@a.b:c"]),
+    st.sampled_from(["=", "=", "=", "=", ""]),
+    written,
+)
+
+
+def often(least):
+    """So many examples, the same each time; FUZZ_EXAMPLES of them and new ones where that is set."""
+    return settings(
+        max_examples=NUM_EXAMPLES or least,
+        derandomize=not NUM_EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def ends_in_words(words):
+    """Runs the command in a folder of its own; anything but an exit code is a failure of the test."""
+    out, err = io.StringIO(), io.StringIO()
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = cli.main(list(words))
+        finally:
+            os.chdir(before)
+    shown = out.getvalue() + err.getvalue()
+    assert code in (0, 1, 2), words
+    assert "Traceback" not in shown, shown
+    assert code != 2 or "runner: this can't be run" in shown or "usage:" in shown, shown
+    return code
+
+
+@often(12)
+@given(st.lists(override, min_size=1, max_size=3))
+def test_overrides_end_in_a_configuration_or_in_words(words):
+    ends_in_words([*words, "--cfg", "job"])
+
+
+@often(25)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
+def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
+    """Values that a file may hold: what no override can write is put in place."""
+    from omegaconf import OmegaConf, open_dict
+
+    from runner.errors import RunnerError
+
+    with hydra_session(["runner"]):
+        cfg = composer([])(list(SMALL))
+    OmegaConf.set_struct(cfg, False)
+    with open_dict(cfg):
+        for key, value in given_values:
+            with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
+                OmegaConf.update(cfg, key, value, merge=True)
+    with contextlib.suppress(RunnerError):
+        check(cfg)
+
+
+@often(12)
+@given(text | st.text(max_size=30), st.sampled_from(["model", "train", "experiment"]))
+def test_a_file_of_any_text_ends_in_words(content, group):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / group / "any.yaml"
+        file.parent.mkdir()
+        file.write_text(content, errors="replace")
+        ends_in_words(["-cd", folder, f"{group}=any", "--cfg", "job"])
+
+
+@pytest.mark.slow
+@often(2)
+@given(st.lists(st.tuples(st.sampled_from([key for key in KEYS if not key.startswith("hydra")]), values), max_size=1))
+def test_a_run_ends_in_words(given_values):
+    words = [f"{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in given_values]
+    ends_in_words(
+        [*SMALL, *words, "train.num_steps=1", "tracking.enabled=false", "data.num_workers=0", "hydra.run.dir=run"]
+    )
