@@ -69,7 +69,10 @@ def run(
         record = take_up(folder)
         record.best = parts.best
         end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
-        with listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop, Journal(folder) as journal:
+        with (
+            listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop,
+            Journal(folder, say=screen.say) as journal,
+        ):
             introduce(
                 journal,
                 cfg,

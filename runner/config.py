@@ -7,7 +7,13 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+)
 
 from runner.errors import Fault, nearest
 from runner.errors import without_password as without_password  # others take it from here
@@ -30,6 +36,23 @@ from runner.schema import (
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
 HIDDEN = ":***@"  # where a run's configuration had a password
+#: the groups that a dataclass describes
+DESCRIBED: tuple[tuple[str, type], ...] = (
+    ("train", Train),
+    ("train.early_stopping", EarlyStopping),
+    ("metrics", Metrics),
+    ("placement", Placement),
+    ("tracking", Tracking),
+    ("backends.cpu", Cpu),
+    ("backends.cuda", Cuda),
+    ("backends.mps", Mps),
+    ("data", Data),
+    ("sweep", Sweep),
+    ("sweep.slots", Slots),
+    ("plan", Plan),
+)
+#: what is no value of its own: a reference brings single values, and what a group holds is written out
+GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -53,6 +76,14 @@ def setting_faults(node: DictConfig, schema: type, key: str) -> list[Fault]:
     return [*found, *_bad_values(node, schema, f"{key}.")]
 
 
+def value(cfg: DictConfig, key: str) -> Any:
+    """What a dotted key holds; None where its ${...} comes to nothing, which faults() tells."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except (OmegaConfBaseException, AttributeError):  # below a group that has no values
+        return None
+
+
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
     """The part of `cfg.data` that every data set has."""
     return {item.name: cfg.data[item.name] for item in fields(Data)}
@@ -67,7 +98,7 @@ def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
     """Every dotted key of a configuration, inner nodes too."""
-    for key in cfg if OmegaConf.is_dict(cfg) else ():
+    for key in cfg if _is_written(cfg) else ():
         yield f"{prefix}{key}"
         yield from all_keys(cfg._get_node(key), f"{prefix}{key}.")
 
@@ -96,7 +127,7 @@ def _unknown_keys(cfg: DictConfig) -> list[Fault]:
     found = []
     for name in unknown:
         write = " or ".join(f"{hit}=..." for hit in suggest_keys(name, known)) or "a key that --cfg job prints"
-        found.append(Fault(f"{name}={OmegaConf.select(cfg, name)}", f"there is no key {name}", write))
+        found.append(Fault(f"{name}={value(cfg, name)}", f"there is no key {name}", write))
     return found
 
 
@@ -107,31 +138,35 @@ def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
         child = node._get_node(key)
         if key not in inner and (prefix or key != "hydra"):
             yield prefix + key
-        elif key in inner and is_dataclass(inner[key]) and OmegaConf.is_dict(child):
+        elif key in inner and is_dataclass(inner[key]) and _is_written(child):
             yield from _unknown(child, inner[key], f"{prefix}{key}.")  # type: ignore[arg-type]
 
 
 def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
     """Each node with the dataclass that describes it; `data` is open, and its shared keys are checked apart."""
     yield "", cfg, Config
-    described: tuple[tuple[str, type], ...] = (
-        ("train", Train),
-        ("train.early_stopping", EarlyStopping),
-        ("metrics", Metrics),
-        ("placement", Placement),
-        ("tracking", Tracking),
-        ("backends.cpu", Cpu),
-        ("backends.cuda", Cuda),
-        ("backends.mps", Mps),
-        ("data", Data),
-        ("sweep", Sweep),
-        ("sweep.slots", Slots),
-        ("plan", Plan),
-    )
-    for key, schema in described:
-        node = OmegaConf.select(cfg, key)
-        if OmegaConf.is_dict(node):
+    for key, schema in DESCRIBED:
+        node = _group(cfg, key)
+        if node is not None:
             yield f"{key}.", node, schema
+
+
+def _group(cfg: DictConfig, key: str) -> DictConfig | None:
+    """A group as it is written; None where it is none, has no values or is a reference."""
+    node: Any = cfg
+    for word in key.split("."):
+        node = node._get_node(word) if _is_written(node) else None
+    return node if _is_written(node) else None
+
+
+def _written(node: DictConfig, name: str) -> str:
+    """A value as its file or the command line has it, its ${...} not followed."""
+    child: Any = node._get_node(name)
+    return str(child._value())
+
+
+def _is_written(node: Any) -> bool:
+    return OmegaConf.is_dict(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
 
 
 def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
@@ -151,7 +186,12 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
             value = node[item.name]
             typed[item.name] = value
             value = typed[item.name]
-        except (InterpolationKeyError, InterpolationResolutionError):
+        except InterpolationToMissingValueError:
+            text = _written(node, item.name)
+            so = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
+            yield Fault(f"{prefix}{item.name}={text}", so, f"{prefix}{item.name}=... with the value itself")
+            continue
+        except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
             continue  # told by _interpolations
         except OmegaConfBaseException:
             yield wrong_type(f"{prefix}{item.name}", str(node._get_node(item.name)), str(item.type))
@@ -193,14 +233,24 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
 
 def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
     """Every ${...} that leads nowhere. One to a fact that is not known yet is sound."""
-    keys = node if OmegaConf.is_dict(node) else range(len(node)) if OmegaConf.is_list(node) else ()
+    keys = node if _is_written(node) else range(len(node)) if OmegaConf.is_list(node) else ()
     for key in keys:
         if not prefix and key == "hydra":
             continue
         child = node._get_node(key)
         if OmegaConf.is_interpolation(node, key):
+            path, text = f"{prefix}{key}", str(child._value())
+            if path in GROUPS:
+                so = f"{path} is a group of keys, and a reference brings single values"
+                yield Fault(f"{path}={text}", so, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+                continue
             try:
                 node[key]
+            except UnsupportedInterpolationType:
+                so = (
+                    "there is no such resolver; a reference to a key is ${GROUP.KEY}, to the environment ${oc.env:NAME}"
+                )
+                yield Fault(f"{path}={text}", so, f"{path}=... with another value")
             except (InterpolationKeyError, InterpolationResolutionError) as error:
                 if (
                     "???" in str(error)
@@ -208,12 +258,11 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                     or "missing value" in str(error).lower()
                 ):
                     continue
-                text = str(child._value())
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
                 hits = suggest_keys(wanted, known)
                 write = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
-                yield Fault(f"{prefix}{key}={text}", f"{wanted} does not exist in this configuration", write)
+                yield Fault(f"{path}={text}", f"{wanted} does not exist in this configuration", write)
             except OmegaConfBaseException:
                 continue  # a fact that the data will fill in
         else:
@@ -222,22 +271,23 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
 
 def _missing(node: Any, prefix: str) -> Iterator[Fault]:
     """Arguments that a file leaves to the person (`path: ???`)."""
-    if not OmegaConf.is_dict(node) or node._is_missing() or node._is_none():
+    if not _is_written(node):
         return
-    if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and not node.get("_target_")):
+    target = node._get_node("_target_", validate_access=False)
+    if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
         so = f"{prefix} has no _target_: nothing says what to build"
         yield Fault(f"{prefix}=...", so, f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line")
     for key in map(str, node):
         if key != "_target_" and OmegaConf.is_missing(node, key):
             yield Fault(f"no {prefix}.{key}", f"{prefix}.{key} is needed and has no value", f"{prefix}.{key}=...")
-        elif OmegaConf.is_dict(child := node._get_node(key)) and child.get("_target_"):
+        elif _is_written(child := node._get_node(key)) and "_target_" in child:
             yield from _missing(child, f"{prefix}.{key}")
 
 
 def _uri(cfg: DictConfig) -> list[Fault]:
     try:
         uri = str(cfg.tracking.uri)
-    except OmegaConfBaseException:
+    except (OmegaConfBaseException, AttributeError):
         return []
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN in uri:
@@ -274,8 +324,8 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _early_stopping(cfg: DictConfig) -> list[Fault]:
-    stop = OmegaConf.select(cfg, "train.early_stopping")
-    if OmegaConf.is_dict(stop) and stop.get("mode") and not stop.get("metric") and not stop.get("patience"):
+    mode, metric, patience = (value(cfg, f"train.early_stopping.{name}") for name in ("mode", "metric", "patience"))
+    if mode and not metric and not patience:
         write = "train.early_stopping.patience=5"
-        return [Fault(f"train.early_stopping.mode={stop.mode}", "early stopping is off while patience is null", write)]
+        return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", write)]
     return []

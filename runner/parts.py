@@ -79,14 +79,14 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     found = config.faults(cfg)
     try:
         if choice is None and hardware is not None:
-            choice = choose(OmegaConf.select(cfg, "device"), hardware)
-        precision = OmegaConf.select(cfg, "train.precision")
+            choice = choose(config.value(cfg, "device"), hardware)
+        precision = config.value(cfg, "train.precision")
         if precision in PRECISIONS and hardware is not None and choice is not None:
             check_precision(precision, choice.here, hardware)
     except RunnerError as error:
         found += error.faults
     for key in config.BUILT:
-        if not OmegaConf.is_missing(cfg, key) and OmegaConf.is_dict(cfg[key]):
+        if OmegaConf.is_dict(config.value(cfg, key)):
             found += target_faults(config.target_node(cfg, key), key=key)
     found += _not_in_this_version(cfg)
     if found or choice is None:
@@ -216,11 +216,11 @@ def _resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
 
 def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
     found = []
-    if OmegaConf.select(cfg, "train.cuda_graph") is True:
+    if config.value(cfg, "train.cuda_graph") is True:
         found.append(
             Fault("train.cuda_graph=true", "this version captures no CUDA graphs yet", "train.cuda_graph=false")
         )
-    num_processes = OmegaConf.select(cfg, "train.num_processes")
+    num_processes = config.value(cfg, "train.num_processes")
     if isinstance(num_processes, int) and num_processes > 1:
         asked = f"train.num_processes={num_processes}"
         found.append(Fault(asked, "this version trains in one process", "train.num_processes=auto"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +23,23 @@ SECONDS_BETWEEN_FRAMES = 0.25
 SECONDS_BETWEEN_LINES = 2.0
 
 
+class Terminal(Console):
+    """Where a person reads. When they have closed it (`... | head`, a lost connection), the work goes on in silence."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        """Rich's own ends the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes there, too
+
+
 class Screen:
     """The terminal of one run: a bar where there is one, plain lines where there is none."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Terminal()
         self._bar: Progress | None = None
         self._num_epochs = 0
         self._epoch = 0

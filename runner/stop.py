@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: SIGUSR1 is what Slurm is asked to send some time before the end (--signal=USR1@60)
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+#: SIGUSR1 is what Slurm is asked to send some time before the end (--signal=USR1@60), SIGHUP a terminal that is lost
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 CLOSED = b"\0"
 _open: set[int] = set()  # the sockets that signals are told through
 
@@ -34,7 +34,7 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM and for SIGUSR1, which announces one; 0 when nobody asked."""
+        """130 for Ctrl-C, 143 for SIGTERM and what announces or means one; 0 when nobody asked."""
         if self.signal is None:
             return 0
         return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
@@ -54,7 +54,7 @@ class Stop:
 
 @contextmanager
 def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str], Any] | None = None) -> Iterator[Stop]:
-    """Turns SIGINT, SIGTERM and SIGUSR1 into a Stop while it lasts.
+    """Turns SIGINT, SIGTERM, SIGUSR1 and SIGHUP (but for nohup's runs) into a Stop while it lasts.
 
     end_now: ends the process, and does not return; called with the reason in a thread of its own, after a second Ctrl-C
         and `grace_seconds` after the first signal, even where the main thread hangs in the device's driver. None, where
@@ -71,7 +71,8 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, ask) for number in SIGNALS}
+    heard = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in heard}
     try:
         if end_now is None:
             yield stop

@@ -4,6 +4,8 @@ FUZZ_EXAMPLES=5000 draws more of them, and others each time.
 """
 
 import contextlib
+import copy
+import functools
 import io
 import os
 import tempfile
@@ -13,12 +15,15 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import cli
-from runner.checks import check
+from runner import cli, parts
 from runner.compose import composer, hydra_session, known_keys
+from runner.device import Hardware
+from runner.errors import RunnerError
 
+HERE = Hardware()
 NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
 KEYS = [
@@ -91,32 +96,65 @@ def ends_in_words(words):
     return code
 
 
-@often(12)
+@often(10)
 @given(st.lists(override, min_size=1, max_size=3))
 def test_overrides_end_in_a_configuration_or_in_words(words):
     ends_in_words([*words, "--cfg", "job"])
 
 
-@often(25)
+@often(60)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
 def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
     """Values that a file may hold: what no override can write is put in place."""
-    from omegaconf import OmegaConf, open_dict
+    cfg = copy.deepcopy(small())
+    OmegaConf.set_struct(cfg, False)
+    for key, value in given_values:
+        with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
+            OmegaConf.update(cfg, key, value, merge=True)
+    with contextlib.suppress(RunnerError):
+        parts.check(cfg, HERE)
 
-    from runner.errors import RunnerError
 
+@functools.cache
+def small():
     with hydra_session(["runner"]):
         cfg = composer([])(list(SMALL))
-    OmegaConf.set_struct(cfg, False)
     with open_dict(cfg):
-        for key, value in given_values:
-            with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
-                OmegaConf.update(cfg, key, value, merge=True)
-    with contextlib.suppress(RunnerError):
-        check(cfg)
+        del cfg.hydra  # as long as the rest, and copied each time
+    return cfg
 
 
-@often(12)
+@pytest.mark.parametrize(
+    "text", ["${nothing}", "a${nothing}=", "${nope:1}", "${oc.env:NOPE}", "${facts.num_steps}", "${model}"]
+)
+def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
+    wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
+    for key in sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"}):
+        if text in ("${facts.num_steps}", "${model}") and not key.startswith(("train.", "device", "seed")):
+            continue  # a fact may be a part's argument, and a part may be a text's
+        cfg = copy.deepcopy(small())
+        OmegaConf.set_struct(cfg, False)
+        try:
+            OmegaConf.update(cfg, key, text, merge=False)
+        except OmegaConfBaseException:  # it can't be composed
+            continue
+        with pytest.raises(RunnerError):
+            parts.check(cfg, HERE)
+            pytest.fail(f"{key}={text} is taken")
+
+
+def test_a_reference_that_leads_nowhere_ends_in_words():
+    for word in (
+        "train.precision=${nothing}",
+        "device=${nope:1}",
+        "train=???",
+        "seed=${facts.num_steps}",
+        "model=${train}",
+    ):
+        assert ends_in_words([*SMALL, word]) == 2, word
+
+
+@often(5)
 @given(text | st.text(max_size=30), st.sampled_from(["model", "train", "experiment"]))
 def test_a_file_of_any_text_ends_in_words(content, group):
     with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,7 @@ def mutated(module, before, after):
 
 
 WRITE = "buffer.write(step(group))"
-NORM = 'values["grad_norm"] = norm'
+NORM = "norm = move()"
 MUTATIONS = {
     "loss.item()": (runner.loop, WRITE, "values = step(group); values['loss'].item(); buffer.write(values)"),
     "if loss > x": (runner.loop, WRITE, "values = step(group); 1 if values['loss'] > 9 else 0; buffer.write(values)"),
@@ -110,8 +110,8 @@ MUTATIONS = {
     "print": (runner.loop, WRITE, "values = step(group); repr(values['loss']); buffer.write(values)"),
     "tolist": (runner.loop, WRITE, "values = step(group); values['loss'].tolist(); buffer.write(values)"),
     "cpu": (runner.loop, WRITE, "values = step(group); values['loss'].cpu(); buffer.write(values)"),
-    "float(grad_norm)": (runner.step, NORM, NORM + "; float(norm)"),
-    "numpy": (runner.step, NORM, NORM + "; norm.numpy()"),
+    "float(grad_norm)": (runner.step, NORM, "norm = move(); float(norm)"),
+    "numpy": (runner.step, NORM, "norm = move(); norm.numpy()"),
 }
 
 

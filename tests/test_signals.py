@@ -32,7 +32,7 @@ class Net(nn.Module):
         self.steps += self.training
         if self.training and self.steps == 30 and Path("hang").exists():
             Path("there").touch()
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**10)
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
         if not self.training and Path("wait").exists() and self.steps >= int(Path("wait").read_text()):
             Path("there").touch()
             time.sleep(0.05)
@@ -83,7 +83,8 @@ def run(own_folder):
     yield start
     for process in processes:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def wait_for(path):
@@ -186,6 +187,23 @@ def test_a_ctrl_c_in_the_terminal_reaches_the_data_workers_too_and_is_one(run):
     assert (summary()["status"], summary()["error"]) == ("killed", None), output
     state = torch.load("run/checkpoints/last.pt", weights_only=True)
     assert state["step"] == summary()["num_steps"] == len(read_points(Path("run"))["train/loss"])
+
+
+def test_a_run_whose_terminal_is_gone_goes_on_in_silence(run):
+    process = run(*WORDS, "tracking.enabled=false", "train.eval_batch_size=128", "hydra.run.dir=run")
+    process.stdout.readline()
+    process.stdout.close()  # as `| head -1` does
+    assert process.wait(timeout=60) == 0
+    assert (summary()["status"], summary()["num_steps"]) == ("finished", NUM_STEPS)
+
+
+def test_a_lost_terminal_stops_a_run(run):
+    words = [*WORDS, "tracking.enabled=false", "train.eval_batch_size=128", "train.num_epochs=100000"]
+    process = run(*words, "hydra.run.dir=run")
+    wait_for("run/checkpoints/last-before.pt")
+    process.send_signal(signal.SIGHUP)
+    assert ended(process)[0] == 143
+    assert summary()["status"] == "killed"
 
 
 def test_a_run_that_ended_for_its_time_goes_on(run):

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from runner.ledger import Job, Sweep
+from runner.screen import Terminal
 from runner.sweep.watch import Watch
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted
@@ -31,7 +32,7 @@ class Table:
     """The terminal of a sweep."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Terminal()
         self._live: Live | None = None
         self._watches: dict[tuple[int, str], Watch] = {}
         self._results: dict[int, str] = {}
