@@ -58,7 +58,7 @@ def pauses(depth: int, repeats: int) -> tuple[list[float], float, float]:
 
 
 def seconds_to_end(depth: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the publisher may still be there
         words = [
             "data=synthetic",
             f"data.num_features={FEATURES}",
