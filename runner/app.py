@@ -56,8 +56,8 @@ def run(
     hardware = hardware or probe()
     choice = check(cfg, hardware, choice=choice)
     screen = Screen()
-    screen.say(f"device: {choice.device} ({choice.reason})")
     folder.mkdir(parents=True, exist_ok=True)
+    screen.say(f"device: {choice.device} ({choice.reason})")
     own = kept(_own(cfg))  # before the data fills in the facts
     rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
     hide(folder, str(cfg.tracking.uri))

@@ -6,8 +6,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,7 +115,8 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
-        return app.run(cfg, folder)
+        with _logging_to(folder):
+            return app.run(cfg, folder)
 
 
 def resume(words: list[str]) -> int:
@@ -139,7 +140,8 @@ def resume(words: list[str]) -> int:
             return 0
         from runner import app
 
-        done = app.run(cfg, folder, owns_process=True)
+        with _logging_to(folder):
+            done = app.run(cfg, folder, owns_process=True)
     return int(done["exit_code"] or done["status"] == "failed")
 
 
@@ -266,6 +268,22 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "sync": sync,
     "ui": ui,
 }
+
+
+@contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """runner.log, where Hydra does not see to it."""
+    root = logging.getLogger()
+    handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
 
 
 def _say_what_fits(cfg: DictConfig) -> None:

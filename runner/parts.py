@@ -40,7 +40,6 @@ class Parts:
     val: Batches | None
     test: Batches | None
     model: nn.Module
-    model_node: dict[str, Any]  # what the model was built from, the data's facts filled in
     task: Task
     optimizer: Optimizer
     schedule: LRScheduler | None
@@ -119,10 +118,9 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     _fill_facts(cfg, {**source.facts, "num_steps": num_steps})
 
-    model_node = _resolved(cfg, "model")
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        model = build(model_node, key="model")
+        model = build(_resolved(cfg, "model"), key="model")
     model = place(model, device)
     if cfg.train.compile:
         model.compile()
@@ -139,7 +137,6 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
         val=loaders.get("val"),
         test=loaders.get("test"),
         model=model,
-        model_node=model_node,
         task=build(_resolved(cfg, "task"), key="task"),
         optimizer=optimizer,
         schedule=make_schedule(optimizer) if make_schedule else None,

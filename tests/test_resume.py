@@ -142,3 +142,12 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken(own_folder, ca
         file.write_bytes(b"torn")
     assert cli.main(["resume", "outputs/torn/run", "train.num_epochs=5"]) == 2
     assert "checksum" in capfd.readouterr().err
+
+
+def test_what_goes_on_is_noted_in_the_runs_log_and_no_traceback_is_shown(own_folder, capfd):
+    assert cli.main([*WORDS, QUIET, "train.max_seconds=0.01", "hydra.run.dir=run"]) == 0
+    capfd.readouterr()
+    (own_folder / "run" / "runner.log").unlink()
+    assert cli.main(["resume", "run", "train.max_seconds=null"]) == 0
+    assert "device: cpu" in (own_folder / "run" / "runner.log").read_text()
+    assert "Traceback" not in capfd.readouterr().err
