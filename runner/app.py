@@ -28,6 +28,7 @@ from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Trial, fail, train_and_test
 from runner.trust import check_folder
 
+MANY_POINTS = 10_000  # a healthy store takes a second for them
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
@@ -189,6 +190,9 @@ def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record,
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:
     """Waits for MLflow to have everything, but no longer than it answers, and than there is time (s)."""
+    pending = publisher.ack().points_pending
+    if pending > MANY_POINTS:
+        screen.say(f"tracking: {pending:,} points are on their way; Ctrl-C leaves that to the background")
     try:
         ack = publisher.finish(within=within)
     except KeyboardInterrupt:
