@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
+from runner.failure import fail
 from runner.parts import Parts, check, prepare
 from runner.passwords import hide, kept
 from runner.plots import draw_curves
@@ -25,7 +26,7 @@ from runner.summary import write_summary
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
-from runner.training import Reporter, Trial, fail, train_and_test
+from runner.training import Reporter, Training, Trial, train_and_test
 from runner.trust import check_folder
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
@@ -126,20 +127,23 @@ def _train(
     trial: Trial | None,
 ) -> None:
     rows = cfg.train.batch_size * cfg.train.accumulate_steps
-    train_and_test(
+    training = Training(
         parts,
         record,
         reporter=Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows),
         screen=screen,
         stop=stop,
         folder=folder,
-        accumulate_steps=cfg.train.accumulate_steps,
-        clip_grad_norm=cfg.train.clip_grad_norm,
         pull_every=cfg.metrics.pull_every,
         every=cfg.metrics.every,
         guard=cfg.placement.guard,
-        on_oom=cfg.train.on_oom,
         trial=trial,
+    )
+    train_and_test(
+        training,
+        accumulate_steps=cfg.train.accumulate_steps,
+        clip_grad_norm=cfg.train.clip_grad_norm,
+        on_oom=cfg.train.on_oom,
     )
     for finding in record.findings:
         screen.say(f"guard: {finding}")

@@ -1,0 +1,82 @@
+"""Where a run stands goes in; the content of its checkpoints comes out, and back again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner import backends
+from runner.checkpoint import Keeper
+from runner.errors import Fault, RunnerError
+from runner.loop import Progress
+from runner.metrics import MetricBuffer
+from runner.parts import Parts
+
+#: what of a checkpoint are counts
+NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
+
+
+def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
+    """The weights that are kept, and what they reached."""
+    best = progress.best
+    return {"model": parts.kept_model.state_dict(), "step": best.step, "metric": best.metric, "value": best.value}
+
+
+def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict[str, Any]:
+    """Everything that a run goes on from."""
+    best = progress.best
+    return {
+        "format": 3,
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "measured": progress.measured,
+        "rate": progress.rate,
+        "rows": buffer.state(),
+        "num_pieces": progress.num_pieces,
+        "epochs_without_best": progress.epochs_without_best,
+        "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
+        "model": parts.model.state_dict(),
+        "average": parts.average.model.state_dict() if parts.average else None,
+        "optimizer": parts.optimizer.state_dict(),
+        "schedule": parts.schedule.state_dict() if parts.schedule else None,
+        "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
+        "generators": backends.generator_states(parts.device),
+    }
+
+
+def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+    """Puts everything where the folder's last checkpoint says; without one, nothing."""
+    state = keeper.last()
+    if state is None:
+        return
+    try:
+        _put_back(state, parts, progress, keeper, buffer)
+    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+        so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
+        write = "the run in a new folder, or the checkpoint that its own run wrote"
+        raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+
+
+def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+    if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
+        raise ValueError("its steps and epochs are no numbers")
+    parts.model.load_state_dict(state["model"])
+    parts.optimizer.load_state_dict(state["optimizer"])
+    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
+        if part is not None:
+            part.load_state_dict(state[key])
+    if parts.average is not None:
+        parts.average.model.load_state_dict(state["average"])
+    buffer.step = progress.step = state["step"]
+    buffer.load_state(state["rows"])
+    progress.epoch, progress.measured = state["epoch"], state["measured"]
+    progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
+    progress.rate, progress.seconds = state["rate"], state["seconds"]
+    best = keeper.newest.get("best")
+    if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
+        best = best if best["step"] < state["best"]["step"] else state["best"]
+        progress.best.value, progress.best.step = best["value"], best["step"]
+    backends.set_generator_states(state["generators"], parts.device)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
