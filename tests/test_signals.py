@@ -76,6 +76,7 @@ def run(own_folder):
                 stderr=subprocess.STDOUT,
                 text=True,
                 start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
             )
         )
         return processes[-1]
