@@ -160,7 +160,7 @@ def test_a_second_ctrl_c_ends_a_step_that_hangs(run):
     assert ended(run("resume", "run"))[0] == 0
     from runner.tracking.store import open_store
 
-    client = open_store("sqlite:///mlflow.db")
+    client = open_store(f"sqlite:///{Path.cwd()}/mlflow.db")  # MLflow remembers the store of a relative path
     (found,) = client.search_runs(["1"])
     assert (found.info.run_id, found.info.status) == (summary()["run_id"], "FINISHED")
     points = client.get_metric_history(found.info.run_id, "train/loss")
