@@ -87,7 +87,7 @@ def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder):
     assert cli.main([*WORDS, "train.num_epochs=1", "hydra.run.dir=outputs/a/run", "tracking.log_model=false"]) == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
     assert cli.main(["resume", run_id[:12], "train.num_epochs=2"]) == 0
-    client = MlflowClient("sqlite:///mlflow.db")
+    client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
     assert json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"] == run_id
     steps = [point.step for point in client.get_metric_history(run_id, "train/loss")]
     assert sorted(steps) == list(range(1, 25))
