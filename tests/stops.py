@@ -1,7 +1,7 @@
 """A run that is killed again and again, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
 
 each: for every step of the run, one that is killed after it and gone on with to its end, in FOLDER/NUMBER.
-random: one run, in FOLDER/run, killed at random moments until it has ended; prints how often.
+random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, 200 kills or more; prints their number.
 FOLDER/whole is the run that nobody disturbed.
 """
 
@@ -22,6 +22,8 @@ import torch
 
 from runner import app, cli, loop
 from runner.compose import composer, hydra_session
+
+NUM_KILLS = 200
 
 
 def forked(function) -> int:
@@ -64,8 +66,16 @@ def kill_after_each_step(cfg, root: Path) -> None:
     print(num_steps - 1)
 
 
-def kill_at_random(cfg, folder: Path) -> None:
-    draw, num_kills = random.Random(0), 0
+def kill_at_random(cfg, root: Path) -> None:
+    draw, num_kills, number = random.Random(0), 0, 0
+    while num_kills < NUM_KILLS:  # how many one run takes depends on the machine
+        num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
+        number += 1
+    print(num_kills)
+
+
+def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
+    num_kills = 0
     while True:
         process = started(lambda: train(cfg, folder))
         deadline = time.monotonic() + draw.expovariate(1 / 0.25)
@@ -73,11 +83,10 @@ def kill_at_random(cfg, folder: Path) -> None:
             time.sleep(0.002)
         if ended[0]:
             assert os.waitstatus_to_exitcode(ended[1]) == 0
-            break
+            return num_kills
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         num_kills += 1
-    print(num_kills)
 
 
 def main() -> None:
@@ -86,7 +95,7 @@ def main() -> None:
     with hydra_session(["runner"]):
         cfg = cli._composed(composer([]), words)
         train(cfg, root / "whole")  # here: what it imports, the forks have
-        kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root / "run")
+        kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
 
 
 if __name__ == "__main__":
