@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from runner.card import write_card
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.failure import fail
@@ -68,6 +69,7 @@ def run(
         if repetition is not None:
             repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)
+        write_card(folder, parts.card)
         record = take_up(folder)
         record.best = parts.best
         end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
@@ -189,7 +191,7 @@ def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record,
     if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
-        publish_model(journal, cfg, parts, folder)
+        publish_model(journal, parts, folder)
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

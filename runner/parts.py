@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,20 +13,27 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Subset
 
-from runner import backends, config
+from runner import backends, config, passwords
+from runner.card import Card
+from runner.data.finished import Finished
 from runner.data.loaders import Batches, load
-from runner.data.source import Source, as_source
+from runner.data.source import Around, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import Choice, Hardware, check_precision, choose
 from runner.errors import Fault, RunnerError
 from runner.loop import Best, Limits
 from runner.optim import AveragedWeights, make_optimizer
-from runner.placement import place
+from runner.placement import place, tensors
 from runner.schema import PRECISIONS
 from runner.targets import build
 from runner.targets import faults as target_faults
-from runner.task import Task
+from runner.tasks.task import Task
+
+PREPARED = "runner.models.prepared.Prepared"
+#: facts that most data has no word of
+OPTIONAL_FACTS = {"vocab_size": None, "context_length": None, "class_counts": None}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,7 @@ class Parts:
     test: Batches | None
     model: nn.Module
     task: Task
+    card: Card
     optimizer: Optimizer
     schedule: LRScheduler | None
     average: AveragedWeights | None
@@ -107,7 +116,7 @@ def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
     shared, node = config.shared_data_settings(cfg), _resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
-    loaders, residency = _loaders(cfg, shared, splits, device)
+    loaders, residency = _loaders(cfg, shared, source, splits, device)
     return Data(source, splits, residency, loaders)
 
 
@@ -116,16 +125,18 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
     source, loaders = data.source, data.loaders
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
-    _fill_facts(cfg, {**source.facts, "num_steps": num_steps})
+    _fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
 
+    around = source.around(data.splits.train) if source.around is not None else Around()
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        model = build(_resolved(cfg, "model"), key="model")
+        model = build(_surrounded(_resolved(cfg, "model"), around), key="model")
     model = place(model, device)
     if cfg.train.compile:
         model.compile()
     optimizer = make_optimizer(build(_resolved(cfg, "optimizer"), key="optimizer"), model, device=device)
     make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
+    task = build(_resolved(cfg, "task"), key="task")
     stopping = cfg.train.early_stopping
     metric = stopping.metric or "val/loss"
     return Parts(
@@ -137,7 +148,8 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
         val=loaders.get("val"),
         test=loaders.get("test"),
         model=model,
-        task=build(_resolved(cfg, "task"), key="task"),
+        task=place(task, device) if isinstance(task, nn.Module) else task,
+        card=_card(cfg, source, around),
         optimizer=optimizer,
         schedule=make_schedule(optimizer) if make_schedule else None,
         average=AveragedWeights(model, decay=cfg.train.ema_decay) if cfg.train.ema_decay else None,
@@ -161,7 +173,7 @@ def _set_switches(cfg: DictConfig, device: torch.device) -> None:
 
 
 def _loaders(
-    cfg: DictConfig, shared: dict[str, Any], splits: Splits, device: torch.device
+    cfg: DictConfig, shared: dict[str, Any], source: Source, splits: Splits, device: torch.device
 ) -> tuple[dict[str, Batches], str]:
     train_size = cfg.train.batch_size
     eval_size = cfg.train.eval_batch_size or train_size
@@ -182,7 +194,43 @@ def _loaders(
             num_workers=shared["num_workers"],
         )
         reason = reason or why
+        if source.finish is not None:  # a copy each: one is in training mode, the others are not
+            finish, is_training = place(copy.deepcopy(source.finish), device), name == "train"
+            loaders[name] = Finished(loaders[name], finish, device=device, seed=cfg.seed, is_training=is_training)
     return loaders, reason
+
+
+def _surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
+    """The model's node, with what the data needs around it."""
+    if around.before is None and around.after is None:
+        return node
+    parts = {"before": around.before, "model": node, "after": around.after}
+    return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
+
+
+def _card(cfg: DictConfig, source: Source, around: Around) -> Card:
+    shown = passwords.shown(cfg)
+    return Card(
+        model=_surrounded(shown["model"], around),
+        task=shown["task"],
+        reader=source.reader,
+        classes=source.classes,
+        targets=source.targets,
+        data=source.name,
+        facts={key: value for key, value in shown["facts"].items() if not OmegaConf.is_missing(cfg.facts, key)},
+    )
+
+
+def _counted(source: Source, splits: Splits) -> dict[str, Any]:
+    """What is counted in the training split."""
+    if source.labels is None or not source.classes:
+        return {}
+    labels = source.labels
+    if isinstance(splits.train, Subset):
+        labels = labels[torch.as_tensor(splits.train.indices)]
+    elif not isinstance(splits.train, Dataset):
+        labels = tensors(splits.train)[-1]
+    return {"class_counts": torch.bincount(labels, minlength=len(source.classes)).tolist()}
 
 
 def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:

@@ -155,13 +155,13 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def publish_model(journal: Journal, cfg: DictConfig, parts: Parts, folder: Path) -> None:
+def publish_model(journal: Journal, parts: Parts, folder: Path) -> None:
     """Leaves the kept weights' recipe and a few rows in the journal; the publisher makes the model of MLflow from them."""
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
-    journal.event("model", node=shown(cfg)["model"], weights="checkpoints/best.pt", example=EXAMPLE)
+    journal.event("model", node=parts.card.model, weights="checkpoints/best.pt", example=EXAMPLE)
 
 
 def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:

@@ -134,6 +134,9 @@ class Facts:
     in_features: int = MISSING
     out_features: int = MISSING
     num_classes: int | None = MISSING
+    class_counts: list[int] | None = MISSING
+    vocab_size: int | None = MISSING
+    context_length: int | None = MISSING
     num_steps: int = MISSING
 
 

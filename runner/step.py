@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from runner.backends import Precision
 from runner.optim import AveragedWeights
 from runner.placement import num_rows
-from runner.task import Task
+from runner.tasks.task import Task
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 

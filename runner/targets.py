@@ -23,7 +23,7 @@ from runner.errors import Fault, RunnerError, nearest
 TRUSTED = (
     "runner.models",
     "runner.data",
-    "runner.task",
+    "runner.tasks",
     "runner.optim",
     "torch.nn",
     "torch.optim",

@@ -14,7 +14,7 @@ from runner.metrics import MetricBuffer
 from runner.optim import warmup_cosine
 from runner.step import make_step
 from runner.stop import Stop
-from runner.task import Classification
+from runner.tasks.classification import Classification
 
 CPU = torch.device("cpu")
 BATCHES = 5  # an epoch: 50 rows, 10 a batch

@@ -21,7 +21,7 @@ from runner.loop import Best, Limits, Progress
 from runner.metrics import MetricBuffer
 from runner.optim import AveragedWeights, make_optimizer, warmup_cosine
 from runner.stop import Stop
-from runner.task import Classification
+from runner.tasks.classification import Classification
 from runner.watch.host_reads import HostReads
 
 NUM_STEPS = 12

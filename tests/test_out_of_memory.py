@@ -14,7 +14,7 @@ from runner import backends
 from runner.compose import HERE
 from runner.out_of_memory import Pieces, in_parts
 from runner.step import make_step
-from runner.task import Classification
+from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from runner.backends import precision
 from runner.data.loaders import Resident
 from runner.optim import AveragedWeights
 from runner.step import evaluate, make_step
-from runner.task import Classification
+from runner.tasks.classification import Classification
 from runner.watch.finding import merged
 from runner.watch.guard import Guard
 

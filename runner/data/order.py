@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 #: what a stream of random numbers is for: no two of them share one
-SPLIT, EPOCH, BATCH, ROWS = range(4)
+SPLIT, EPOCH, BATCH, ROWS, FINISH = range(5)
 
 _MASK = 2**64 - 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from runner.data.datasets import look_at
@@ -18,6 +18,17 @@ from runner.placement import num_rows, tensors
 
 FORMS = "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a map-style torch Dataset or a runner Source"
 GIVEN = ("val", "test")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What stands around the model, fitted on the training split: nodes of modules, which `build()` makes.
+
+    They hold plain values alone (means, categories), so that the model can be made again where the data is not.
+    """
+
+    before: dict[str, Any] | None = None  # inputs as the source has them -> the model's inputs
+    after: dict[str, Any] | None = None  # the model's outputs -> answers as the source has them
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,10 @@ class Source:
     given: Mapping[str, Any] = field(default_factory=dict)  # "val", "test": rows that come split already
     origin: str = "code"  # where it came from; shown in MLflow
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
+    targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of the labels of which a row has several
+    around: Callable[[Any], Around] | None = None  # asked with the rows of the training split
+    finish: nn.Module | None = None  # finish(batch, draws) -> batch, on the device (runner.data.finished)
+    reader: dict[str, Any] | None = None  # the node of what reads such inputs from a file: reader(path) -> inputs
 
 
 def as_source(found: Any, *, name: str) -> Source:

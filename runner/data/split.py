@@ -109,12 +109,14 @@ def length(rows: Any) -> int:
 def fingerprint(source: Source) -> str:
     """SHA-256 over the source's values, shapes, types and class names, splits of its own included.
 
-    Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class and its length.
+    Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class, its length, and its
+    attribute `fingerprint`, a text, where it has one.
     """
     digest = hashlib.sha256(repr(source.classes).encode())
     for name, rows in (("rows", source.rows), *sorted(source.given.items())):
         if isinstance(rows, Dataset):
-            digest.update(f"{name} {type(rows).__qualname__} {length(rows)}".encode())
+            told = getattr(rows, "fingerprint", "")  # what its values are, where it can tell
+            digest.update(f"{name} {type(rows).__qualname__} {length(rows)} {told}".encode())
             continue
         for tensor in tensors(rows):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

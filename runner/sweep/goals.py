@@ -10,7 +10,10 @@ from runner.errors import Fault, nearest
 
 SPLITS = ("train", "val", "test")
 #: of the tasks that come with the package; what another task reports, only its first trial tells
-REPORTED = {"runner.task.Classification": ("loss", "accuracy"), "runner.task.Regression": ("loss", "mae")}
+REPORTED = {
+    "runner.tasks.classification.Classification": ("loss", "accuracy"),
+    "runner.tasks.regression.Regression": ("loss", "mae"),
+}
 #: data that never comes with a val or test split of its own
 WITHOUT_SPLITS = ("runner.data.digits.digits", "runner.data.synthetic.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")

@@ -1,10 +1,11 @@
 """What a search is for: names, directions, and each job's values."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from runner import task
 from runner.sweep.goals import REPORTED, goal_faults, kept_by, read_goals, values_of
 
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)
@@ -60,7 +61,7 @@ def test_as_many_directions_as_metrics():
 
 def config(**changes):
     made = {
-        "task": {"_target_": "runner.task.Classification"},
+        "task": {"_target_": "runner.tasks.classification.Classification"},
         "data": {"_target_": "runner.data.digits.digits", "val_fraction": 0.1, "test_fraction": 0.1},
         "train": {"early_stopping": {"metric": None, "mode": None, "patience": None}},
     }
@@ -77,7 +78,7 @@ def config(**changes):
         ("valid/loss", {}, "hydra.sweeper.metric=val/loss"),
         ("val/", {}, "hydra.sweeper.metric=val/loss"),
         ("val/mae", {}, "hydra.sweeper.metric="),
-        ("val/mae", {"task": {"_target_": "runner.task.Regression"}}, None),
+        ("val/mae", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
         ("val/dice", {"task": {"_target_": "my_tasks.Segmentation"}}, None),
         ("dice", {"task": {"_target_": "my_tasks.Segmentation"}}, "hydra.sweeper.metric="),
         ("val/loss", {"data": {"val_fraction": 0}}, "data.val_fraction=0.1, or hydra.sweeper.metric=train/loss"),
@@ -121,5 +122,5 @@ def test_the_names_are_those_that_the_tasks_report():
     inputs = torch.zeros(2, 3)
     targets = {"Classification": torch.tensor([0, 1]), "Regression": torch.zeros(2, 2)}
     for name, target in targets.items():
-        found = getattr(task, name)()(nn.Linear(3, 2), (inputs, target))
-        assert REPORTED[f"runner.task.{name}"] == tuple(found)
+        found = getattr(import_module(f"runner.tasks.{name.lower()}"), name)()(nn.Linear(3, 2), (inputs, target))
+        assert REPORTED[f"runner.tasks.{name.lower()}.{name}"] == tuple(found)

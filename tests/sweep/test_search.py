@@ -200,7 +200,7 @@ def test_two_goals_give_a_front(own_folder, capfd):
 
 def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capfd):
     (own_folder / "my_tasks.py").write_text(
-        "from runner.task import Classification\n"
+        "from runner.tasks.classification import Classification\n"
         "class Mine(Classification):\n"
         "    def __call__(self, model, batch):\n"
         "        return {'loss': super().__call__(model, batch)['loss']}\n"

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from runner.task import Classification, Regression
+from runner.tasks.classification import Classification
+from runner.tasks.regression import Regression
 
 
 def test_classification_is_cross_entropy_and_the_part_that_is_right():

@@ -1,0 +1,49 @@
+"""What a task is: a model and a batch on the device go in; the loss and what to report come out, as 0-d tensors.
+
+A task is any callable `task(model, batch) -> {"loss": ..., name: ...}`: its first entry is the loss, all are means over
+the batch, and nothing in it reads the device. Yours stands on the same footing: name it by `_target_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+class Task(Protocol):
+    def __call__(self, model: nn.Module, batch: Any, /) -> Mapping[str, Tensor]: ...
+
+
+@runtime_checkable
+class Predicting(Protocol):
+    """A task that also tells what a model's outputs mean: for metrics of its own, for plots, and for `predict`.
+
+    `task(model, batch)` is `task.judge(task.outputs(model, batch), batch)`.
+    """
+
+    #: multiclass | multilabel | regression | language | autoencoding
+    kind: str
+    #: by name, objects with update(predictions, targets), compute() and reset(): torchmetrics' or a person's own
+    metrics: Mapping[str, Any]
+
+    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
+        """The forward pass."""
+        ...
+
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
+        """The loss first, then what else is reported."""
+        ...
+
+    def predictions(self, outputs: Tensor, /) -> Tensor:
+        """What the outputs say: probabilities (B, C) of classes, or values (B, T)."""
+        ...
+
+    def targets(self, batch: Any, /) -> Tensor:
+        """What they are compared with."""
+        ...
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        """What follows from a split's values on the host, e.g. the perplexity of a loss."""
+        ...
