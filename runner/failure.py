@@ -7,6 +7,7 @@ import logging
 import traceback
 from pathlib import Path
 
+from runner.errors import RunnerError
 from runner.metrics import NotFiniteError
 from runner.record import Record
 from runner.watch.meetings import PlacementError
@@ -22,6 +23,10 @@ def fail(record: Record, error: BaseException) -> None:
     record.status = "failed"
     if isinstance(error, NotFiniteError):
         record.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
+        return
+    if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit
+        record.error = "; ".join(f"{fault.asked}: {fault.so}; write: {fault.write}" for fault in error.faults)
+        log.error("the run failed: %s", record.error)
         return
     if isinstance(error, PlacementError):
         record.error = str(error)
