@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,6 +12,10 @@ import time
 import psutil
 import pytest
 import torch
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; what the tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
