@@ -98,9 +98,10 @@ def vocabulary(kind: str, entries: Any = None) -> Vocabulary:
     return Bytes() if kind == Bytes.kind else Characters(entries)
 
 
-def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str) -> Vocabulary:
+def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
     """The vocabulary that `data.tokens` names: characters (those of the contents), bytes, or a tokenizer.json.
 
+    asked, key: how messages name the contents, and the setting.
     Raises: RunnerError for a word or a file that is none, and for contents that are not UTF-8.
     """
     if tokens == Bytes.kind:
@@ -115,8 +116,8 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str) -> Vocabula
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
         so = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
-        raise RunnerError(Fault(f"data.tokens={tokens}", so, " or ".join(f"data.tokens={hit}" for hit in hits[:3])))
-    return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"data.tokens={tokens}")
+        raise RunnerError(Fault(f"{key}={tokens}", so, " or ".join(f"{key}={hit}" for hit in hits[:3])))
+    return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
 
 
 def as_text(content: bytes, *, asked: str) -> str:
