@@ -33,7 +33,7 @@ from runner.tasks.task import Task
 
 PREPARED = "runner.models.prepared.Prepared"
 #: facts that most data has no word of
-OPTIONAL_FACTS = {"vocab_size": None, "context_length": None, "class_counts": None}
+OPTIONAL_FACTS = {"vocab_size": None, "context_length": None, "bytes_per_token": None, "class_counts": None}
 
 
 @dataclass(frozen=True)

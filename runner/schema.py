@@ -137,6 +137,7 @@ class Facts:
     class_counts: list[int] | None = MISSING
     vocab_size: int | None = MISSING
     context_length: int | None = MISSING
+    bytes_per_token: float | None = MISSING
     num_steps: int = MISSING
 
 

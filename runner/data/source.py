@@ -46,6 +46,7 @@ class Source:
     around: Callable[[Any], Around] | None = None  # asked with the rows of the training split
     finish: nn.Module | None = None  # finish(batch, draws) -> batch, on the device (runner.data.finished)
     reader: dict[str, Any] | None = None  # the node of what reads such inputs from a file: reader(path) -> inputs
+    in_order: bool = False  # neighbouring rows tell of each other (a text's windows): splits are blocks, never drawn
 
 
 def as_source(found: Any, *, name: str) -> Source:

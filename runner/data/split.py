@@ -36,6 +36,8 @@ def split(source: Source, *, val_fraction: float, test_fraction: float, limit: i
 
     A split that the source brings itself is used whole and its fraction is not cut. limit: so many rows, in the
     classes' proportions, are kept before the cut; None for all. Rows keep their order within a split.
+    A source that is `in_order` is cut into blocks instead, whatever the seed and the labels: the first rows are kept,
+    and of them the last are the test split, those before it the validation split.
     Raises: RunnerError when a split would be empty.
     """
     cut = {"test": test_fraction, "val": val_fraction}
@@ -43,13 +45,16 @@ def split(source: Source, *, val_fraction: float, test_fraction: float, limit: i
     draw = generator(seed, SPLIT)
     rest = torch.arange(length(source.rows))
     if limit is not None and limit < len(rest):
-        rest, _ = take(rest, limit, labels=source.labels, generator=draw)
+        rest = rest[:limit] if source.in_order else take(rest, limit, labels=source.labels, generator=draw)[0]
     counts = {name: round(len(rest) * fraction) for name, fraction in cut.items()}
     if faults := _empty_splits(len(rest), cut, counts):
         raise RunnerError(*faults)
     found = dict(source.given)
     for name, count in counts.items():
-        taken, rest = take(rest, count, labels=source.labels, generator=draw)
+        if source.in_order:
+            rest, taken = rest[:-count], rest[-count:]
+        else:
+            taken, rest = take(rest, count, labels=source.labels, generator=draw)
         found[name] = select(source.rows, taken)
     found["train"] = select(source.rows, rest)
     sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
@@ -98,7 +103,9 @@ def select(rows: Any, indices: Tensor) -> Any:
     if len(indices) == length(rows):
         return rows
     if isinstance(rows, Dataset):
-        return Subset(rows, indices.tolist())
+        first, last = int(indices[0]), int(indices[-1])
+        is_block = last - first + 1 == len(indices)  # a range: of a big set the numbers alone would fill the memory
+        return Subset(rows, range(first, last + 1) if is_block else indices.tolist())
     return map_tensors(rows, lambda tensor: tensor.index_select(0, indices))
 
 
@@ -110,10 +117,11 @@ def fingerprint(source: Source) -> str:
     """SHA-256 over the source's values, shapes, types and class names, splits of its own included.
 
     Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class, its length, and its
-    attribute `fingerprint`, a text, where it has one.
+    attribute `fingerprint`, a text, where it has one. What finishes batches counts by its buffers: a text lies there.
     """
     digest = hashlib.sha256(repr(source.classes).encode())
-    for name, rows in (("rows", source.rows), *sorted(source.given.items())):
+    buffers = [] if source.finish is None else list(source.finish.buffers())
+    for name, rows in (("rows", source.rows), *sorted(source.given.items()), ("finish", buffers)):
         if isinstance(rows, Dataset):
             told = getattr(rows, "fingerprint", "")  # what its values are, where it can tell
             digest.update(f"{name} {type(rows).__qualname__} {length(rows)} {told}".encode())

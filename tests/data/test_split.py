@@ -168,6 +168,28 @@ def test_what_is_taken_and_what_is_left():
     assert len(taken) == 2
 
 
+def test_what_is_in_order_is_cut_into_blocks():
+    for seed in range(3):
+        splits = cut(numbered(50, [0, 1] * 25, in_order=True), val=0.2, test=0.1, limit=40, seed=seed)
+        assert numbers(splits.train) == list(range(28))
+        assert numbers(splits.val) == list(range(28, 36))
+        assert numbers(splits.test) == list(range(36, 40))
+    splits = cut(Source("mine", Rows(), {}, in_order=True))
+    assert list(splits.train) == list(range(32))
+    assert splits.test.indices == range(36, 40), "a range: a list of a big set's numbers would fill the memory"
+    assert cut(numbered(50, in_order=True), val=0, test=0).sizes == {"train": 50}
+
+
+def test_a_text_that_lies_in_what_finishes_batches_is_in_the_fingerprint():
+    def source(*tokens):
+        finish = torch.nn.Module()
+        finish.register_buffer("tokens", torch.tensor(tokens))
+        return Source("a", torch.arange(2), {}, finish=finish)
+
+    assert fingerprint(source(1, 2)) == fingerprint(source(1, 2))
+    assert fingerprint(source(1, 2)) != fingerprint(source(2, 1))
+
+
 def test_a_fingerprint_is_of_the_content():
     def source(**changes):
         return Source("a", changes.pop("rows", (torch.arange(6.0), torch.arange(6))), {}, **changes)

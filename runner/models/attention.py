@@ -1,0 +1,137 @@
+"""A sequence of vectors goes in, (B, T, D); the same after attention and a feed-forward part, pre-norm, comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runner.errors import Fault, RunnerError, nearest
+from runner.models.sizes import probability
+
+POSITIONS = ("learned", "rotary")
+#: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
+SPREAD = 0.02
+ROTARY_BASE = 10_000.0
+
+
+class Stack(nn.Module):
+    """`depth` blocks between positions and a LayerNorm: what the encoder and the decoder share.
+
+    Weights: normal with a spread of 0.02, those that write into the residual stream smaller by sqrt(2 depth), so that
+    it does not grow with the depth; zero biases. Positions: learned ones are added, rotary ones (Su et al. 2021) turn
+    queries and keys.
+    """
+
+    def __init__(
+        self, length: int, *, width: int, depth: int, num_heads: int, dropout: float, positions: str, is_causal: bool
+    ) -> None:
+        super().__init__()
+        check_sizes(width=width, depth=depth, num_heads=num_heads, positions=positions)
+        dropout = probability(dropout, key="model.dropout")
+        self.positions = nn.Parameter(torch.empty(length, width)) if positions == "learned" else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions, std=SPREAD)
+        rotary = Rotary(length, width // num_heads) if positions == "rotary" else None
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(width, num_heads, dropout=dropout, rotary=rotary, is_causal=is_causal, depth=depth)
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: (B, T, D). mask: (B, 1, 1, T) bool, true where a position may be looked at; None for all."""
+        if self.positions is not None:
+            x = x + self.positions[: x.shape[1]]
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        output: Tensor = self.norm(x)
+        return output
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self, width: int, num_heads: int, *, dropout: float, rotary: Rotary | None, is_causal: bool, depth: int
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.is_causal, self._dropout = num_heads, is_causal, dropout
+        self.rotary = rotary
+        residual = SPREAD / (2 * depth) ** 0.5
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.queries_keys_values = linear(width, 3 * width, spread=SPREAD)
+        self.attended = linear(width, width, spread=residual)
+        self.hidden = linear(width, 4 * width, spread=SPREAD)
+        self.output = linear(4 * width, width, spread=residual)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attended(self._attention(self.norms[0](x), mask)))
+        output: Tensor = x + self.dropout(self.output(F.gelu(self.hidden(self.norms[1](x)))))
+        return output
+
+    def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        heads = self.queries_keys_values(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = heads.unbind(0)  # (B, H, T, D / H) each
+        if self.rotary is not None:
+            query, key = self.rotary(query), self.rotary(key)
+        dropout = self._dropout if self.training else 0.0
+        seen = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=self.is_causal
+        )
+        return seen.transpose(1, 2).flatten(2)
+
+
+class Rotary(nn.Module):
+    """Turns pairs of a head's numbers by an angle that grows with the position, so that a product tells of the distance."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, length: int, size: int) -> None:
+        super().__init__()
+        if size % 2:
+            so = f"rotary positions turn a head's numbers in pairs, and a head has {size}"
+            raise RunnerError(Fault("model.positions=rotary", so, "a model.width of an even number for each head"))
+        speeds = ROTARY_BASE ** -(torch.arange(0, size, 2) / size)
+        angles = torch.arange(length)[:, None] * speeds
+        self.register_buffer("cosine", angles.cos(), persistent=False)  # (length, size / 2)
+        self.register_buffer("sine", angles.sin(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, H, T, size)
+        cosine, sine = self.cosine[: x.shape[2]].to(x.dtype), self.sine[: x.shape[2]].to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+
+def linear(inputs: int, outputs: int, *, spread: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.normal_(layer.weight, std=spread)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> None:
+    """Raises: RunnerError with each that is none."""
+    sizes = {"width": width, "depth": depth, "num_heads": num_heads}
+    faults = [
+        Fault(f"model.{key}={value}", "it is a whole number, 1 or more", f"model.{key}=4")
+        for key, value in sizes.items()
+        if type(value) is not int or value < 1
+    ]
+    if not faults and width % num_heads:
+        fits = [heads for heads in range(1, width + 1) if width % heads == 0]
+        write = " or ".join(
+            f"model.num_heads={heads}" for heads in sorted(fits, key=lambda one: abs(one - num_heads))[:2]
+        )
+        faults.append(Fault(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", write))
+    if positions not in POSITIONS:
+        write = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
+        faults.append(Fault(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", write))
+    if faults:
+        raise RunnerError(*faults)

@@ -1,0 +1,115 @@
+"""A model of the next token and the beginning of a text go in; the text goes on, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError
+
+
+class Text(Protocol):
+    """What tokens mean: the reader of data=text."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompt: Tensor,  # (B, P) int64, P >= 1, on the model's device
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+    context_length: int | None = None,
+) -> Tensor:
+    """(B, P + num_tokens): the prompt and what the model makes of it. Nothing here waits for the device.
+
+    temperature: of the logits; 0 takes the likeliest token. top_k: only so many of the likeliest. generator: of the
+    host's, one number a token, drawn and moved at once: the same text on each device, up to rounding. context_length:
+    the last tokens that the model is shown (None: the model's own attribute, else all). Costs a forward pass over
+    them for each token; the model is in evaluation mode meanwhile.
+    Raises: RunnerError for settings that are none.
+    """
+    _check(prompt, temperature, top_k)
+    most = context_length or _context_length(model)
+    draws = torch.rand(num_tokens, len(prompt), 1, generator=generator).to(prompt.device)
+    tokens = torch.cat([prompt, prompt.new_zeros(len(prompt), num_tokens)], 1)
+    was_training = model.training
+    model.eval()
+    try:
+        for index, draw in enumerate(draws):
+            end = prompt.shape[1] + index
+            found = model(tokens[:, max(0, end - most) if most else 0 : end])
+            logits = getattr(found, "logits", found)[:, -1].float()
+            tokens[:, end] = logits.argmax(-1) if temperature == 0 else _drawn(logits / temperature, draw, top_k)
+    finally:
+        model.train(was_training)
+    return tokens
+
+
+def sample(
+    model: nn.Module,
+    reader: Text,
+    device: torch.device,
+    *,
+    prompt: str = "\n",
+    num_tokens: int = 500,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> str:
+    """A text that begins with the prompt, to look at. Waits for the device once, at the end.
+
+    Where the vocabulary has no such prompt it begins with token 0.
+    """
+    try:
+        beginning = reader.encode(prompt) or [0]
+    except RunnerError:
+        beginning = [0]
+    tokens = generate(
+        model,
+        torch.tensor([beginning], device=device),
+        num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return reader.decode(tokens[0].tolist())
+
+
+def _drawn(logits: Tensor, draw: Tensor, top_k: int | None) -> Tensor:
+    """(B,) int64: where the distribution function passes the draw, (B, 1) in [0, 1). torch.multinomial reads the device."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    passed = logits.softmax(-1).cumsum(-1)
+    # the last value is the sum, 1 but for rounding; a little below it, so that a token of no probability is never met
+    height = draw * passed[:, -1:] * (1 - 2**-20)
+    return torch.searchsorted(passed, height, right=True)[:, 0]
+
+
+def _context_length(model: nn.Module) -> int | None:
+    """The model's own, or that of a model inside it."""
+    found = (getattr(module, "context_length", None) for module in model.modules())
+    return next((length for length in found if isinstance(length, int)), None)
+
+
+def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
+    faults = []
+    if prompt.dim() != 2 or not prompt.shape[1]:
+        so = "a prompt is tokens, (B, P), at least one in a row"
+        faults.append(Fault(f"a prompt of shape {tuple(prompt.shape)}", so, "a prompt of shape (1, 1)"))
+    if temperature < 0:
+        faults.append(Fault(f"temperature={temperature}", "it is 0 or more", "temperature=1.0"))
+    if top_k is not None and top_k < 1:
+        faults.append(Fault(f"top_k={top_k}", "it is 1 or more", "top_k=null for all tokens"))
+    if faults:
+        raise RunnerError(*faults)

@@ -1,0 +1,64 @@
+"""Tokens go in, (B, T) int64; logits of the token that follows each come out, (B, T, V), from what stands before it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runner.errors import Fault, RunnerError
+from runner.models.attention import SPREAD, Stack, linear
+
+#: of the embedding's rows as vectors: with more, tied weights would begin with an opinion. A logit is such a row times
+#: a vector of length sqrt(width), so its spread is this at most
+MOST_LOGIT = 0.2
+
+
+class GPT(nn.Module):
+    """A decoder in the manner of GPT-2: pre-norm, causal attention, GELU, the output's weights those of the embedding.
+
+    Its loss begins at ln(vocab_size), to 0.05. width: of the vectors; a block has 12 width**2 weights. The parameters
+    that are no matrices (biases, norms) are decayed as the optimizer says, with all others.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int | None,
+        context_length: int | None,
+        width: int = 256,
+        depth: int = 6,
+        num_heads: int = 8,
+        *,
+        dropout: float = 0.0,
+        positions: str = "learned",
+        tie_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        if vocab_size is None or context_length is None:
+            so = "it takes tokens, and this data has none: its facts have no vocab_size and context_length"
+            write = "data=text or data=tokens, or model.vocab_size=... and model.context_length=..."
+            raise RunnerError(Fault("model=gpt", so, write))
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.stack = Stack(
+            context_length,
+            width=width,
+            depth=depth,
+            num_heads=num_heads,
+            dropout=dropout,
+            positions=positions,
+            is_causal=True,
+        )
+        self.embedding = nn.Embedding(vocab_size, width)
+        spread = min(SPREAD, MOST_LOGIT / width**0.5)
+        nn.init.normal_(self.embedding.weight, std=spread)
+        self.output = None if tie_weights else linear(width, vocab_size, spread=spread)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V), T <= context_length
+        if tokens.shape[-1] > self.context_length:
+            so = f"the model has positions for {self.context_length:,}"
+            write = (
+                f"at most {self.context_length:,} of them, or data.context_length={tokens.shape[-1]} in a new training"
+            )
+            raise RunnerError(Fault(f"{tokens.shape[-1]:,} tokens in a row", so, write))
+        x = self.stack(self.embedding(tokens))
+        logits: Tensor = F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
+        return logits

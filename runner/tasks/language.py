@@ -1,0 +1,72 @@
+"""Logits of the next token and the tokens that came go in; cross-entropy over all positions and the part that is right come out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Language:
+    """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
+
+    ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
+    of the text, for bits per byte, which compares models of different vocabularies; None: not told.
+    """
+
+    kind = "language"
+
+    def __init__(
+        self,
+        *,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        bytes_per_token: float | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.bytes_per_token = bytes_per_token
+        self.metrics = dict(metrics or {})
+
+    def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
+        return self.judge(self.outputs(model, batch), batch)
+
+    def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
+        found = model(batch[0])
+        logits: Tensor = getattr(found, "logits", found)
+        return logits
+
+    def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
+        targets = batch[1]
+        losses = F.cross_entropy(
+            outputs.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        with torch.no_grad():
+            counted = (targets != self.ignore_index).sum().clamp(min=1)
+            accuracy = (outputs.argmax(-1) == targets).sum() / counted
+        return {"loss": losses / counted, "accuracy": accuracy}
+
+    def predictions(self, outputs: Tensor, /) -> Tensor:
+        """(B, T, V) probabilities of the next token."""
+        return outputs.float().softmax(-1)
+
+    def targets(self, batch: tuple[Any, Tensor], /) -> Tensor:
+        return batch[1]
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        """The perplexity, exp(loss), and bits_per_byte where the text's bytes per token are known. None of a smoothed loss."""
+        loss = values.get("loss")
+        if loss is None or self.label_smoothing:
+            return {}
+        found = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        if self.bytes_per_token:
+            found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return found
