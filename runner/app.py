@@ -19,7 +19,7 @@ from runner.device import Choice, Hardware, probe
 from runner.failure import fail
 from runner.parts import Parts, check, prepare
 from runner.passwords import hide, kept
-from runner.plots import draw_curves
+from runner.plots.curves import draw_curves
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
