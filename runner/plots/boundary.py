@@ -21,7 +21,7 @@ def draw(results: Results, path: Path) -> bool:
         return False
     is_number = results.kind == "regression"
     figure = paper.new(
-        7.4, 5.6, title=results.title, figure_of="Surface of the answers" if is_number else "Decision boundary"
+        7.4, 5.6, title=results.title, figure_of="Predicted surface" if is_number else "Decision boundary"
     )
     axes = figure.subplots(gridspec_kw=paper.inside(figure, left=0.65, right=1.7, bottom=0.55))
     (_draw_numbers if is_number else _draw_classes)(figure, axes, plane, results)

@@ -21,7 +21,7 @@ def draw(results: Results, path: Path) -> bool:
         return False
     sure, right = found
     counts, confidence, accuracy, error = reliability(sure, right)
-    figure = paper.new(5.4, 5.6, title=results.title, figure_of=f"Calibration, expected error {error:.4f}")
+    figure = paper.new(5.6, 5.8, title=results.title, figure_of=f"Calibration, expected error {error:.4f}")
     grid = paper.inside(figure, left=0.65, right=0.25, bottom=0.55, row_gap=0.12)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={**grid, "height_ratios": (3.4, 1)})
     edges = np.linspace(0, 1, NUM_BINS + 1)
@@ -30,7 +30,7 @@ def draw(results: Results, path: Path) -> bool:
     above.bar(middle[is_there], accuracy[is_there], width=width, color=paper.BLUE, alpha=0.85, label="right")
     gap: dict[str, Any] = {"bottom": np.minimum(accuracy, middle)[is_there], "color": "none", "edgecolor": paper.RED}
     above.bar(middle[is_there], np.abs(accuracy - middle)[is_there], width=width, hatch="////", linewidth=0, **gap)
-    above.plot([0, 1], [0, 1], color=paper.MUTED, linewidth=1, linestyle=":", label="as sure as right")
+    above.plot([0, 1], [0, 1], color=paper.MUTED, linewidth=1, linestyle=":", label="perfect")
     above.plot(confidence[is_there], accuracy[is_there], "o", color=paper.INK, markersize=3.5, label="mean of the bin")
     above.set(ylabel=_said(results)[1], ylim=(0, 1.02), xlim=(0, 1))
     above.legend(loc="upper left", frameon=False, fontsize=8)
@@ -70,8 +70,8 @@ def _answers(results: Results) -> tuple[NDArray[np.float32], NDArray[np.bool_]] 
 
 def _said(results: Results) -> tuple[str, str]:
     if results.kind == "multilabel":
-        return "probability that is said", "share of labels that are so"
+        return "predicted probability", "share of labels that are so"
     if results.predictions.shape[1] == 2:
         name = paper.cut(paper.names_of(results.classes, 2)[1], 20)
         return f"probability of {name}", f"share that is {name}"
-    return "probability of the class that is said", "share that is right"
+    return "probability of the predicted class", "share that is right"

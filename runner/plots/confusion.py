@@ -14,6 +14,7 @@ from runner.plots.results import Results
 #: up to so many classes the cells hold numbers; beyond, the worst pairs are listed beside
 MOST_WITH_NUMBERS = 20
 NUM_LISTED = 15
+MOST_CHARACTERS = 18
 
 
 def draw(results: Results, path: Path) -> bool:
@@ -27,19 +28,22 @@ def draw(results: Results, path: Path) -> bool:
     names = paper.names_of(results.classes, count)
     heading = f"Confusion matrix, accuracy {np.trace(matrix) / max(1, matrix.sum()):.4f}"
     has_numbers = count <= MOST_WITH_NUMBERS
-    label = min(1.7, 0.25 + 0.075 * max(len(paper.cut(name, 18)) for name in names))
+    longest = max(len(paper.cut(name, MOST_CHARACTERS)) for name in names)
+    label = 0.2 + 0.075 * longest
+    below = label if longest > 3 else 0.25
     side = min(8.2, max(2.7, 0.52 * count)) if has_numbers else 7.0
     beside = 0.35 if has_numbers else 3.6
-    width, height = max(label + 0.45 + side + beside, 4.6), side + 0.75 + label + 0.5
+    left = label + 0.4
+    width, height = max(left + side + beside, 5.2), paper.HEAD + side + below + 0.45
     figure = paper.new(width, height, title=results.title, figure_of=heading)
-    axes = figure.add_axes(((label + 0.4) / width, (label + 0.42) / height, side / width, side / height))
+    axes = figure.add_axes((left / width, (below + 0.4) / height, side / width, side / height))
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
     _name(axes, names, step=1 if has_numbers else -(-count // 34))
     if has_numbers:
         _number(axes, matrix, shares)
     else:
-        _list(figure, matrix, shares, names, left=(label + 0.4 + side + 0.3) / width, height=height)
-    axes.set(xlabel="said", ylabel="true")
+        _list(figure, matrix, shares, names, left=(left + side + 0.3) / width, height=height)
+    axes.set(xlabel="predicted", ylabel="true")
     paper.plain(axes, grid=False)
     axes.spines[:].set_visible(False)
     paper.save(figure, path)
@@ -48,7 +52,7 @@ def draw(results: Results, path: Path) -> bool:
 
 def _name(axes: Any, names: list[str], *, step: int) -> None:
     at = np.arange(0, len(names), step)
-    shown = [paper.cut(names[number], 18) for number in at]
+    shown = [paper.cut(names[number], MOST_CHARACTERS) for number in at]
     is_short = max(map(len, shown)) <= 3
     axes.set_xticks(at, shown, rotation=0 if is_short else 90)
     axes.set_yticks(at, shown)
@@ -74,9 +78,11 @@ def _list(
     np.fill_diagonal(wrong, 0)
     order = np.argsort(-wrong, axis=None, kind="stable")[:NUM_LISTED]
     pairs = [divmod(int(number), len(matrix)) for number in order if wrong.flat[number]]
-    figure.text(left, 1 - 1.0 / height, "Most often wrong" if pairs else "Nothing is wrong", fontsize=10, weight="bold")
+    figure.text(
+        left, 1 - 1.15 / height, "Most often wrong" if pairs else "Nothing is wrong", fontsize=10, weight="bold"
+    )
     for line, (true, said) in enumerate(pairs):
-        at = 1 - (1.32 + 0.42 * line) / height
+        at = 1 - (1.47 + 0.42 * line) / height
         text = f"{paper.cut(names[true], 22)} → {paper.cut(names[said], 22)}"
         figure.text(left, at, text, fontsize=8.5, color=paper.INK)
         note = f"{matrix[true, said]} times, {shares[true, said]:.0%} of its rows"

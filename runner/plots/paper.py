@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,21 +16,23 @@ BLUE, ORANGE, GREEN, RED = "#3b6fd4", "#e08330", "#3a9e5c", "#cc4040"
 COLORS = (
     *("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#b8a800", "#7a4fb5", "#8c6239", "#7f7f7f"),
 )
-MOST_CHARACTERS = 90
+HEAD = 1.0  # inches, of the two or three lines above all panels
 
 
 def new(width: float, height: float, *, title: str, figure_of: str) -> Figure:
-    """A figure of so many inches. title: of the run; figure_of: what is shown. Room for them is the top 0.62 inch."""
+    """A figure of so many inches. title: of the run, in one line or two; figure_of: what is shown. They take HEAD inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    most = int(width * 12.5)
-    figure.text(
-        0.16 / width, 1 - 0.26 / height, cut(figure_of, int(most * 0.82)), fontsize=12, color=INK, weight="bold"
-    )
-    figure.text(0.16 / width, 1 - 0.5 / height, cut(title, most), fontsize=9, color=MUTED)
+    most = int(width * 12.8)
+    lines = textwrap.wrap(" ".join(title.split()), most, max_lines=2, placeholder=" …")
+    heading = cut(figure_of, int(most * 0.82))
+    figure.text(0.16 / width, 1 - 0.26 / height, heading, fontsize=12, color=INK, weight="bold")
+    for number, line in enumerate(lines):
+        at = 1 - (0.49 + 0.19 * number) / height
+        figure.text(0.16 / width, at, cut(line, most), fontsize=9, color=MUTED)
     return figure
 
 
@@ -39,7 +42,7 @@ def inside(
     left: float,
     right: float,
     bottom: float,
-    top: float = 0.75,
+    top: float = HEAD,
     gap: float = 0.0,
     row_gap: float = 0.0,
 ) -> dict[str, float]:
@@ -82,7 +85,7 @@ def color(number: int, of: int) -> Any:
     return matplotlib.colormaps["turbo"](0.04 + 0.92 * number / (of - 1))
 
 
-def cut(text: str, most: int = MOST_CHARACTERS) -> str:
+def cut(text: str, most: int) -> str:
     """In one line of at most so many characters; matplotlib's own signs do nothing in it."""
     text = " ".join(text.split())
     text = text if len(text) <= most else text[: max(1, most - 1)].rstrip() + "…"

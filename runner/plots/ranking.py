@@ -24,8 +24,10 @@ def draw(results: Results, path: Path) -> bool:
     from sklearn import metrics  # heavy
 
     is_one = len(questions) == 1
-    figure = paper.new(10.6, 4.5, title=results.title, figure_of=_heading(results, is_one))
-    left, right = figure.subplots(1, 2, gridspec_kw=paper.inside(figure, left=0.6, right=2.75, bottom=0.55, gap=0.22))
+    figure = paper.new(10.6, 4.75, title=results.title, figure_of=_heading(results, is_one))
+    left, right = figure.subplots(
+        1, 2, gridspec_kw=paper.inside(figure, left=0.6, right=2.75, bottom=0.55, gap=0.22, top=1.05)
+    )
     areas, precisions = [], []
     grid = np.linspace(0, 1, 201)
     mean = np.zeros_like(grid)
@@ -52,7 +54,7 @@ def draw(results: Results, path: Path) -> bool:
     width, height = figure.get_size_inches()
     figure.legend(
         loc="upper left",
-        bbox_to_anchor=(1 - 2.7 / width, 1 - 0.7 / height),
+        bbox_to_anchor=(1 - 2.7 / width, 1 - 0.95 / height),
         frameon=False,
         fontsize=size,
         title="area · average precision",

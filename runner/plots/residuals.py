@@ -27,8 +27,8 @@ def draw(results: Results, path: Path) -> bool:
         heading += f", {count} of {predictions.shape[1]} targets"
     columns = min(3, count)
     rows = -(-count // columns)
-    figure = paper.new(max(5.6, 0.9 + 3.6 * columns), 0.8 + 5.3 * rows, title=results.title, figure_of=heading)
-    grid = paper.inside(figure, left=0.85, right=0.25, bottom=0.6, top=1.0, gap=0.3, row_gap=0.42)
+    figure = paper.new(max(5.6, 0.9 + 3.8 * columns), 1.0 + 5.3 * rows, title=results.title, figure_of=heading)
+    grid = paper.inside(figure, left=0.85, right=0.25, bottom=0.6, top=1.25, gap=0.3, row_gap=0.42)
     axes = figure.subplots(2 * rows, columns, squeeze=False, gridspec_kw={**grid, "height_ratios": (2.1, 1) * rows})
     for number in range(rows * columns):
         row, column = divmod(number, columns)
@@ -57,14 +57,13 @@ def _panel(above: Any, below: Any, said: NDArray[Any], true: NDArray[Any], name:
     above.plot(ends, ends, color=paper.INK, linewidth=1, linestyle=":")
     above.set(xlim=ends, ylim=ends, xlabel="true", ylabel="predicted")
     shown = f"{paper.cut(name, 24)}: " if name else ""
-    above.set_title(f"{shown}{fit}RMSE {root:.3g}, MAE {mean:.3g}", loc="left")
+    above.set_title(f"{shown}{fit}RMSE {root:.3g}, MAE {mean:.3g}", loc="left", fontsize=9)
     _dots(below, said, left)
     below.axhline(0, color=paper.INK, linewidth=1, linestyle=":")
     below.set(xlabel="predicted", ylabel="predicted - true")
     for axes in (above, below):
         paper.plain(axes)
         axes.locator_params(nbins=6)
-    above.title.set_fontsize(9.5)
 
 
 def _dots(axes: Any, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:

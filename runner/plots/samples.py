@@ -23,17 +23,17 @@ def draw(results: Results, path: Path) -> bool:
         return False
     columns = min(COLUMNS, len(images))
     rows = -(-len(images) // columns)
-    figure = paper.new(
-        max(4.6, 0.3 + 1.32 * columns), 0.7 + 1.72 * rows, title=results.title, figure_of="Samples, the worst first"
-    )
-    grid = paper.inside(figure, left=0.15, right=0.15, bottom=0.08, top=1.12, gap=0.1, row_gap=0.42)
-    panels = figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid).reshape(-1)
-    for number, axes in enumerate(panels):
-        axes.set_axis_off()
-        if number < len(images):
-            _show(axes, images[number])
-            text, is_right = _said(results, shown, number)
-            axes.set_title(text, fontsize=7.8, color=paper.INK if is_right else paper.RED, pad=3, linespacing=1.15)
+    width, height = max(5.2, 0.3 + 1.32 * columns), paper.HEAD + 1.66 * rows
+    figure = paper.new(width, height, title=results.title, figure_of="Samples, the worst first")
+    axes = _whole(figure)
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        left, top = 0.2 + 1.32 * column, height - paper.HEAD - 0.3 - 1.66 * row
+        _show(axes, image, left, top, side=1.2)
+        text, is_right = _said(results, shown, number)
+        color = paper.INK if is_right else paper.RED
+        look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 7.8, "linespacing": 1.15}
+        axes.text(left + 0.6, top + 0.03, text, color=color, **look)
     paper.save(figure, path)
     return True
 
@@ -44,28 +44,22 @@ def draw_reconstructions(results: Results, path: Path) -> bool:
     if not groups:
         return False
     columns = max(len(shown.inputs) for _, shown in groups)
-    figure = paper.new(
-        max(4.6, 0.85 + 1.15 * columns), 0.85 + 2.6 * len(groups), title=results.title, figure_of="Reconstructions"
-    )
-    grid = paper.inside(figure, left=0.75, right=0.15, bottom=0.12, top=0.85, gap=0.08, row_gap=0.12)
-    panels = figure.subplots(2 * len(groups), columns, squeeze=False, gridspec_kw=grid)
-    for panel in panels.reshape(-1):
-        panel.set(xticks=[], yticks=[])
-        panel.set_frame_on(False)
+    width, height = max(5.2, 1.15 + 1.15 * columns), paper.HEAD + 2.45 * len(groups)
+    figure = paper.new(width, height, title=results.title, figure_of="Reconstructions")
+    axes = _whole(figure)
     for group, (name, shown) in enumerate(groups):
         made = shown.predictions.reshape(shown.inputs.shape)
         images, copies = as_images(shown.inputs, made), as_images(made, shown.inputs)
-        for row, label in ((0, f"{name}\n"), (1, "made of\nthem")):
-            panels[2 * group + row, 0].set_ylabel(
-                label, rotation=0, ha="right", va="center", fontsize=8, color=paper.INK
-            )
+        top = height - paper.HEAD - 2.45 * group
+        for label, at in ((name, top - 0.53), ("made of\nthem", top - 1.68)):
+            axes.text(0.85, at, label, ha="right", va="center", fontsize=8.5, color=paper.INK)
         for number in range(len(shown.inputs)):
-            above, below = panels[2 * group, number], panels[2 * group + 1, number]
+            left = 1.0 + 1.15 * number
             if images is not None and copies is not None:
-                _show(above, images[number])
-                _show(below, copies[number])
+                _show(axes, images[number], left, top, side=1.06)
+                _show(axes, copies[number], left, top - 1.14, side=1.06)
             else:
-                _line(above, below, shown.inputs[number].reshape(-1), made[number].reshape(-1))
+                _lines(axes, shown.inputs[number].reshape(-1), made[number].reshape(-1), left, top)
     paper.save(figure, path)
     return True
 
@@ -89,14 +83,30 @@ def as_images(inputs: NDArray[Any], beside: NDArray[Any] | None = None) -> NDArr
     return images
 
 
-def _show(axes: Any, image: NDArray[np.float64]) -> None:
-    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+def _whole(figure: Any) -> Any:
+    """One panel in inches over the whole figure: a panel for each image costs 30 ms each."""
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set(xlim=(0, width), ylim=(0, height), autoscale_on=False)
+    return axes
 
 
-def _line(above: Any, below: Any, true: NDArray[Any], made: NDArray[Any]) -> None:
-    for axes, values, color in ((above, true, paper.INK), (below, made, paper.BLUE)):
-        axes.plot(values, color=color, linewidth=0.9)
-        axes.set_ylim(min(true.min(), made.min()) - 1e-9, max(true.max(), made.max()) + 1e-9)
+def _show(axes: Any, image: NDArray[np.float64], left: float, top: float, *, side: float) -> None:
+    """In a square; a long image keeps its shape."""
+    tall, wide = image.shape[:2]
+    width, height = side * min(1, wide / tall), side * min(1, tall / wide)
+    x, y = left + (side - width) / 2, top - (side + height) / 2
+    place = (x, x + width, y, y + height)
+    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=place, aspect="auto")
+
+
+def _lines(axes: Any, true: NDArray[Any], made: NDArray[Any], left: float, top: float) -> None:
+    """Two signals on one scale, each in its square."""
+    low, high = min(true.min(), made.min()), max(true.max(), made.max())
+    x = left + np.linspace(0, 1.06, len(true))
+    for values, below, color in ((true, 1.06, paper.INK), (made, 2.2, paper.BLUE)):
+        axes.plot(x, top - below + 1.06 * (values - low) / max(high - low, 1e-12), color=color, linewidth=0.9)
 
 
 def _said(results: Results, shown: Shown, number: int) -> tuple[str, bool]:

@@ -16,6 +16,8 @@ from runner.tasks.short_names import SHORT, made_of
 
 #: numbers of one metric that get a name each; more are no curves that anybody reads
 MOST_VALUES = 32
+#: numbers of predictions that wait on the device for torchmetrics, 64 MB
+MOST_WAITING = 2**24
 
 
 def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported: Collection[str] = ()) -> nn.ModuleDict:
@@ -46,8 +48,11 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
 
 
 class OfTorchmetrics(nn.Module):
-    """One of torchmetrics, given what it takes: of two classes a Binary... gets the second's probability, a regression's
-    gets float64 where the device has it: its sums of squares lose a small spread around a big mean in float32."""
+    """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
+
+    Of two classes a Binary... gets the second's probability; a regression's gets float64 where the device has it: its sums
+    of squares lose a small spread around a big mean in float32.
+    """
 
     def __init__(self, metric: Any, *, kind: str) -> None:
         super().__init__()
@@ -59,19 +64,32 @@ class OfTorchmetrics(nn.Module):
         self._is_number = kind in ("regression", "autoencoding")
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._num_waiting = 0
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self._waiting.append((predictions, targets))
+        self._num_waiting += predictions.numel()
+        if self._num_waiting >= MOST_WAITING:
+            self._pass_on()
+
+    def compute(self) -> Any:
+        if self._waiting:
+            self._pass_on()
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self._waiting, self._num_waiting = [], 0
+        self.metric.reset()
+
+    def _pass_on(self) -> None:
+        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._num_waiting = [], 0
         if self._takes_one:
             predictions = predictions[:, 1]
         if self._is_number:
             predictions, targets = _precise(predictions), _precise(targets)
         self.metric.update(predictions, targets)
-
-    def compute(self) -> Any:
-        return self.metric.compute()
-
-    def reset(self) -> None:
-        self.metric.reset()
 
 
 class OfObject(nn.Module):
