@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import sklearn.metrics  # noqa: F401  the curves of a classification: 1.2 s
 import torch._dynamo  # noqa: F401  any optimizer imports it: 1.5 s
 
 import runner.app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ COUNTS = {"multiclass": "num_classes", "multilabel": "num_labels"}
 
 
 def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, Any]:
-    """torchmetrics' objects by name. auroc and average_precision are exact: they keep a split's probabilities on the device.
+    """torchmetrics' objects by name. auroc, average_precision and spearman are exact: they keep a whole split on the device.
 
     Raises: RunnerError for unknown names, for a number of classes that nobody told, and where torchmetrics is missing.
     """
@@ -87,7 +88,10 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
         so = f"there are {num_outputs} classes, and the best {arguments['top_k']} are all of them"
         raise RunnerError(Fault(f"task.metrics=[{name}]", so, "task.metrics=[], or another one"))
-    return getattr(_module("classification" if kind in COUNTS else "regression"), class_name)(**arguments)
+    module = _module("classification" if kind in COUNTS else "regression")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # it is said in made_of
+        return getattr(module, class_name)(**arguments)
 
 
 def _module(name: str) -> Any:
@@ -101,6 +105,7 @@ def _module(name: str) -> Any:
 
 def _unknown(name: str, known: dict[str, Any], kind: str) -> Fault:
     hits = nearest(name, known)
-    write = " or ".join(f"task.metrics=[{hit}]" for hit in hits) or "task.metrics={NAME: {_target_: torchmetrics....}}"
+    write = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
+    write = write or "task.metrics={NAME: {_target_: ...}}"
     so = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
     return Fault(f"task.metrics=[{name}]", so, write)
