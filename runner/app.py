@@ -19,11 +19,15 @@ from runner.device import Choice, Hardware, probe
 from runner.failure import fail
 from runner.parts import Parts, check, prepare
 from runner.passwords import hide, kept
-from runner.plots import draw_curves
+from runner.plots.collect import collect
+from runner.plots.curves import draw_curves
+from runner.plots.results import draw_results
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
+from runner.tasks.checks import PLOTS
+from runner.tasks.task import Predicting
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
@@ -102,7 +106,7 @@ def run(
                 trial=trial,
             )
             clock.lap()
-            _close(journal, cfg, parts, record, folder)
+            _close(journal, cfg, parts, record, folder, screen)
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
         with _failing(record):
             write_summary(folder, summary)  # it is there even if nobody waits for the tracker
@@ -167,10 +171,10 @@ def _publishing(cfg: DictConfig, folder: Path, member: Membership | None) -> Ite
         yield publisher
 
 
-def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path) -> None:
+def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path, screen: Screen) -> None:
     """Pictures, the model and the status: the last of the journal."""
     with _failing(record):
-        _illustrate(journal, cfg, parts, record, folder)
+        _illustrate(journal, cfg, parts, record, folder, screen)
     with _failing(record):
         journal.event("end", status=MLFLOW_STATUS[record.status], end_ms=int(time.time() * 1000))
 
@@ -185,13 +189,49 @@ def _failing(record: Record) -> Iterator[None]:
             fail(record, error)
 
 
-def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path) -> None:
+def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path, screen: Screen) -> None:
     best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
     title = f"{model_name(cfg)} on {parts.source.name}, {parts.device}"
-    if draw_curves(read_points(folder), folder / "plots", title=title, best=best):
+    drawn = draw_curves(read_points(folder), folder / "plots", title=title, best=best)
+    if record.status == "finished":
+        drawn += _draw_predictions(parts, folder / "plots", of=title, screen=screen)
+    if drawn:
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
         publish_model(journal, parts, folder)
+
+
+def _draw_predictions(parts: Parts, folder: Path, *, of: str, screen: Screen) -> list[Path]:
+    """What the best weights say of the test split, or the validation split where there is none. Never fails the run."""
+    task, split = parts.task, "test" if parts.test is not None else "val"
+    batches = parts.test or parts.val
+    if not isinstance(task, Predicting) or batches is None:
+        return []
+    wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
+    try:
+        results = (
+            collect(
+                parts.kept_model,
+                task,
+                batches.epoch(0),
+                autocast=parts.precision.autocast,
+                train=parts.train.epoch(0),
+                classes=parts.source.classes,
+                names=parts.source.targets,
+                split=split,
+                of=of,
+                num_rows_of_split=batches.num_rows,
+            )
+            if wanted
+            else None
+        )
+    except Exception as error:
+        screen.say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return []
+    finally:
+        batches.close()
+        parts.train.close()
+    return draw_results(results, folder, wanted=wanted, say=screen.say) if results else []
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

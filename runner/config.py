@@ -276,11 +276,14 @@ def _missing(node: Any, prefix: str) -> Iterator[Fault]:
     target = node._get_node("_target_", validate_access=False)
     if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
         so = f"{prefix} has no _target_: nothing says what to build"
-        yield Fault(f"{prefix}=...", so, f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line")
+        write = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
+        yield Fault(f"{prefix}=...", so, f"{prefix}._target_=..." if "." in prefix else write)
     for key in map(str, node):
         if key != "_target_" and OmegaConf.is_missing(node, key):
             yield Fault(f"no {prefix}.{key}", f"{prefix}.{key} is needed and has no value", f"{prefix}.{key}=...")
-        elif _is_written(child := node._get_node(key)) and "_target_" in child:
+        elif (
+            _is_written(child := node._get_node(key)) and child._get_node("_target_", validate_access=False) is not None
+        ):
             yield from _missing(child, f"{prefix}.{key}")
 
 

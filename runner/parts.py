@@ -29,6 +29,8 @@ from runner.placement import place, tensors
 from runner.schema import PRECISIONS
 from runner.targets import build
 from runner.targets import faults as target_faults
+from runner.tasks.checks import trains_nothing
+from runner.tasks.names import is_rising
 from runner.tasks.task import Task
 
 PREPARED = "runner.models.prepared.Prepared"
@@ -136,7 +138,8 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
         model.compile()
     optimizer = make_optimizer(build(_resolved(cfg, "optimizer"), key="optimizer"), model, device=device)
     make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
-    task = build(_resolved(cfg, "task"), key="task")
+    task = build(_resolved(_without_unknown_facts(cfg, "task"), "task"), key="task")
+    trains_nothing(task)
     stopping = cfg.train.early_stopping
     metric = stopping.metric or "val/loss"
     return Parts(
@@ -162,7 +165,7 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
             save_every_seconds=cfg.train.checkpoint_every_seconds,
             save_every_steps=cfg.train.checkpoint_every_steps,
         ),
-        best=Best(metric, stopping.mode or ("max" if "acc" in metric else "min")),
+        best=Best(metric, stopping.mode or ("max" if is_rising(metric) else "min")),
     )
 
 
@@ -257,6 +260,19 @@ def _resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         raise RunnerError(
             Fault(f"{key}={cfg[key].get('_target_')}", so, f"the value itself instead of ${{facts....}} in {key}")
         ) from None
+
+
+def _without_unknown_facts(cfg: DictConfig, key: str) -> DictConfig:
+    """Without the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
+    from omegaconf.errors import InterpolationToMissingValueError
+
+    known = copy.deepcopy(cfg)
+    for name in list(known[key]):
+        try:
+            known[key][name]
+        except InterpolationToMissingValueError:
+            del known[key][name]
+    return known
 
 
 def _not_in_this_version(cfg: DictConfig) -> list[Fault]:

@@ -12,9 +12,11 @@ from torch.optim import Optimizer
 from runner.backends import Precision
 from runner.optim import AveragedWeights
 from runner.placement import num_rows
-from runner.tasks.task import Task
+from runner.tasks.metrics import named_values
+from runner.tasks.task import Predicting, Task
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
 def make_step(
@@ -87,22 +89,79 @@ def _mean_over(batches: Sequence[Any], learn: Callable[[Any, float | None], Mapp
     return means
 
 
+def make_judge(task: Task, *, precision: Precision) -> Judge:
+    """What evaluate() does with a batch: judge(model, batch) -> the task's values; a task's metrics take it in, too."""
+    metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
+    if not metrics or not isinstance(task, Predicting):
+
+        def judge(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+            with precision.autocast():
+                return task(model, batch)
+
+        return judge
+
+    def judge_and_gather(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        with precision.autocast():
+            outputs = task.outputs(model, batch)
+            values = task.judge(outputs, batch)
+        predictions, targets = task.predictions(outputs), task.targets(batch)
+        for metric in metrics.values():
+            metric.update(predictions, targets)
+        return values
+
+    return judge_and_gather
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, task: Task, batches: Iterable[Any], *, precision: Precision) -> dict[str, float]:
-    """The task's values over a whole split, each row counting the same. Waits for the device once, at the end."""
-    was_training = model.training
-    model.eval()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: Iterable[Any],
+    *,
+    precision: Precision,
+    judge: Judge | None = None,
+    labels: Sequence[str] = (),
+) -> dict[str, float]:
+    """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
+
+    judge: what make_judge() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
+    Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
+    Raises: RunnerError for a metric that gives no number.
+    """
+    judge = judge or make_judge(task, precision=precision)
+    metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
+    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
+    was_training = [module.training for module in modules]
     names: tuple[str, ...] = ()
     sums, count = torch.zeros(()), 0
+    for metric in metrics.values():  # an evaluation before may have been broken off
+        metric.reset()
     try:
+        for module in modules:
+            module.eval()
         for batch in batches:
-            with precision.autocast():
-                values = task(model, batch)
+            values = judge(model, batch)
             rows = num_rows(batch)
             part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
             sums = sums + part if names else part
             names = tuple(values)
             count += rows
+        gathered = _computed(metrics, labels)
     finally:
-        model.train(was_training)
-    return dict(zip(names, (sums / count).tolist(), strict=True))
+        for module, before in zip(modules, was_training, strict=True):
+            module.train(before)
+        for metric in metrics.values():
+            metric.reset()
+    more = [torch.as_tensor(value, dtype=torch.float32, device=sums.device) for value in gathered.values()]
+    numbers = torch.cat([sums / count, torch.stack(more)]) if more else sums / count
+    found = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
+    derived: Mapping[str, float] = getattr(task, "derived", dict)(found)
+    return {**found, **derived}
+
+
+def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """Each number that the metrics came to, on the device, by its name."""
+    found: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        found |= named_values(name, metric.compute(), labels=labels)
+    return found

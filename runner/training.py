@@ -21,7 +21,7 @@ from runner.parts import Parts
 from runner.record import Record
 from runner.screen import Screen
 from runner.state import best_state, take_up, whole_state
-from runner.step import evaluate, make_step
+from runner.step import evaluate, make_judge, make_step
 from runner.stop import Stop, StoppedError
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
@@ -142,7 +142,8 @@ class Training:
             screen.say(f"checkpoint: {note}")
         self.pieces: Pieces | None = None
         self.watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
-        self._tasks = {split: self.watch.on(parts.task) for split in ("val", "test")}
+        judge = make_judge(parts.task, precision=parts.precision)
+        self._judges = {split: self.watch.on(judge) for split in ("val", "test")}
         self._began = time.perf_counter()
 
     @property
@@ -158,7 +159,14 @@ class Training:
         began, generators = time.perf_counter(), backends.generator_states(parts.device)
         try:
             batches = self.stop.while_not_asked(loader.epoch(0))
-            found = evaluate(parts.kept_model, self._tasks[split], batches, precision=parts.precision)
+            found = evaluate(
+                parts.kept_model,
+                parts.task,
+                batches,
+                precision=parts.precision,
+                judge=self._judges[split],
+                labels=parts.source.classes or parts.source.targets,
+            )
         except StoppedError:  # it is measured from its beginning when the run goes on
             backends.set_generator_states(generators, parts.device)
             raise

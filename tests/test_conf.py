@@ -15,6 +15,8 @@ OPTIONS = sorted(
 COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
+    "task=autoencoding": ["model=mlp", "model.out_features=${facts.in_features}"],
+    "task=own": ["task.function._target_=my_tasks.loss"],
     "data=synthetic": ["data.num_rows=300"],
     "experiment=overhead": ["data.num_rows=300"],
 }
@@ -25,6 +27,7 @@ def test_every_option_runs_a_few_steps(option, own_folder):
     import numpy as np
 
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
+    (own_folder / "my_tasks.py").write_text("def loss(model, batch):\n    return model(batch[0]).square().mean()\n")
     words = [
         option,
         *COMPANY.get(option, []),

@@ -13,6 +13,7 @@ from runner.report.figures import Figure, draw_curves, draw_search, job_colors, 
 from runner.report.files import finite
 from runner.report.findings import Report
 from runner.report.parallel import draw_parallel
+from runner.report.pictures import best_pictures
 from runner.report.tables import causes_table, devices_table, jobs_table, seeds_table
 
 #: the browser itself refuses what would come over the network
@@ -38,6 +39,7 @@ def draw(report: Report) -> str:
         _section("Search", _figures([*search, *importance, *parallel])) if report.objectives and search else "",
         _section("Keys", _figures(parallel)) if parallel and not search else "",
         _section("Curves", _chips(report) + _figures(curves)) if curves else "",
+        _section("Predictions", pictures) if (pictures := best_pictures(report)) else "",
         _section("Failures", causes_table(report.failures), number=len(report.failures)) if report.failures else "",
         _section("Skipped", causes_table(report.skipped), number=len(report.skipped)) if report.skipped else "",
     ]

@@ -3,11 +3,12 @@
 import tempfile
 from pathlib import Path
 
+import sklearn.metrics  # noqa: F401  the curves of a classification: 1.2 s
 import torch._dynamo  # noqa: F401  any optimizer imports it: 1.5 s
 
 import runner.app
 import runner.sweep.job  # noqa: F401
-from runner.plots import draw_curves
+from runner.plots.curves import draw_curves
 from runner.provenance import environment
 
 environment()  # kept

@@ -2,42 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.errors import Fault, RunnerError
+from runner.tasks.checks import UNKNOWN, fraction, one_of, plots_of
+from runner.tasks.metrics import make_metrics
 
-class Classification:
-    """Cross-entropy and accuracy. Targets are class indices, (B,) int64; the model gives logits, (B, C)."""
+KINDS = ("auto", "multiclass", "multilabel")
 
-    kind = "multiclass"
 
-    def __init__(self, label_smoothing: float = 0.0, *, metrics: Mapping[str, Any] | None = None) -> None:
-        self.label_smoothing = label_smoothing
-        self.metrics = dict(metrics or {})
+class Classification(nn.Module):
+    """Cross-entropy and the part that is right.
 
-    def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
+    multiclass: targets are class indices, (B,) int64, or probabilities of the classes, (B, C), as mixup makes them: their
+    stronger class is the right one. The model gives logits, (B, C); of two classes also one logit a row, (B,) or (B, 1).
+    multilabel: targets are (B, C) of 0 and 1, each label a question of its own, and the accuracy is over all of them.
+
+    class_weights: what a row of each class, or each label, counts for; "balanced" weighs classes so that all have the
+    same part in the training split. The loss is the mean of weight * loss over the rows: torch's own divides by the
+    weights of the batch, and would depend on which rows meet in one.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        label_smoothing: float = 0.0,
+        *,
+        kind: str = "auto",
+        num_classes: int | None = UNKNOWN,
+        num_outputs: int = UNKNOWN,
+        class_counts: Sequence[int] | None = None,
+        class_weights: str | Sequence[float] | None = None,
+        metrics: Any = None,
+        plots: Any = True,
+    ) -> None:
+        """num_classes, num_outputs, class_counts: of the data. Raises: RunnerError for data that it does not suit."""
+        super().__init__()
+        self.kind = _kind(kind, num_classes)
+        self.num_classes = num_outputs if self.kind == "multilabel" else (num_classes or UNKNOWN)
+        self.label_smoothing = fraction(label_smoothing, key="task.label_smoothing")
+        weights = _weights(class_weights, class_counts, self.num_classes, kind=self.kind)
+        self.register_buffer("class_weights", weights, persistent=False)
+        reported = ("loss", "accuracy")
+        self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=self.num_classes, reported=reported)
+        self.plots = plots_of(plots, kind=self.kind)
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
-    def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
-        logits: Tensor = model(batch[0])
-        return logits
+    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
+        outputs: Tensor = model(batch[0])
+        is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
+        if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
+            logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
+            return torch.stack([torch.zeros_like(logit), logit], dim=1)
+        if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
+            so = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
+            raise RunnerError(Fault("task=classification", so, "model.out_features='${facts.out_features}'"))
+        return outputs
 
-    def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
         targets = batch[1]
-        loss = F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        if self.kind == "multilabel":
+            return self._judge_labels(outputs, targets)
+        loss = self._cross_entropy(outputs, targets)
         with torch.no_grad():
-            accuracy = (outputs.argmax(-1) == targets).float().mean()
+            right = targets.argmax(1) if targets.is_floating_point() else targets
+            accuracy = (outputs.argmax(1) == right).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float().softmax(-1)
+        return outputs.float().sigmoid() if self.kind == "multilabel" else outputs.float().softmax(1)
 
-    def targets(self, batch: tuple[Any, Tensor], /) -> Tensor:
-        return batch[1]
+    def targets(self, batch: Any, /) -> Tensor:
+        targets: Tensor = batch[1]
+        if self.kind == "multilabel":
+            return targets.long()
+        return targets.argmax(1) if targets.is_floating_point() else targets
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
         return {}
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self.class_weights is None:
+            return F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        count = logits.numel() // logits.shape[1]
+        smoothing, weight = self.label_smoothing, self.class_weights
+        total = F.cross_entropy(logits, targets, weight=weight, label_smoothing=smoothing, reduction="sum")
+        return total / count
+
+    def _judge_labels(self, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        wanted = targets.to(logits.dtype)
+        with torch.no_grad():
+            accuracy = ((logits > 0) == (wanted > 0.5)).float().mean()
+        smoothed = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
+        return {"loss": F.binary_cross_entropy_with_logits(logits, smoothed, self.class_weights), "accuracy": accuracy}
+
+
+def _kind(asked: str, num_classes: int | None) -> str:
+    """multiclass or multilabel, by what the data says of itself."""
+    kind = one_of(asked, KINDS, key="task.kind")
+    if kind == "multilabel" and num_classes not in (None, UNKNOWN):
+        so = f"each row of this data is one of {num_classes} classes"
+        write = "task.kind=auto, or data with a column of 0 and 1 for each label"
+        raise RunnerError(Fault("task.kind=multilabel", so, write))
+    if kind != "multilabel" and num_classes is None:
+        so = "the targets of this data are numbers, and nothing says that they are classes"
+        write = (
+            "task=regression, or data.kind=classification where the numbers are classes, or task.kind=multilabel "
+            "where each of them is 0 or 1"
+        )
+        raise RunnerError(Fault("task=classification", so, write))
+    return "multiclass" if kind == "auto" else kind
+
+
+def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind: str) -> Tensor | None:
+    """(C,) float32."""
+    if asked is None:
+        return None
+    example = "task.class_weights=[1.0,2.0], one for each class"
+    if asked == "balanced":
+        if counts is None or kind == "multilabel":
+            so = (
+                "nobody counts the classes of this data before it is read"
+                if counts is None
+                else "labels are not counted"
+            )
+            raise RunnerError(Fault("task.class_weights=balanced", so, example))
+        counted = torch.tensor(list(counts), dtype=torch.float64)
+        present = counted > 0  # a class that the training split lacks has no part to balance
+        weights = counted.sum() / (present.sum() * counted.clamp(min=1))
+        return torch.where(present, weights, 1.0).float()
+    values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
+    if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
+        so = "it is null, balanced or a list of numbers, 0 or more each"
+        raise RunnerError(Fault(f"task.class_weights={asked}", so, f"task.class_weights=balanced, or {example}"))
+    if num_classes not in (UNKNOWN, len(values)):
+        so = f"these are {len(values)} weights, and there are {num_classes} classes"
+        raise RunnerError(Fault(f"task.class_weights={values}", so, f"{num_classes} weights, or balanced"))
+    return torch.tensor(values, dtype=torch.float32)

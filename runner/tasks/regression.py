@@ -1,41 +1,107 @@
-"""Outputs and numbers to come near to go in; the mean squared and the mean absolute error come out."""
+"""Outputs and numbers to come near to go in; the loss and the mean absolute error come out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.errors import Fault, RunnerError
+from runner.tasks.checks import UNKNOWN, one_of, plots_of
+from runner.tasks.metrics import make_metrics
 
-class Regression:
-    """Mean squared error, and the mean absolute error beside it. Targets are (B, T) float32, as the model's outputs."""
+LOSSES = ("mse", "mae", "huber")
+
+
+class Regression(nn.Module):
+    """One number a row, or several: a loss, and the mean absolute error beside it, over all of them.
+
+    Targets are (B, T) float32, as the model's outputs. loss: mse | mae | huber (quadratic up to huber_delta, then
+    linear). The root of the mean squared error is a value of a whole split, rmse.
+    """
 
     kind = "regression"
 
-    def __init__(self, *, metrics: Mapping[str, Any] | None = None) -> None:
-        self.metrics = dict(metrics or {})
+    def __init__(
+        self,
+        *,
+        loss: str = "mse",
+        huber_delta: float = 1.0,
+        num_classes: int | None = UNKNOWN,
+        num_outputs: int = UNKNOWN,
+        metrics: Any = None,
+        plots: Any = True,
+    ) -> None:
+        """num_classes, num_outputs: of the data. Raises: RunnerError for data with classes, and for other losses."""
+        super().__init__()
+        if num_classes not in (None, UNKNOWN):
+            so = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
+            write = "task=classification, or data.kind=regression where the numbers mean more and less"
+            raise RunnerError(Fault("task=regression", so, write))
+        self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
+        reported = distances_reported(self.loss)
+        self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
+        self.plots = plots_of(plots, kind=self.kind)
 
-    def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
-    def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
+    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         outputs: Tensor = model(batch[0])
         return outputs
 
-    def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
-        targets = batch[1]
-        if targets.dim() != outputs.dim():  # a Dataset's scalars come as (B,); against (B, 1) they would broadcast
-            targets = targets.reshape(outputs.shape)
-        loss = F.mse_loss(outputs, targets)
-        return {"loss": loss, "mae": (outputs.detach() - targets).abs().mean()}
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
+        return distances(outputs, like(batch[1], outputs), loss=self.loss, huber_delta=self.huber_delta)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float()
+        return outputs.float().reshape(len(outputs), -1)
 
-    def targets(self, batch: tuple[Any, Tensor], /) -> Tensor:
-        return batch[1]
+    def targets(self, batch: Any, /) -> Tensor:
+        targets: Tensor = batch[1]
+        return targets.reshape(len(targets), -1)
 
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
-        return {}
+        return root_of(values)
+
+
+def distances(outputs: Tensor, targets: Tensor, *, loss: str, huber_delta: float = 1.0) -> dict[str, Tensor]:
+    """The loss, the mean absolute error, and the mean squared one where that is not the loss."""
+    apart = outputs.detach() - targets
+    if loss == "mse":
+        return {"loss": F.mse_loss(outputs, targets), "mae": apart.abs().mean()}
+    learned = F.l1_loss(outputs, targets) if loss == "mae" else F.huber_loss(outputs, targets, delta=huber_delta)
+    return {"loss": learned, "mae": apart.abs().mean(), "mse": apart.square().mean()}
+
+
+def distances_reported(loss: str) -> tuple[str, ...]:
+    """The names of distances()."""
+    return ("loss", "mae") if loss == "mse" else ("loss", "mae", "mse")
+
+
+def root_of(values: Mapping[str, float]) -> dict[str, float]:
+    """The root of a whole split's mean squared error."""
+    return {"rmse": math.sqrt(values.get("mse", values["loss"]))}
+
+
+def like(targets: Tensor, outputs: Tensor) -> Tensor:
+    """The targets in the shape of the outputs: a Dataset's scalars come as (B,), and against (B, 1) they would broadcast.
+
+    Raises: RunnerError where they are not as many.
+    """
+    if targets.shape == outputs.shape:
+        return targets
+    if targets.numel() != outputs.numel():
+        given, wanted = tuple(outputs.shape), tuple(targets.shape)
+        so = f"the model gives {given}, and what it is compared with is {wanted}"
+        write = f"model.out_features={math.prod(wanted[1:])}, or a model that gives as many numbers a row"
+        raise RunnerError(Fault("task on this model", so, write))
+    return targets.reshape(outputs.shape)
+
+
+def _delta(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise RunnerError(Fault(f"task.huber_delta={value}", "it is more than 0", "task.huber_delta=1.0"))
+    return float(value)

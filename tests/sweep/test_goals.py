@@ -42,6 +42,10 @@ def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metri
         ("val/accuracy", None, ["maximize"]),
         ("val/AUROC", None, ["maximize"]),
         ("val/f1_macro", None, ["maximize"]),
+        ("val/average_precision", None, ["maximize"]),
+        ("val/f1_loss", None, ["minimize"]),
+        ("val/rmse", None, ["minimize"]),
+        ("val/calibration_error", None, ["minimize"]),
         ("val/accuracy", "minimize", ["minimize"]),
         (["val/loss", "val/accuracy"], None, ["minimize", "maximize"]),
         (["val/mae", "speed/samples_per_second"], ["maximize", "minimize"], ["maximize", "minimize"]),
@@ -81,6 +85,15 @@ def config(**changes):
         ("val/mae", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
         ("val/dice", {"task": {"_target_": "my_tasks.Segmentation"}}, None),
         ("dice", {"task": {"_target_": "my_tasks.Segmentation"}}, "hydra.sweeper.metric="),
+        ("val/f1", {"task": {"metrics": ["f1", "auroc"]}}, None),
+        ("val/f1_cat", {"task": {"metrics": {"f1": {"_target_": "x"}}}}, None),
+        ("val/loss_cat", {"task": {"metrics": {"f1": {"_target_": "x"}}}}, "hydra.sweeper.metric=val/loss"),
+        ("val/auroc", {"task": {"metrics": ["auroc"]}}, None),
+        ("val/auroc", {}, "hydra.sweeper.metric="),
+        ("train/f1", {"task": {"metrics": ["f1"]}}, "hydra.sweeper.metric=val/f1"),
+        ("val/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
+        ("train/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, "hydra.sweeper.metric=val/rmse"),
+        ("train/mse", {"task": {"_target_": "runner.tasks.regression.Regression", "loss": "huber"}}, None),
         ("val/loss", {"data": {"val_fraction": 0}}, "data.val_fraction=0.1, or hydra.sweeper.metric=train/loss"),
         ("test/loss", {"data": {"test_fraction": 0}}, "data.test_fraction=0.1"),
         ("val/loss", {"data": {"val_fraction": 0, "_target_": "my_data.with_splits"}}, None),
@@ -120,7 +133,7 @@ def test_the_names_are_those_that_the_tasks_report():
     from torch import nn
 
     inputs = torch.zeros(2, 3)
-    targets = {"Classification": torch.tensor([0, 1]), "Regression": torch.zeros(2, 2)}
+    targets = {"Classification": torch.tensor([0, 1]), "Regression": torch.zeros(2, 3), "Autoencoding": None}
     for name, target in targets.items():
-        found = getattr(import_module(f"runner.tasks.{name.lower()}"), name)()(nn.Linear(3, 2), (inputs, target))
+        found = getattr(import_module(f"runner.tasks.{name.lower()}"), name)()(nn.Linear(3, 3), (inputs, target))
         assert REPORTED[f"runner.tasks.{name.lower()}.{name}"] == tuple(found)

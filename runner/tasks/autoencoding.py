@@ -1,0 +1,71 @@
+"""Outputs and the inputs that they are to be like go in; the loss and the mean absolute error come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError
+from runner.tasks.checks import one_of, plots_of
+from runner.tasks.metrics import make_metrics
+from runner.tasks.regression import LOSSES, distances, distances_reported, like, root_of
+
+
+class Autoencoding(nn.Module):
+    """The inputs are the targets. A batch is (inputs, anything) or the inputs alone; outputs are put into their shape.
+
+    loss: mse | mae | huber.
+    """
+
+    kind = "autoencoding"
+
+    def __init__(
+        self, *, loss: str = "mse", vocab_size: int | None = None, metrics: Any = None, plots: Any = True
+    ) -> None:
+        """vocab_size: of the data, None for all but texts. Raises: RunnerError for texts."""
+        super().__init__()
+        if vocab_size is not None:
+            so = "this data is texts, whose tokens are no numbers to come near to"
+            raise RunnerError(Fault("task=autoencoding", so, "task=language, or data of images, signals or tables"))
+        self.loss = one_of(loss, LOSSES, key="task.loss")
+        reported = distances_reported(self.loss)
+        self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
+        self.plots = plots_of(plots, kind=self.kind)
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
+        return self.judge(self.outputs(model, batch), batch)
+
+    def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
+        outputs: Tensor = model(_inputs(batch))
+        return outputs
+
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
+        return distances(_as(outputs, _inputs(batch)), _inputs(batch), loss=self.loss)
+
+    def predictions(self, outputs: Tensor, /) -> Tensor:
+        return outputs.float().flatten(1)
+
+    def targets(self, batch: Any, /) -> Tensor:
+        return _inputs(batch).flatten(1)
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        return root_of(values)
+
+
+def _inputs(batch: Any) -> Tensor:
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        so = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
+        raise RunnerError(Fault("task=autoencoding", so, "data whose inputs are such a tensor, or a task of your own"))
+    return inputs
+
+
+def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
+    if outputs.numel() != inputs.numel():
+        given, wanted = tuple(outputs.shape), tuple(inputs.shape)
+        so = f"the model gives {given}, and its inputs are {wanted}"
+        raise RunnerError(Fault("task=autoencoding", so, "model.out_features='${facts.in_features}'"))
+    return like(outputs, inputs)

@@ -1,0 +1,201 @@
+"""What YAML says of metrics goes in; modules come out that gather a split's predictions on the device, batch by batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.device.rules import legal_dtype
+from runner.errors import Fault, RunnerError
+from runner.tasks.checks import UNKNOWN
+from runner.tasks.short_names import SHORT, made_of
+
+#: numbers of one metric that get a name each; more are no curves that anybody reads
+MOST_VALUES = 32
+#: numbers of predictions that wait on the device for torchmetrics, 64 MB
+MOST_WAITING = 2**24
+
+
+def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported: Collection[str] = ()) -> nn.ModuleDict:
+    """By name, modules with update(predictions, targets), compute() and reset(), for a task of this kind.
+
+    asked: names ([f1, auroc]: see short_names), or {NAME: an object with those three methods, e.g. torchmetrics', or a
+        function (predictions, targets) -> 0-d tensor, whose mean over the rows counts}.
+    num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
+    torchmetrics' own checks of values are switched off: they wait for the device in each batch.
+    Raises: RunnerError for what is none of these.
+    """
+    if isinstance(asked, str):
+        asked = [asked]
+    if not asked:
+        return nn.ModuleDict()
+    if isinstance(asked, Mapping):
+        metrics = {str(name): _gathering(str(name), value, kind) for name, value in asked.items()}
+    elif isinstance(asked, Sequence):
+        made = made_of([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
+        metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
+    else:
+        raise RunnerError(
+            Fault(f"task.metrics={asked}", "it is a list of names or {NAME: {_target_: ...}}", _example(kind))
+        )
+    for name in metrics:
+        _check_name(name, reported)
+    return nn.ModuleDict(metrics)
+
+
+class OfTorchmetrics(nn.Module):
+    """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
+
+    Of two classes a Binary... gets the second's probability; a regression's gets float64 where the device has it: its sums
+    of squares lose a small spread around a big mean in float32.
+    """
+
+    def __init__(self, metric: Any, *, kind: str) -> None:
+        super().__init__()
+        self.metric = metric
+        for part in metric.modules():
+            if hasattr(part, "validate_args"):
+                part.validate_args = False
+        self._takes_one = type(metric).__name__.startswith("Binary") and kind == "multiclass"
+        self._is_number = kind in ("regression", "autoencoding")
+        if type(metric).__module__.startswith("torchmetrics.regression"):
+            metric.set_dtype(torch.float64)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._num_waiting = 0
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self._waiting.append((predictions, targets))
+        self._num_waiting += predictions.numel()
+        if self._num_waiting >= MOST_WAITING:
+            self._pass_on()
+
+    def compute(self) -> Any:
+        if self._waiting:
+            self._pass_on()
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self._waiting, self._num_waiting = [], 0
+        self.metric.reset()
+
+    def _pass_on(self) -> None:
+        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._num_waiting = [], 0
+        if self._takes_one:
+            predictions = predictions[:, 1]
+        if self._is_number:
+            predictions, targets = _precise(predictions), _precise(targets)
+        self.metric.update(predictions, targets)
+
+
+class OfObject(nn.Module):
+    """A person's own object with the three methods; a module is placed with the task."""
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.metric.update(predictions, targets)
+
+    def compute(self) -> Any:
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self.metric.reset()
+
+
+class OfFunction(nn.Module):
+    """The mean of a function's values over the batches, each by its rows."""
+
+    def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self._name, self.function = name, function
+        self._sum: Tensor | None = None
+        self._rows = 0
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        value = self.function(predictions, targets)
+        if not isinstance(value, Tensor) or value.dim():
+            said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            write = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
+            raise RunnerError(Fault(f"task.metrics.{self._name}", f"the function returned {said}", write))
+        part = value.detach().float() * len(predictions)
+        self._sum = part if self._sum is None else self._sum + part
+        self._rows += len(predictions)
+
+    def compute(self) -> Tensor | None:
+        return None if self._sum is None else self._sum / self._rows
+
+    def reset(self) -> None:
+        self._sum, self._rows = None, 0
+
+
+def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:
+    """What compute() gave, each number with its name: f1; of a vector f1_cat, f1_dog; of a dict by its keys.
+
+    labels: of the classes or targets; numbers where there are not as many. Raises: RunnerError for a table, and for more
+    than MOST_VALUES numbers.
+    """
+    if isinstance(found, Mapping):
+        return {f"{name}_{_spelled(str(key))}": value for key, value in found.items()}
+    if not isinstance(found, Tensor) or found.numel() == 1:
+        return {name: found.reshape(()) if isinstance(found, Tensor) else found}
+    if found.dim() > 1 or len(found) > MOST_VALUES:
+        so = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
+        raise RunnerError(
+            Fault(f"task.metrics.{name}", so, f"task.metrics.{name}.average=macro, or one that gives a number")
+        )
+    spelled = [_spelled(label) for label in labels]
+    if len(set(spelled)) != len(found):
+        spelled = [str(number) for number in range(len(found))]
+    return {f"{name}_{label}": value for label, value in zip(spelled, found.unbind(), strict=True)}
+
+
+def _gathering(name: str, value: Any, kind: str) -> nn.Module:
+    if isinstance(value, nn.Module) and type(value).__module__.startswith("torchmetrics."):
+        return OfTorchmetrics(value, kind=kind)
+    if isinstance(value, type):
+        so = f"{value.__name__} is a class, and a metric is one of it"
+        raise RunnerError(Fault(f"task.metrics.{name}", so, f"task.metrics.{name}._partial_=false"))
+    if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
+        return OfObject(value)
+    if callable(value):
+        return OfFunction(name, value)
+    so = f"it came to {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
+    short = f"task.metrics=[{value}]" if isinstance(value, str) and value in SHORT.get(kind, {}) else _example(kind)
+    raise RunnerError(Fault(f"task.metrics.{name}={value}", so, short))
+
+
+def _named(name: Any) -> str:
+    if isinstance(name, str):
+        return name
+    so = "a list of metrics holds names; one with arguments has a name of its own"
+    raise RunnerError(Fault(f"task.metrics=[{name}]", so, "task.metrics={NAME: {_target_: ...}}"))
+
+
+def _check_name(name: str, reported: Collection[str]) -> None:
+    if name in reported:
+        so = f"the task reports {name} by itself"
+        raise RunnerError(Fault(f"task.metrics.{name}", so, f"another name, e.g. {name}_of_torchmetrics"))
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
+        so = "a metric's name stands in val/NAME: letters, digits, _ and -, and no word of torch's ModuleDict"
+        raise RunnerError(Fault(f"task.metrics.{name}", so, f"another name, e.g. {_spelled(name)}_value"))
+
+
+def _spelled(label: str) -> str:
+    return re.sub(r"[^\w-]+", "_", label).strip("_") or "_"
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    tensor = tensor.to(legal_dtype(torch.float64, tensor.device))
+    return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
+
+
+def _example(kind: str) -> str:
+    names = ",".join([*SHORT.get(kind, {})][:2])
+    return f"task.metrics=[{names}]" if names else "task.metrics={NAME: {_target_: ...}}"

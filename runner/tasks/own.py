@@ -1,0 +1,67 @@
+"""A person's function or module goes in; the task that it is comes out, with what it gives looked at."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError
+from runner.tasks.checks import trains_nothing
+
+FORM = 'def loss(model, batch): return {"loss": ..., "what else is reported": ...}'
+
+
+class Own(nn.Module):
+    """function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or the loss alone.
+
+    What it is not to do: read a tensor (.item(), if tensor > 0). A module is placed with the model; its parameters are not
+    trained, so it may have none that learn. For metrics, pictures and `predict` a task tells more than a loss: a
+    class with the methods of runner.tasks.task.Predicting, named as the task itself (task._target_=my_tasks.MyTask).
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Raises: RunnerError for what can't be called so, and for a module with parameters to learn."""
+        super().__init__()
+        self.function: Callable[[nn.Module, Any], Any] = _callable(function)
+        trains_nothing(self)
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
+        return _checked(self.function(model, batch), self.function)
+
+
+def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
+    made = function.func if isinstance(function, functools.partial) else function
+    if isinstance(function, str):
+        so = "a text names nothing here; what is built has a _target_ of its own"
+        raise RunnerError(Fault(f"task.function={function}", so, f"task.function._target_={function}"))
+    if inspect.isclass(made):
+        so = f"{made.__name__} is a class, and with _partial_ one would be made in each step"
+        raise RunnerError(Fault(f"task.function._target_={made.__name__}", so, "task.function._partial_=false"))
+    if not callable(function):
+        so = f"it came to a {type(function).__name__}, which can't be called"
+        write = f"task.function._partial_=true for a function: {FORM}"
+        raise RunnerError(Fault("task.function", so, write))
+    return function  # type: ignore[no-any-return]
+
+
+def _checked(found: Any, function: Any) -> dict[str, Tensor]:
+    """The loss first. Looks at types and shapes alone, which are the host's."""
+    name = getattr(function, "__name__", None) or getattr(getattr(function, "func", None), "__name__", "")
+    asked = f"task.function={name or type(function).__name__}"
+    if isinstance(found, Tensor):
+        found = {"loss": found}
+    if not isinstance(found, Mapping) or "loss" not in found:
+        said = f"a dict of {', '.join(map(str, found))}" if isinstance(found, Mapping) else f"a {type(found).__name__}"
+        raise RunnerError(Fault(asked, f"it returned {said or 'nothing'}, and no loss", FORM))
+    for key, value in found.items():
+        if not isinstance(value, Tensor):
+            so = f"its {key} is a {type(value).__name__}, and each value is a tensor, read later"
+            raise RunnerError(Fault(asked, so, f"{key} as it is computed, without .item() and float()"))
+        if value.dim():
+            so = f"its {key} has the shape {tuple(value.shape)}, and each value is one number"
+            raise RunnerError(Fault(asked, so, f"{key}.mean()"))
+    return {"loss": found["loss"], **found}

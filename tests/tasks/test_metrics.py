@@ -1,0 +1,258 @@
+"""Metrics over a whole split equal scikit-learn's, whatever its batches; nothing in a batch reads the device."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from simulated import run_simulated
+from sklearn import metrics as sk
+from torch import nn
+
+from runner.backends import precision
+from runner.errors import RunnerError
+from runner.placement import place
+from runner.step import evaluate, make_judge
+from runner.targets import build
+from runner.tasks.classification import Classification
+from runner.tasks.metrics import MOST_VALUES
+from runner.tasks.regression import Regression
+from runner.watch.host_reads import HostReads
+
+CPU = torch.device("cpu")
+F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 4}
+
+
+def classes(count, rows=257):
+    draw = torch.Generator().manual_seed(count)
+    targets = torch.randint(count, (rows,), generator=draw)
+    return torch.randn(rows, count, generator=draw) + 1.2 * torch.eye(count)[targets], targets
+
+
+def measured(task, inputs, targets, size=50, **settings):
+    batches = zip(inputs.split(size), targets.split(size), strict=True)  # the last one is smaller
+    return evaluate(nn.Identity(), task, batches, precision=precision("fp32", device=CPU), **settings)
+
+
+def test_of_several_classes():
+    names = [
+        "f1",
+        "precision",
+        "recall",
+        "balanced_accuracy",
+        "top3",
+        "auroc",
+        "average_precision",
+        "mcc",
+        "kappa",
+        "iou",
+    ]
+    logits, targets = classes(4)
+    found = measured(Classification(num_classes=4, metrics=names), logits, targets)
+    said, true, sure = logits.argmax(1).numpy(), targets.numpy(), logits.double().softmax(1).numpy()
+    expected = {
+        "loss": sk.log_loss(true, sure),
+        "accuracy": sk.accuracy_score(true, said),
+        "f1": sk.f1_score(true, said, average="macro"),
+        "precision": sk.precision_score(true, said, average="macro"),
+        "recall": sk.recall_score(true, said, average="macro"),
+        "balanced_accuracy": sk.balanced_accuracy_score(true, said),
+        "top3": sk.top_k_accuracy_score(true, sure, k=3),
+        "auroc": sk.roc_auc_score(true, sure, multi_class="ovr"),
+        "average_precision": sk.average_precision_score(np.eye(4)[true], sure),
+        "mcc": sk.matthews_corrcoef(true, said),
+        "kappa": sk.cohen_kappa_score(true, said),
+        "iou": sk.jaccard_score(true, said, average="macro"),
+    }
+    assert list(found) == list(expected)
+    assert found == {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()}
+
+
+def test_of_two_classes_the_second_is_looked_for():
+    logits, targets = classes(2)
+    found = measured(Classification(num_classes=2, metrics=["f1", "auroc", "average_precision"]), logits, targets)
+    said, true, sure = logits.argmax(1).numpy(), targets.numpy(), logits.double().softmax(1)[:, 1].numpy()
+    assert found["f1"] == pytest.approx(sk.f1_score(true, said), abs=1e-6)
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(true, sure), abs=1e-6)
+    assert found["average_precision"] == pytest.approx(sk.average_precision_score(true, sure), abs=1e-6)
+
+
+def test_of_labels():
+    logits, _ = classes(3)
+    targets = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) > 0).float()
+    task = Classification(kind="multilabel", num_classes=None, num_outputs=3, metrics=["f1", "auroc", "exact_match"])
+    found = measured(task, logits, targets)
+    said, true = (logits > 0).numpy(), targets.numpy()
+    assert found["f1"] == pytest.approx(sk.f1_score(true, said, average="macro"), abs=1e-6)
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(true, logits.double().sigmoid().numpy()), abs=1e-6)
+    assert found["exact_match"] == pytest.approx(sk.accuracy_score(true, said), abs=1e-6)
+
+
+@pytest.mark.parametrize(("width", "mean"), [(1, 0.0), (3, 0.0), (1, 5000.0)], ids=["one", "three", "far from 0"])
+def test_of_numbers(width, mean):
+    draw = torch.Generator().manual_seed(width)
+    targets = mean + torch.randn(257, width, generator=draw)
+    outputs = targets + 0.3 * torch.randn(257, width, generator=draw)
+    names = ["r2", "mape", "explained_variance"] + (["pearson", "spearman"] if width == 1 else [])
+    found = measured(Regression(num_outputs=width, metrics=names), outputs, targets)
+    true, said = targets.double().numpy(), outputs.double().numpy()
+    assert found["r2"] == pytest.approx(sk.r2_score(true, said), abs=1e-6)
+    assert found["mape"] == pytest.approx(sk.mean_absolute_percentage_error(true, said), rel=1e-6)
+    assert found["explained_variance"] == pytest.approx(sk.explained_variance_score(true, said), abs=1e-6)
+    assert found["rmse"] == pytest.approx(math.sqrt(sk.mean_squared_error(true, said)), rel=1e-5)
+    if width == 1:
+        assert found["pearson"] == pytest.approx(np.corrcoef(true[:, 0], said[:, 0])[0, 1], abs=1e-6)
+
+
+def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off():
+    logits, targets = classes(4)
+    task = Classification(num_classes=4, metrics=["f1", "auroc"])
+    whole = measured(task, logits, targets)
+    judge = make_judge(task, precision=precision("fp32", device=CPU))
+
+    def breaks_off():
+        yield logits[:50], targets[:50]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(nn.Identity(), task, breaks_off(), precision=precision("fp32", device=CPU), judge=judge)
+    judge(nn.Identity(), (logits[:9], targets[:9]))  # left in it
+    assert measured(task, logits, targets) == whole
+
+
+def test_many_rows_are_passed_on_before_the_end(monkeypatch):
+    monkeypatch.setattr("runner.tasks.metrics.MOST_WAITING", 100)
+    logits, targets = classes(4)
+    task = Classification(num_classes=4, metrics=["f1"])
+    expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average="macro")
+    assert measured(task, logits, targets)["f1"] == pytest.approx(expected, abs=1e-6)
+    task.metrics["f1"].update(logits, targets)
+    assert not task.metrics["f1"]._waiting
+
+
+class Own:
+    def reset(self):
+        self.sum, self.rows = 0.0, 0
+
+    def update(self, predictions, targets):
+        self.sum, self.rows = self.sum + (predictions.argmax(1) == targets).sum(), self.rows + len(targets)
+
+    def compute(self):
+        return self.sum / self.rows
+
+
+def hits(predictions, targets):
+    return (predictions.argmax(1) == targets).float().mean()
+
+
+def test_a_persons_own_object_or_function_counts_each_row_the_same():
+    logits, targets = classes(4)
+    found = measured(Classification(num_classes=4, metrics={"own": Own(), "mean": hits}), logits, targets)
+    assert found["own"] == found["mean"] == pytest.approx(found["accuracy"], rel=1e-6)
+
+
+def test_a_value_for_each_class_is_named_by_it():
+    logits, targets = classes(4)
+    task = build({"_target_": "runner.tasks.classification.Classification", "num_classes": 4,
+                  "metrics": {"f1": {**F1, "average": "none"}}}, key="task")  # fmt: skip
+    found = measured(task, logits, targets, labels=("a cat", "dog/wolf", "ox", "ant"))
+    expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average=None)
+    assert [name for name in found if name.startswith("f1")] == ["f1_a_cat", "f1_dog_wolf", "f1_ox", "f1_ant"]
+    assert [value for name, value in found.items() if "f1" in name] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert "f1_0" in measured(task, logits, targets)
+
+
+def test_a_table_and_many_values_are_no_curves():
+    logits, targets = classes(4)
+    table = build(
+        {"_target_": "torchmetrics.classification.MulticlassConfusionMatrix", "num_classes": 4}, key="metrics"
+    )
+    with pytest.raises(RunnerError, match=r"\(4, 4\)"):
+        measured(Classification(num_classes=4, metrics={"table": table}), logits, targets)
+    logits, targets = classes(MOST_VALUES + 1)
+    many = build({**F1, "num_classes": MOST_VALUES + 1, "average": "none"}, key="metrics")
+    with pytest.raises(RunnerError, match="average=macro"):
+        measured(Classification(num_classes=MOST_VALUES + 1, metrics={"f1": many}), logits, targets)
+
+
+@pytest.mark.parametrize(
+    ("make", "mend"),
+    [
+        (lambda: Classification(num_classes=3, metrics=["f2"]), "task.metrics=[f1]"),
+        (lambda: Classification(num_classes=3, metrics="aucroc"), "task.metrics=[auroc]"),
+        (lambda: Classification(num_classes=3, metrics=["top5"]), "another one"),
+        (lambda: Classification(metrics=["f1"]), "task.num_classes=10"),
+        (lambda: Classification(num_classes=3, metrics={"f1": "f1"}), "task.metrics=[f1]"),
+        (lambda: Classification(num_classes=3, metrics={"loss": hits}), "another name"),
+        (lambda: Classification(num_classes=3, metrics={"a/b": hits}), "a_b_value"),
+        (lambda: Classification(num_classes=3, metrics={"items": hits}), "items_value"),
+        (lambda: Classification(num_classes=3, metrics={"own": Own}), "_partial_=false"),
+        (lambda: Classification(num_classes=3, metrics=[F1]), "task.metrics={NAME: {_target_: ...}}"),
+        (lambda: Regression(num_outputs=1, metrics=["auroc"]), "task.metrics=[r2]"),
+        (lambda: Regression(num_outputs=1, metrics={"rmse": hits}), "another name"),
+    ],
+)
+def test_what_is_no_metric_is_told_at_once(make, mend):
+    with pytest.raises(RunnerError) as caught:
+        make()
+    assert mend in caught.value.faults[0].write
+
+
+def test_a_function_that_gives_no_number_is_told():
+    logits, targets = classes(4)
+    with pytest.raises(RunnerError, match="0-d tensor"):
+        measured(Classification(num_classes=4, metrics={"own": lambda said, true: said}), logits, targets)
+
+
+def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchmetrics", None)
+    monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
+    with pytest.raises(RunnerError) as caught:
+        Classification(num_classes=3, metrics=["f1"])
+    assert caught.value.faults[0].write == 'pip install "runner[metrics]"'
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torchmetrics.text.bert.BERTScore",
+        "torchmetrics.image.fid.FrechetInceptionDistance",
+        "torchmetrics.classification.os",
+    ],
+)
+def test_what_downloads_is_no_part(target):
+    with pytest.raises(RunnerError):
+        build({"_target_": target}, key="task.metrics.x")
+
+
+@pytest.mark.parametrize(
+    "metrics", [["f1", "auroc", "top3", "mcc", "calibration_error"], {"own": hits}], ids=["torchmetrics", "own"]
+)
+def test_no_batch_reads_the_device(device, metrics):
+    logits, targets = classes(4)
+    task = place(Classification(num_classes=4, metrics=metrics), device)
+    judge = make_judge(task, precision=precision("fp32", device=device))
+    batch = logits.to(device), targets.to(device)
+    with HostReads(device) as reads:
+        for _ in range(2):
+            judge(nn.Identity(), batch)
+    assert [str(read) for read in reads.found] == []
+
+
+def on_the_device(device, is_regression):
+    logits, targets = classes(4)
+    if is_regression:
+        task = Regression(num_outputs=4, metrics=["r2", "explained_variance", "mape"])
+        targets = torch.eye(4)[targets]
+    else:
+        task = Classification(num_classes=4, class_weights=[1.0, 2.0, 3.0, 4.0], metrics=["f1", "auroc", "mcc", "top3"])
+    batch = logits.to(device), targets.to(device)
+    return evaluate(nn.Identity(), place(task, device), [batch], precision=precision("fp32", device=device))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_regression", [False, True], ids=["classes", "numbers"])
+@pytest.mark.parametrize("name", ["cuda:1", "mps"])
+def test_they_are_gathered_on_the_device(name, is_regression):
+    found, expected = (run_simulated(each, on_the_device, is_regression) for each in (name, "cpu"))
+    assert found == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}

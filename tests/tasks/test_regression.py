@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from runner.errors import RunnerError
+from runner.tasks.autoencoding import Autoencoding
+from runner.tasks.regression import Regression
+from runner.tasks.task import Predicting
+
+
+def judged(task, inputs, targets):
+    return {name: value.item() for name, value in task(nn.Identity(), (inputs, targets)).items()}
+
+
+@pytest.mark.parametrize("targets", [torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 3.0])], ids=["(B, 1)", "(B,)"])
+@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+def test_it_compares_row_with_row(targets, shape):
+    assert judged(Regression(), torch.tensor([1.0, 1.0]).reshape(shape), targets) == {"loss": 2.0, "mae": 1.0}
+
+
+def test_the_losses():
+    outputs, targets = torch.tensor([[1.0, 5.0], [1.0, 0.0]]), torch.tensor([[1.5, 1.0], [1.0, 0.0]])
+    assert judged(Regression(loss="mae"), outputs, targets)["loss"] == F.l1_loss(outputs, targets).item()
+    found = judged(Regression(loss="huber", huber_delta=0.7), outputs, targets)
+    assert found["loss"] == pytest.approx(F.huber_loss(outputs, targets, delta=0.7).item())
+    assert found["mse"] == pytest.approx(F.mse_loss(outputs, targets).item())
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
+def test_the_root_follows_from_the_mean_square_of_all_rows(loss):
+    task = Regression(loss=loss)
+    values = judged(task, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [1.0]]))
+    assert task.derived(values) == {"rmse": pytest.approx(math.sqrt(5.0))}
+
+
+def test_answers_and_targets_are_rows_of_numbers():
+    task = Regression()
+    assert isinstance(task, Predicting)
+    assert task.predictions(torch.zeros(3, dtype=torch.bfloat16)).shape == (3, 1)
+    assert task.targets((None, torch.zeros(3))).shape == (3, 1)
+
+
+def test_an_autoencoder_is_compared_with_its_inputs():
+    inputs = torch.rand(2, 1, 4, 4)
+    flat = nn.Sequential(nn.Flatten(), nn.ReLU())
+    for batch in ((inputs, torch.tensor([1, 2])), inputs, (inputs,)):
+        values = Autoencoding()(flat, batch)
+        assert {name: value.item() for name, value in values.items()} == {"loss": 0.0, "mae": 0.0}
+    task = Autoencoding(loss="mae")
+    found = task(nn.Sequential(nn.Flatten(), nn.Hardtanh(0, 0.5)), inputs)
+    assert found["loss"].item() == pytest.approx((inputs - inputs.clamp(max=0.5)).abs().mean().item())
+    assert isinstance(task, Predicting)
+    assert task.predictions(inputs).shape == task.targets(inputs).shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("make", "mend"),
+    [
+        (lambda: Regression(num_classes=3), "task=classification"),
+        (lambda: Regression(num_classes=3), "data.kind=regression"),
+        (lambda: Regression(loss="msa"), "task.loss=mse"),
+        (lambda: Regression(huber_delta=0), "task.huber_delta=1.0"),
+        (lambda: Regression(plots=["roc"]), "task.plots=true"),
+        (lambda: Autoencoding(vocab_size=50), "task=language"),
+        (lambda: Regression()(nn.Identity(), (torch.zeros(2, 3), torch.zeros(2, 2))), "model.out_features=2"),
+        (lambda: Autoencoding()(nn.Linear(4, 3), torch.zeros(2, 4)), "model.out_features='${facts.in_features}'"),
+        (lambda: Autoencoding()(nn.Identity(), torch.zeros(2, 4, dtype=torch.int64)), "a task of your own"),
+    ],
+)
+def test_what_does_not_suit_is_told(make, mend):
+    with pytest.raises(RunnerError) as caught:
+        make()
+    assert mend in caught.value.faults[0].write
