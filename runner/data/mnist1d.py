@@ -38,7 +38,7 @@ SHEAR = 0.75  # of the random slope, from -0.375 to 0.375 over a signal
 NUM_CLASSES = len(TEMPLATES)
 
 
-def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 42) -> Source:
+def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 0) -> Source:
     """Signals (num_rows, 1, 40) of 10 classes, and a test split that comes with them; the seed alone decides.
 
     The classes are of equal size over both splits. The training rows' mean becomes 0 and their spread 1.

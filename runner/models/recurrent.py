@@ -41,7 +41,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.pooling = choice(pooling, POOLINGS, key="model.pooling")
         cell = choice(cell, CELLS, key="model.cell")
-        hidden_size, num_layers = count(hidden_size, key="model.hidden_size"), count(num_layers, key="model.num_layers")
+        hidden_size, num_layers = count(hidden_size, key="model.hidden_size"), count(num_layers, key="model.num_layers", example=2)
         dropout = probability(dropout, key="model.dropout")
         _check_shape(input_shape, model=cell, is_tokens=vocab_size is not None)
         if vocab_size is not None:
