@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runner.data.order import ROWS, generator
-from runner.data.source import Around, Source, facts_of
-from runner.errors import Fault, RunnerError
 from runner.data.plane import check_features
+from runner.data.source import Around, Source, facts_of
+from runner.errors import Fault, RunnerError, nearest
 
 RADIUS = 5.0
 RAW = ["x1", "x2"]
@@ -39,7 +39,7 @@ def playground(
     features = check_features(features, key="data.features")
     faults = []
     if shape not in SHAPES:
-        choices = " or ".join(f"data.shape={one}" for one in SHAPES)
+        choices = " or ".join(f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES)
         faults.append(Fault(f"data.shape={shape}", f"it is one of {', '.join(SHAPES)}", choices))
     if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
         faults.append(Fault(f"data.noise={noise}", "it is 0 to 0.5", "data.noise=0.1"))

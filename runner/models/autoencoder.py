@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,7 @@ def _linear(
     make = activation_class(activation)
     down = [math.prod(shape), *hidden_sizes, bottleneck]
     encoder: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(down, down[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(down):
         encoder += [nn.Linear(inputs, outputs), make()]
     decoder: list[nn.Module] = []
     for inputs, outputs in zip(down[::-1], down[-2::-1], strict=False):

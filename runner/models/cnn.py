@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from runner.errors import Fault, RunnerError
 from runner.models.sizes import probability, widths
 
-
 #: of what has so many dimensions beside its channels: convolution, normalisation, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {
     1: (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d),

@@ -41,7 +41,10 @@ class Recurrent(nn.Module):
         super().__init__()
         self.pooling = choice(pooling, POOLINGS, key="model.pooling")
         cell = choice(cell, CELLS, key="model.cell")
-        hidden_size, num_layers = count(hidden_size, key="model.hidden_size"), count(num_layers, key="model.num_layers", example=2)
+        hidden_size, num_layers = (
+            count(hidden_size, key="model.hidden_size"),
+            count(num_layers, key="model.num_layers", example=2),
+        )
         dropout = probability(dropout, key="model.dropout")
         _check_shape(input_shape, model=cell, is_tokens=vocab_size is not None)
         if vocab_size is not None:
@@ -99,8 +102,14 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
         raise RunnerError(Fault(asked, so, "model.vocab_size=null, or inputs that are tokens"))
     if len(shape) == 1:
         so = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
-        raise RunnerError(Fault(asked, so, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]"))
+        raise RunnerError(
+            Fault(asked, so, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]")
+        )
     if len(shape) == 3:
-        raise RunnerError(Fault(asked, "it takes signals of shape (channels, length), and these are images", "model=cnn"))
+        raise RunnerError(
+            Fault(asked, "it takes signals of shape (channels, length), and these are images", "model=cnn")
+        )
     if len(shape) != 2:
-        raise RunnerError(Fault(asked, "it takes signals of shape (channels, length)", "model=mlp, which takes any shape"))
+        raise RunnerError(
+            Fault(asked, "it takes signals of shape (channels, length)", "model=mlp, which takes any shape")
+        )

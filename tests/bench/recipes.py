@@ -35,7 +35,11 @@ def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
         if done.returncode:
             sys.exit(f"{name} with seed={seed} failed:\n{done.stdout}{done.stderr}")
         found = json.loads((Path(folder) / "run" / "summary.json").read_text())
-    return {"test": found["metrics"]["test/accuracy"], "val": found["best"]["value"], "seconds": found["seconds"]["total"]}
+    return {
+        "test": found["metrics"]["test/accuracy"],
+        "val": found["best"]["value"],
+        "seconds": found["seconds"]["total"],
+    }
 
 
 def main() -> None:
@@ -46,7 +50,9 @@ def main() -> None:
     names = [word for word in given.words if "=" not in word]
     words = [word for word in given.words if "=" in word]
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}")
-    print(f"\n| experiment | n | test accuracy, median | lowest to highest | best validation value, median | seconds, median |")
+    print(
+        "\n| experiment | n | test accuracy, median | lowest to highest | best validation value, median | seconds, median |"
+    )
     print("|---|---|---|---|---|---|", flush=True)
     for name in names:
         runs = [run(name, seed, words) for seed in range(given.seeds)]
