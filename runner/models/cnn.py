@@ -1,33 +1,52 @@
-"""A batch of images goes in, (B, C, H, W); a small convolutional network's outputs come out, (B, out_features)."""
+"""Images or signals go in, (B, C, H, W) or (B, C, L); a small convolutional network's outputs come out, (B, out_features)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
 from runner.models.sizes import probability, widths
 
+#: of what has so many dimensions beside its channels: convolution, normalisation, pooling
+LAYERS: dict[int, tuple[Any, Any, Any]] = {
+    1: (nn.Conv1d, nn.BatchNorm1d, nn.MaxPool1d),
+    2: (nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d),
+}
+
 
 class CNN(nn.Module):
-    """Blocks of two 3x3 convolutions with BatchNorm and ReLU, each halving the image, then the mean over what is left.
+    """Blocks of two convolutions with BatchNorm and ReLU, each halving the image, then the mean over what is left.
 
     Kaiming-normal weights (He et al. 2015); LeCun-normal ones and zero biases at the output. input_shape: (C, H, W),
-    whose sides need 2 pixels for each time they are halved: 2 ** len(channels).
+    whose sides need 2 pixels for each time they are halved: 2 ** len(channels); or (C, L), a signal, whose length does.
+    kernel_size: odd, so that a convolution keeps the size.
     """
 
     def __init__(
-        self, input_shape: Sequence[int], out_features: int, channels: Sequence[int] = (32, 64), *, dropout: float = 0.0
+        self,
+        input_shape: Sequence[int],
+        out_features: int,
+        channels: Sequence[int] = (32, 64),
+        *,
+        kernel_size: int = 3,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         dropout = probability(dropout, key="model.dropout")
         channels = widths(channels, key="model.channels", example="[32,64]")
+        if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
+            so = "a convolution keeps the size with an odd whole number, 1 or more"
+            raise RunnerError(Fault(f"model.kernel_size={kernel_size}", so, "model.kernel_size=3"))
         _check_shape(input_shape, least=2 ** len(channels))
+        num_dims = len(input_shape) - 1
         blocks: list[nn.Module] = []
         size = input_shape[0]
         for width in channels:
-            blocks += [*_convolution(size, width), *_convolution(width, width), nn.MaxPool2d(2)]
+            blocks += _convolution(num_dims, size, width, kernel_size)
+            blocks += [*_convolution(num_dims, width, width, kernel_size), LAYERS[num_dims][2](2)]
             size = width
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(dropout)
@@ -35,25 +54,25 @@ class CNN(nn.Module):
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
         nn.init.zeros_(self.output.bias)
 
-    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, H, W) -> (B, out_features)
-        output: Tensor = self.output(self.dropout(self.blocks(inputs).mean((2, 3))))
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, H, W) or (B, C, L) -> (B, out_features)
+        maps = self.blocks(inputs)
+        output: Tensor = self.output(self.dropout(maps.mean(tuple(range(2, maps.dim())))))
         return output
 
 
 def _check_shape(shape: Sequence[int], *, least: int) -> None:
     asked = f"model=cnn on inputs of shape {tuple(shape)}"
-    if len(shape) == 2:
-        so = "it takes images of shape (channels, height, width), and these have no channels"
-        raise RunnerError(Fault(asked, so, "the inputs saved as x[:, None], or model=mlp"))
-    if len(shape) != 3:
-        so = "it takes images of shape (channels, height, width)"
-        raise RunnerError(Fault(asked, so, "model=mlp, which takes any shape, or inputs that are images"))
+    if len(shape) not in (2, 3):
+        so = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
+        raise RunnerError(Fault(asked, so, "model=mlp, which takes any shape, or inputs that are images or signals"))
     if min(shape[1:]) < least:
-        so = f"its channels halve the image until a side of {least} pixels is 1, and these sides are shorter"
+        side = "a side" if len(shape) == 3 else "a length"
+        so = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"
         raise RunnerError(Fault(asked, so, "model=mlp, or a shorter list in model.channels"))
 
 
-def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)  # BatchNorm brings the bias
+def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:
+    convolution, norm, _ = LAYERS[num_dims]
+    layer = convolution(inputs, outputs, kernel_size, padding=kernel_size // 2, bias=False)  # the norm brings the bias
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return layer, nn.BatchNorm2d(outputs), nn.ReLU()
+    return layer, norm(outputs), nn.ReLU()

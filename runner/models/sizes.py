@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest
 
 
 def widths(values: Any, *, key: str, example: str) -> list[int]:
@@ -24,3 +24,19 @@ def probability(value: Any, *, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise RunnerError(Fault(f"{key}={value}", "it is 0 or more and less than 1", f"{key}=0.1"))
     return float(value)
+
+
+def count(value: Any, *, key: str, example: int = 64) -> int:
+    """A whole number, 1 or more. Raises: RunnerError."""
+    if type(value) is not int or value < 1:
+        raise RunnerError(Fault(f"{key}={value}", "it is a whole number, 1 or more", f"{key}={example}"))
+    return value
+
+
+def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
+    """One of the choices. Raises: RunnerError with the nearest."""
+    known = {str(one): one for one in choices}
+    if str(value) not in known:
+        write = " or ".join(f"{key}={hit}" for hit in nearest(str(value), known) or known)
+        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(known)}", write))
+    return known[str(value)]

@@ -2,15 +2,33 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from runner.errors import RunnerError
 from runner.models.cnn import CNN
+
+#: what the network for images said before it took signals
+BEFORE = [-0.061774, 1.006153, 3.737699, -0.611828, 0.691824, 3.947630, 0.952160, -4.189527, 0.514466, 0.531589]
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 4, 4), (2, 5, 9), (4, 28, 7)])
 def test_images_of_any_size(shape):
     model = CNN(shape, 10)
     assert model(torch.zeros(3, *shape)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (3, 4), (2, 9)])
+def test_signals_of_any_length(shape):
+    model = CNN(shape, 10, kernel_size=5)
+    assert model(torch.zeros(3, *shape)).shape == (3, 10)
+    assert {type(layer) for layer in model.blocks} == {nn.Conv1d, nn.BatchNorm1d, nn.ReLU, nn.MaxPool1d}
+
+
+def test_the_weights_of_images_are_as_they_always_were():
+    torch.manual_seed(0)
+    model = CNN((1, 8, 8), 10)
+    outputs = model(torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)).sum(0)
+    assert outputs.tolist() == pytest.approx(BEFORE, abs=1e-5)
 
 
 def test_more_channels_need_bigger_images():
@@ -36,19 +54,21 @@ def test_the_spread_of_the_weights():
     ("shape", "settings", "asked", "so", "write"),
     [
         ((5,), {}, "model=cnn on inputs of shape (5,)", "(channels, height, width)", "model=mlp"),
-        ((28, 28), {}, "model=cnn on inputs of shape (28, 28)", "no channels", "x[:, None], or model=mlp"),
+        ((1, 2, 8, 8), {}, "model=cnn on inputs of shape (1, 2, 8, 8)", "(channels, length)", "model=mlp"),
+        ((3, 3), {}, "model=cnn on inputs of shape (3, 3)", "a length of 4", "a shorter list in model.channels"),
+        ((1, 8, 8), {"kernel_size": 4}, "model.kernel_size=4", "odd", "model.kernel_size=3"),
         (
             (1, 3, 8),
             {},
             "model=cnn on inputs of shape (1, 3, 8)",
-            "a side of 4 pixels",
+            "a side of 4",
             "model=mlp, or a shorter list in model.channels",
         ),
         (
             (1, 8, 8),
             {"channels": [2] * 4},
             "model=cnn on inputs of shape (1, 8, 8)",
-            "a side of 16 pixels",
+            "a side of 16",
             "shorter list",
         ),
         ((1, 8, 8), {"channels": 32}, "model.channels=32", "a list", "model.channels=[32]"),

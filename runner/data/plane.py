@@ -1,0 +1,47 @@
+"""Points of the plane go in, (B, 2); what a model is to be told of them comes out, (B, features): squares, sines, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError, nearest
+
+FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "x1": lambda x1, x2: x1,
+    "x2": lambda x1, x2: x2,
+    "x1_squared": lambda x1, x2: x1.square(),
+    "x2_squared": lambda x1, x2: x2.square(),
+    "x1_times_x2": lambda x1, x2: x1 * x2,
+    "sin_x1": lambda x1, x2: x1.sin(),
+    "sin_x2": lambda x1, x2: x2.sin(),
+}
+
+
+class Features(nn.Module):
+    """A column for each name; a layer, so that whoever uses the model later gives it plain points."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = check_features(names, key="features")
+
+    def forward(self, points: Tensor) -> Tensor:  # (B, 2) -> (B, features)
+        x1, x2 = points.unbind(1)
+        return torch.stack([FEATURES[name](x1, x2) for name in self.names], 1)
+
+
+def check_features(names: Any, *, key: str) -> list[str]:
+    """The names, if all are known. Raises: RunnerError with the nearest."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        raise RunnerError(Fault(f"{key}={names}", "it is a list of features", f"{key}=[x1,x2]"))
+    for name in names:
+        if name not in FEATURES:
+            hits = nearest(str(name), FEATURES) or FEATURES
+            so = f"there is no feature {name}; there are {', '.join(FEATURES)}"
+            raise RunnerError(
+                Fault(f"{key}=[{','.join(map(str, names))}]", so, f"{' or '.join(hits)} instead of {name}")
+            )
+    return list(names)

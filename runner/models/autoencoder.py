@@ -1,0 +1,118 @@
+"""A batch of anything goes in, (B, ...); the same comes out, as far as a narrow code in between can tell it, (B, ...)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runner.errors import Fault, RunnerError
+from runner.models.cnn import LAYERS
+from runner.models.mlp import activation_class
+from runner.models.sizes import choice, count, widths
+
+
+class Autoencoder(nn.Module):
+    """decode(encode(x)), with `bottleneck` numbers in between; without an activation at the end.
+
+    kind: `conv`, strided convolutions down and the same sizes up again, for images (C, H, W) and signals (C, L); `mlp`,
+    linear layers, for any shape; `auto`: conv where the shape allows. channels: of conv, halving the sides each (rounded
+    up, so that any size comes back); hidden_sizes: of mlp, mirrored in the decoder. Kaiming-normal weights, zero biases.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        bottleneck: int = 32,
+        *,
+        kind: str = "auto",
+        channels: Sequence[int] = (32, 64),
+        hidden_sizes: Sequence[int] = (256,),
+        activation: str = "relu",
+    ) -> None:
+        super().__init__()
+        bottleneck = count(bottleneck, key="model.bottleneck", example=32)
+        kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
+        can_convolve = len(input_shape) - 1 in LAYERS
+        if kind == "conv" and not can_convolve:
+            so = "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
+            raise RunnerError(Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", so, "model.kind=mlp"))
+        if kind == "conv" or (kind == "auto" and can_convolve):
+            channels = widths(channels, key="model.channels", example="[32,64]")
+            layers = _convolutional(input_shape, channels, bottleneck, activation)
+        else:
+            hidden_sizes = widths(hidden_sizes, key="model.hidden_sizes", example="[256]")
+            layers = _linear(input_shape, hidden_sizes, bottleneck, activation)
+        self.encoder, self.decoder = (nn.Sequential(*part) for part in layers)
+        _initialise(self)
+
+    def encode(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, bottleneck)
+        code: Tensor = self.encoder(inputs)
+        return code
+
+    def decode(self, code: Tensor) -> Tensor:  # (B, bottleneck) -> (B, ...)
+        outputs: Tensor = self.decoder(code)
+        return outputs
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, ...)
+        return self.decode(self.encode(inputs))
+
+
+class Resize(nn.Module):
+    """To a size, the nearest pixel's value."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        super().__init__()
+        self.size = tuple(size)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, ...) -> (B, C, *size)
+        return F.interpolate(inputs, size=self.size)
+
+
+def _linear(
+    shape: Sequence[int], hidden_sizes: Sequence[int], bottleneck: int, activation: str
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    make = activation_class(activation)
+    down = [math.prod(shape), *hidden_sizes, bottleneck]
+    encoder: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(down):
+        encoder += [nn.Linear(inputs, outputs), make()]
+    decoder: list[nn.Module] = []
+    for inputs, outputs in zip(down[::-1], down[-2::-1], strict=False):
+        decoder += [nn.Linear(inputs, outputs), make()]
+    return encoder[:-1], [*decoder[:-1], nn.Unflatten(1, tuple(shape))]
+
+
+def _convolutional(
+    shape: Sequence[int], channels: Sequence[int], bottleneck: int, activation: str
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    make = activation_class(activation)
+    convolution: Any = LAYERS[len(shape) - 1][0]
+    encoder: list[nn.Module] = []
+    sizes, size = [], list(shape)
+    for width in channels:
+        encoder += [convolution(size[0], width, 3, stride=2, padding=1), make()]
+        sizes.append(size)
+        size = [width, *(-(-side // 2) for side in size[1:])]
+    flat = math.prod(size)
+    encoder += [nn.Flatten(), nn.Linear(flat, bottleneck)]
+    decoder: list[nn.Module] = [nn.Linear(bottleneck, flat), nn.Unflatten(1, tuple(size))]
+    for before in reversed(sizes):  # a resize and a convolution: a transposed one leaves a chequered pattern
+        decoder += [make(), Resize(before[1:]), convolution(size[0], before[0], 3, padding=1)]
+        size = before
+    return encoder, decoder
+
+
+def _initialise(model: Autoencoder) -> None:
+    """A code and an output come from no activation: LeCun-normal there, Kaiming-normal elsewhere."""
+    for part in (model.encoder, model.decoder):
+        layers = [module for module in part if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)]
+        for layer in layers:
+            is_last = layer is layers[-1]
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="linear" if is_last else "relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -1,0 +1,115 @@
+"""Signals or tokens go in, (B, C, L) or (B, T); what a GRU or an LSTM says of the sequence comes out, (B, out_features)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError
+from runner.models.sizes import choice, count, probability
+
+CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
+POOLINGS = ("last", "mean", "each")
+
+
+class Recurrent(nn.Module):
+    """A GRU or LSTM over a sequence, and a linear map of what it remembers.
+
+    A signal, (C, L), is a sequence of L steps of C numbers; tokens, (T,), go through an embedding of hidden_size where
+    vocab_size is set. pooling: `last`, the state at the end (of each direction its own end); `mean`, the mean over all
+    steps; `each`, outputs of every step, (B, L, out_features), as a language model gives them.
+    Orthogonal recurrent weights, LeCun-normal others, zero biases but for the LSTM's forget gate: 1, so that it starts by
+    remembering (Jozefowicz et al. 2015).
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        out_features: int,
+        cell: str = "gru",
+        hidden_size: int = 128,
+        *,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        pooling: str = "last",
+        dropout: float = 0.0,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.pooling = choice(pooling, POOLINGS, key="model.pooling")
+        cell = choice(cell, CELLS, key="model.cell")
+        hidden_size, num_layers = (
+            count(hidden_size, key="model.hidden_size"),
+            count(num_layers, key="model.num_layers", example=2),
+        )
+        dropout = probability(dropout, key="model.dropout")
+        _check_shape(input_shape, model=cell, is_tokens=vocab_size is not None)
+        if vocab_size is not None:
+            self.embedding: nn.Embedding | None = nn.Embedding(vocab_size, hidden_size)
+            width = hidden_size
+        else:
+            self.embedding, width = None, input_shape[0]
+        self.layers = CELLS[cell](
+            width,
+            hidden_size,
+            num_layers,
+            batch_first=True,
+            bidirectional=bidirectional,
+            dropout=dropout if num_layers > 1 else 0.0,  # torch's is between layers; ours is before the output, too
+        )
+        _initialise(self.layers)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden_size * (2 if bidirectional else 1), out_features)
+        nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, L) or (B, T) -> (B, out_features), or (B, L, out_features)
+        steps = inputs.transpose(1, 2) if self.embedding is None else self.embedding(inputs)  # (B, L, C)
+        states, end = self.layers(steps)  # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
+        if self.pooling == "last":
+            last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H)
+            num_directions = 2 if self.layers.bidirectional else 1
+            states = torch.cat(last[-num_directions:].unbind(0), -1)
+        elif self.pooling == "mean":
+            states = states.mean(1)
+        output: Tensor = self.output(self.dropout(states))
+        return output
+
+
+def _initialise(layers: nn.GRU | nn.LSTM) -> None:
+    """Gate by gate: a stack of gates is no matrix of its own."""
+    for name, values in layers.named_parameters():
+        if "weight_hh" in name:
+            for gate in values.data.split(layers.hidden_size):
+                nn.init.orthogonal_(gate)
+        elif "weight_ih" in name:
+            nn.init.normal_(values, std=1 / math.sqrt(values.shape[1]))
+        else:
+            nn.init.zeros_(values)
+            if isinstance(layers, nn.LSTM) and "bias_ih" in name:  # the gates: input, forget, cell, output
+                values.data[layers.hidden_size : 2 * layers.hidden_size] = 1
+
+
+def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
+    asked = f"model={model} on inputs of shape {tuple(shape)}"
+    if is_tokens and len(shape) == 1:
+        return
+    if is_tokens:
+        so = "with a vocabulary it takes texts: tokens of shape (length,)"
+        raise RunnerError(Fault(asked, so, "model.vocab_size=null, or inputs that are tokens"))
+    if len(shape) == 1:
+        so = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
+        raise RunnerError(
+            Fault(asked, so, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]")
+        )
+    if len(shape) == 3:
+        raise RunnerError(
+            Fault(asked, "it takes signals of shape (channels, length), and these are images", "model=cnn")
+        )
+    if len(shape) != 2:
+        raise RunnerError(
+            Fault(asked, "it takes signals of shape (channels, length)", "model=mlp, which takes any shape")
+        )

@@ -1,0 +1,142 @@
+"""A batch of images goes in, (B, C, H, W); a residual network's outputs come out, (B, out_features)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError
+from runner.models.sizes import choice, count
+
+#: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
+STAGES = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+    152: ((3, 8, 36, 3), True),
+}
+#: a bottleneck's outputs, in widths of its 3x3 convolution
+EXPANSION = 4
+#: images whose shorter side is below this many pixels keep their size at the stem
+SMALL_SIDE = 96
+
+
+class ResNet(nn.Module):
+    """Stages of residual blocks, each halving the image and doubling the channels, then the mean over what is left.
+
+    depth: 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks), four stages from width 64; or 6n + 2, as 20, 32, 44, 56 or
+    110, the networks for CIFAR: three stages of n basic blocks from width 16 (He et al. 2015). width: of the first stage;
+    None for the depth's own. stem: `imagenet`, a strided 7x7 convolution and pooling, quarters the sides; `cifar`, a 3x3
+    convolution, keeps them; `auto` takes `cifar` below 96 pixels. Kaiming-normal weights; the last BatchNorm of each
+    block starts at zero, so that a block starts as its shortcut (Goyal et al. 2017).
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        out_features: int,
+        depth: int = 18,
+        *,
+        width: int | None = None,
+        stem: str = "auto",
+    ) -> None:
+        super().__init__()
+        stages, is_bottleneck = _stages(depth)
+        stem = choice(stem, ("auto", "cifar", "imagenet"), key="model.stem")
+        _check_shape(input_shape, depth=depth)
+        if stem == "auto":
+            stem = "cifar" if min(input_shape[1:]) < SMALL_SIDE else "imagenet"
+        size = count(width or (64 if len(stages) == 4 else 16), key="model.width")
+        self.stem = _stem(input_shape[0], size, stem)
+        block, inputs = (Bottleneck if is_bottleneck else Basic), size
+        blocks: list[nn.Module] = []
+        for stage, num_blocks in enumerate(stages):
+            outputs = size * 2**stage * (EXPANSION if is_bottleneck else 1)
+            for index in range(num_blocks):
+                blocks.append(block(inputs, outputs, stride=2 if stage and not index else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.output = nn.Linear(inputs, out_features)
+        _initialise(self)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, H, W) -> (B, out_features)
+        output: Tensor = self.output(self.blocks(self.stem(inputs)).mean((2, 3)))
+        return output
+
+
+class Basic(nn.Module):
+    """Two 3x3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            *_convolution(inputs, outputs, 3, stride), nn.ReLU(inplace=True), *_convolution(outputs, outputs, 3)
+        )
+        self.shortcut = _shortcut(inputs, outputs, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.path(inputs) + self.shortcut(inputs)).relu()
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 that narrow and widen, beside a shortcut; the stride is the 3x3's."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        width = outputs // EXPANSION
+        self.path = nn.Sequential(
+            *_convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, outputs, 1),
+        )
+        self.shortcut = _shortcut(inputs, outputs, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.path(inputs) + self.shortcut(inputs)).relu()
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    """Without a bias, which the norm brings."""
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+
+
+def _stem(inputs: int, width: int, kind: str) -> nn.Sequential:
+    if kind == "cifar":
+        return nn.Sequential(*_convolution(inputs, width, 3), nn.ReLU(inplace=True))
+    return nn.Sequential(*_convolution(inputs, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1))
+
+
+def _initialise(model: ResNet) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, Basic | Bottleneck):
+            nn.init.zeros_(module.path[-1].weight)
+    nn.init.kaiming_normal_(model.output.weight, nonlinearity="linear")
+    nn.init.zeros_(model.output.bias)
+
+
+def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
+    if depth in STAGES:
+        return STAGES[depth]
+    if type(depth) is int and depth >= 8 and depth % 6 == 2:
+        return (depth // 6,) * 3, False
+    so = "there are 18, 34, 50, 101, 152, and 6n + 2 for small images: 20, 32, 44, 56, 110"
+    raise RunnerError(Fault(f"model.depth={depth}", so, "model.depth=18"))
+
+
+def _check_shape(shape: Sequence[int], *, depth: int) -> None:
+    if len(shape) != 3:
+        so = "it takes images of shape (channels, height, width)"
+        write = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
+        raise RunnerError(Fault(f"model=resnet on inputs of shape {tuple(shape)}", so, write))

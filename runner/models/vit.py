@@ -1,0 +1,105 @@
+"""A batch of images goes in, (B, C, H, W); a vision transformer's outputs come out, (B, out_features)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from runner.errors import Fault, RunnerError
+from runner.models.sizes import count, probability
+
+#: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
+SPREAD = 0.02
+
+
+class ViT(nn.Module):
+    """Patches as tokens with learned positions, layers of attention and MLP behind a LayerNorm each, the mean of the tokens.
+
+    After Dosovitskiy et al. (2021) and Beyer et al. (2022), whose mean stands in place of a class token. input_shape:
+    (C, H, W), both sides multiples of patch_size. width: of a token, a multiple of num_heads. dropout: of what each
+    attention and MLP adds.
+    """
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        out_features: int,
+        patch_size: int = 4,
+        *,
+        width: int = 192,
+        depth: int = 6,
+        num_heads: int = 3,
+        mlp_ratio: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        patch_size = count(patch_size, key="model.patch_size", example=4)
+        _check_shape(input_shape, patch_size)
+        width, num_heads = count(width, key="model.width"), count(num_heads, key="model.num_heads", example=3)
+        dropout = probability(dropout, key="model.dropout")
+        if width % num_heads:
+            so = f"a token of width {width} can't be cut into {num_heads} heads of equal width"
+            raise RunnerError(Fault(f"model.num_heads={num_heads}", so, f"model.width={num_heads * 64}"))
+        channels, height, length = input_shape
+        num_patches = (height // patch_size) * (length // patch_size)
+        self.patches = nn.Conv2d(channels, width, patch_size, patch_size)
+        self.positions = nn.Parameter(torch.empty(1, num_patches, width))
+        hidden = width * count(mlp_ratio, key="model.mlp_ratio", example=4)
+        depth = count(depth, key="model.depth", example=6)
+        self.layers = nn.Sequential(*(Layer(width, num_heads, hidden, dropout) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, out_features)
+        _initialise(self)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, C, H, W) -> (B, out_features)
+        tokens = self.patches(inputs).flatten(2).transpose(1, 2) + self.positions  # (B, N, D)
+        output: Tensor = self.output(self.norm(self.layers(tokens)).mean(1))
+        return output
+
+
+class Layer(nn.Module):
+    """Attention over all tokens, then an MLP of each, both added to what goes in."""
+
+    def __init__(self, width: int, num_heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
+        three = self.queries_keys_values(self.norm(tokens)).unflatten(2, (3, self.num_heads, -1))  # (B, N, 3, H, D/H)
+        seen = F.scaled_dot_product_attention(*three.permute(2, 0, 3, 1, 4).unbind(0))  # (B, H, N, D/H)
+        tokens = tokens + self.dropout(self.mix(seen.transpose(1, 2).flatten(2)))
+        added: Tensor = tokens + self.dropout(self.mlp(self.mlp_norm(tokens)))
+        return added
+
+
+def _initialise(model: ViT) -> None:
+    nn.init.trunc_normal_(model.positions, std=SPREAD)
+    for module in model.layers.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=SPREAD)
+            nn.init.zeros_(module.bias)
+    for outside in (model.patches, model.output):
+        nn.init.kaiming_normal_(outside.weight, nonlinearity="linear")
+        assert outside.bias is not None
+        nn.init.zeros_(outside.bias)
+
+
+def _check_shape(shape: Sequence[int], patch_size: int) -> None:
+    asked = f"model=vit on inputs of shape {tuple(shape)}"
+    if len(shape) != 3:
+        so = "it takes images of shape (channels, height, width)"
+        write = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
+        raise RunnerError(Fault(asked, so, write))
+    if shape[1] % patch_size or shape[2] % patch_size:
+        fitting = [size for size in range(min(shape[1:]), 0, -1) if not shape[1] % size and not shape[2] % size]
+        best = min(fitting, key=lambda size: (abs(size - patch_size), size))
+        so = f"patches of {patch_size} pixels don't fill it"
+        raise RunnerError(Fault(f"model.patch_size={patch_size}, {asked}", so, f"model.patch_size={best}"))

@@ -1,0 +1,66 @@
+"""Runs experiments over seeds, one process a run, and prints one table: `python tests/bench/recipes.py mnist1d_cnn spiral`.
+
+What stands behind the names goes to each run: `python tests/bench/recipes.py mnist1d_cnn --seeds 5 device=cuda:0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
+    """What one run reached, by the weights that validation chose, and the seconds from its start to its end."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "runner", f"experiment={name}", f"seed={seed}", "tracking.enabled=false"]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            [*command, "hydra.run.dir=run", *words],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=folder,
+            check=False,
+        )
+        if done.returncode:
+            sys.exit(f"{name} with seed={seed} failed:\n{done.stdout}{done.stderr}")
+        found = json.loads((Path(folder) / "run" / "summary.json").read_text())
+    return {
+        "test": found["metrics"]["test/accuracy"],
+        "val": found["best"]["value"],
+        "seconds": found["seconds"]["total"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="+", help="experiments, and KEY=VALUE for all of them")
+    parser.add_argument("--seeds", type=int, default=5, help="as many runs of each: seed=0, 1, ...")
+    given = parser.parse_intermixed_args()
+    names = [word for word in given.words if "=" not in word]
+    words = [word for word in given.words if "=" in word]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}")
+    print(
+        "\n| experiment | n | test accuracy, median | lowest to highest | best validation value, median | seconds, median |"
+    )
+    print("|---|---|---|---|---|---|", flush=True)
+    for name in names:
+        runs = [run(name, seed, words) for seed in range(given.seeds)]
+        tests, values, seconds = ([found[key] for found in runs] for key in ("test", "val", "seconds"))
+        spread = f"{min(tests):.3f} to {max(tests):.3f}"
+        middle = f"{statistics.median(values):.3f} | {statistics.median(seconds):.1f}"
+        print(f"| {name} | {len(runs)} | {statistics.median(tests):.3f} | {spread} | {middle} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import RunnerError
+from runner.models.recurrent import Recurrent
+
+
+def test_a_signal_is_a_sequence_of_its_channels():
+    model = Recurrent((2, 7), 3, "gru", 4)
+    x = torch.randn(5, 2, 7)
+    assert model.layers.input_size == 2
+    states, _ = model.layers(x.transpose(1, 2))
+    torch.testing.assert_close(model(x), model.output(states[:, -1]))
+
+
+def test_both_directions_end_where_they_have_read_all():
+    model = Recurrent((2, 7), 3, "lstm", 4, num_layers=2, bidirectional=True)
+    x = torch.randn(5, 2, 7)
+    states, _ = model.layers(x.transpose(1, 2))  # (B, L, 8)
+    torch.testing.assert_close(model(x), model.output(torch.cat([states[:, -1, :4], states[:, 0, 4:]], 1)))
+
+
+def test_poolings():
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 7)
+    mean = Recurrent((2, 7), 3, "gru", 4, pooling="mean")
+    states, _ = mean.layers(x.transpose(1, 2))
+    torch.testing.assert_close(mean(x), mean.output(states).mean(1))
+    each = Recurrent((2, 7), 3, "gru", 4, pooling="each")
+    assert each(x).shape == (5, 7, 3)
+    assert torch.equal(each(x)[:, :4], each(x[:, :, :4]))  # what comes later changes nothing
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_how_it_starts(cell):
+    torch.manual_seed(0)
+    layers = Recurrent((300, 7), 3, cell, 16, num_layers=2).layers
+    gates = {"gru": 3, "lstm": 4}[cell]
+    for layer in range(2):
+        for gate in getattr(layers, f"weight_hh_l{layer}").split(16):
+            torch.testing.assert_close(gate @ gate.T, torch.eye(16))
+    assert layers.weight_ih_l0.std().item() == pytest.approx(300**-0.5, rel=0.05)
+    biases = (layers.bias_ih_l1 + layers.bias_hh_l1).reshape(gates, 16)
+    assert biases.tolist() == [[1.0 if cell == "lstm" and gate == 1 else 0.0] * 16 for gate in range(gates)]
+
+
+def test_dropout_stands_between_layers_and_before_the_output():
+    model = Recurrent((2, 7), 3, "gru", 64, num_layers=2, dropout=0.5)
+    assert model.layers.dropout == 0.5
+    assert Recurrent((2, 7), 3, "gru", 64, dropout=0.5).layers.dropout == 0  # torch would warn: there is no between
+    single, x = Recurrent((2, 7), 3, "gru", 64, dropout=0.5), torch.randn(4, 2, 7)
+    assert not torch.equal(single(x), single(x))
+    single.eval()
+    assert torch.equal(single(x), single(x))
+
+
+def test_tokens_go_through_an_embedding():
+    model = Recurrent((7,), 3, "gru", 4, vocab_size=11)
+    assert isinstance(model.embedding, nn.Embedding)
+    assert model.embedding.weight.shape == (11, 4)
+    assert model(torch.randint(11, (5, 7))).shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        ((5,), {}, "model=gru on inputs of shape (5,)", "no order", "model=mlp"),
+        ((3, 8, 8), {"cell": "lstm"}, "model=lstm on inputs of shape (3, 8, 8)", "images", "model=cnn"),
+        ((3, 8, 8, 8), {}, "model=gru on inputs of shape (3, 8, 8, 8)", "signals", "model=mlp"),
+        ((2, 8), {"vocab_size": 9}, "model=gru on inputs of shape (2, 8)", "tokens", "model.vocab_size=null"),
+        ((2, 8), {"cell": "rnn"}, "model.cell=rnn", "gru, lstm", "model.cell=gru"),
+        ((2, 8), {"pooling": "max"}, "model.pooling=max", "last, mean, each", "model.pooling=last"),
+        ((2, 8), {"hidden_size": 0}, "model.hidden_size=0", "1 or more", "model.hidden_size=64"),
+        ((2, 8), {"num_layers": 1.5}, "model.num_layers=1.5", "whole number", "model.num_layers=2"),
+        ((2, 8), {"dropout": 1}, "model.dropout=1", "less than 1", "model.dropout=0.1"),
+    ],
+)
+def test_what_is_no_recurrent_network(shape, settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        Recurrent(shape, 3, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write

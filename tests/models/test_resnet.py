@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import RunnerError
+from runner.models.resnet import ResNet
+
+
+@pytest.mark.parametrize(
+    ("depth", "shape", "num_classes", "count"),
+    [  # as the paper's networks are counted elsewhere, e.g. torchvision's
+        (18, (3, 224, 224), 1000, 11_689_512),
+        (34, (3, 224, 224), 1000, 21_797_672),
+        (50, (3, 224, 224), 1000, 25_557_032),
+    ],
+)
+def test_it_is_the_paper_s_network(depth, shape, num_classes, count):
+    with torch.device("meta"):
+        model = ResNet(shape, num_classes, depth)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def test_the_depth_counts_layers_with_weights():
+    for depth in (18, 20, 32, 34, 50, 56, 101):
+        with torch.device("meta"):
+            model = ResNet((3, 32, 32), 10, depth)
+        layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+        shortcuts = [path for path, _ in model.named_modules() if path.endswith("shortcut.0")]
+        assert len(layers) - len(shortcuts) == depth
+
+
+@pytest.mark.parametrize(
+    ("side", "stem", "last"),
+    [(32, "auto", 4), (95, "auto", 12), (96, "auto", 3), (32, "imagenet", 1), (96, "cifar", 12)],
+)
+def test_the_stem_follows_the_size_of_the_image(side, stem, last):
+    with torch.device("meta"):
+        model = ResNet((3, side, side), 10, 18, stem=stem)
+        assert model.blocks(model.stem(torch.zeros(2, 3, side, side))).shape == (2, 512, last, last)
+
+
+def test_a_block_starts_as_its_shortcut():
+    model = ResNet((3, 16, 16), 10, 50, width=8).eval()
+    x = torch.randn(2, 8, 16, 16)
+    torch.testing.assert_close(model.blocks[0](x), model.blocks[0].shortcut(x).relu())
+    assert torch.equal(model.blocks[1](model.blocks[0](x)), model.blocks[0](x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        ((5,), {}, "model=resnet on inputs of shape (5,)", "images", "model=mlp"),
+        ((2, 40), {}, "model=resnet on inputs of shape (2, 40)", "images", "model=cnn"),
+        ((3, 8, 8), {"depth": 19}, "model.depth=19", "18, 34, 50", "model.depth=18"),
+        ((3, 8, 8), {"depth": 2}, "model.depth=2", "18, 34, 50", "model.depth=18"),
+        ((3, 8, 8), {"stem": "cifer"}, "model.stem=cifer", "auto, cifar, imagenet", "model.stem=cifar"),
+        ((3, 8, 8), {"width": -1}, "model.width=-1", "1 or more", "model.width=64"),
+    ],
+)
+def test_what_is_no_resnet(shape, settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        ResNet(shape, 10, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write

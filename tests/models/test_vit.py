@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.models.vit import ViT
+
+
+def test_images_that_are_not_square():
+    assert ViT((1, 8, 12), 5, width=16, depth=1, num_heads=2)(torch.zeros(3, 1, 8, 12)).shape == (3, 5)
+
+
+def test_its_size_is_the_published_one():
+    with torch.device("meta"):
+        model = ViT((3, 224, 224), 1000, 16, width=192, depth=12, num_heads=3)  # DeiT-Ti: 5.7 million
+    assert sum(parameter.numel() for parameter in model.parameters()) == 5_717_416 - 2 * 192  # no class token
+
+
+def test_positions_tell_patches_apart():
+    torch.manual_seed(0)
+    model = ViT((1, 8, 8), 5, width=16, depth=2, num_heads=2).eval()
+    x = torch.randn(2, 1, 8, 8)
+    moved = x.roll(4, 3)  # the patches change places
+    assert not torch.allclose(model(x), model(moved))
+    with torch.no_grad():
+        model.positions.zero_()
+    torch.testing.assert_close(model(x), model(moved))
+
+
+def test_dropout_is_off_in_evaluation():
+    model, x = ViT((1, 8, 8), 5, width=16, depth=1, num_heads=2, dropout=0.5), torch.randn(2, 1, 8, 8)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        ((5,), {}, "model=vit on inputs of shape (5,)", "images", "model=mlp"),
+        ((2, 40), {}, "model=vit on inputs of shape (2, 40)", "images", "model=cnn"),
+        ((1, 28, 28), {"patch_size": 5}, "model.patch_size=5", "don't fill it", "model.patch_size=4"),
+        ((1, 7, 7), {}, "model.patch_size=4", "don't fill it", "model.patch_size=1"),
+        ((1, 8, 8), {"num_heads": 5}, "model.num_heads=5", "192", "model.width=320"),
+        ((1, 8, 8), {"depth": 0}, "model.depth=0", "1 or more", "model.depth=6"),
+    ],
+)
+def test_what_is_no_vit(shape, settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        ViT(shape, 10, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked.startswith(asked)
+    assert so in fault.so
+    assert fault.write.startswith(write)
