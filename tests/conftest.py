@@ -13,8 +13,8 @@ import psutil
 import pytest
 import torch
 
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background job; what the tests start would inherit it
+#: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
