@@ -1,0 +1,134 @@
+"""Every data set with every model and every task: three steps are trained, or it is refused with what to write instead."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from runner import cli
+from runner.compose import composer, hydra_session
+from runner.device import probe
+from runner.errors import RunnerError
+from runner.parts import check, prepare
+from runner.step import evaluate, make_step
+
+DATA = {
+    "digits": ("image", "classes", ["data.limit=60"]),
+    "images": ("image", "classes", ["data.path=pictures"]),
+    "mnist1d": ("signal", "classes", ["data.limit=60"]),
+    "playground": ("row", "classes", ["data.num_rows=60"]),
+    "synthetic": ("image", "classes", ["data.num_rows=60"]),
+    "synthetic ": ("row", "numbers", ["data.num_rows=60", "data.num_features=5", "data.num_classes=null"]),
+    "breast_cancer": ("row", "classes", []),
+    "wine": ("row", "classes", []),
+    "iris": ("row", "classes", []),
+    "diabetes": ("row", "numbers", []),
+    "table": ("row", "classes", ["data.path=rows.csv", "data.target=kind"]),
+    "table ": ("row", "numbers", ["data.path=rows.csv", "data.target=[a,b]", "data.kind=regression"]),
+    "table  ": ("row", "labels", ["data.path=rows.csv", "data.target=[old,warm]", "data.kind=multilabel"]),
+    "arrays": ("row", "classes", ["data.path=rows.npz"]),
+    "huggingface": ("row", "classes", ["data.path=csv", "data.data_files=rows.csv", "data.target=kind"]),
+    "huggingface ": ("tokens", "classes", ["data.path=csv", "data.data_files=texts.csv", "data.target=kind"]),
+    "text": ("windows", "tokens", ["data.path=text.txt", "data.context_length=8"]),
+    "tokens": ("windows", "tokens", ["data.path=tokens.npy", "data.vocab_size=50", "data.context_length=8"]),
+}
+MODELS = {
+    "linear": ("image", "signal", "row"),
+    "mlp": ("image", "signal", "row"),
+    "cnn": ("image", "signal"),
+    "resnet": ("image",),
+    "vit": ("image",),
+    "gru": ("signal", "tokens"),
+    "lstm": ("signal", "tokens"),
+    "transformer": ("signal", "tokens"),
+    "gpt": ("windows",),
+    "autoencoder": ("image", "signal", "row"),
+}
+SMALL = {
+    "resnet": ["model.depth=20", "model.width=8"],
+    "vit": ["model.patch_size=2", "model.width=16", "model.depth=1", "model.num_heads=2"],
+}
+#: of each task, the targets that it takes
+TASKS = {
+    "classification": ("classes", "labels"),
+    "regression": ("numbers",),
+    "autoencoding": ("classes", "labels", "numbers"),
+    "language": ("tokens",),
+}
+
+
+def suits(data, model, task):
+    inputs, targets, _ = DATA[data]
+    tells_inputs = model == "autoencoder"  # its outputs have the inputs' shape
+    return inputs in MODELS[model] and targets in TASKS[task] and tells_inputs == (task == "autoencoding")
+
+
+@pytest.fixture
+def files(own_folder):
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{color},{old},{warm},{kind}" for a, b, color, old, warm, kind in zip(
+        draw.normal(size=60), draw.normal(size=60), draw.choice(["red", "blue"], 60), draw.integers(0, 2, 60),
+        draw.integers(0, 2, 60), draw.choice(["yes", "no"], 60), strict=True,
+    )]  # fmt: skip
+    (own_folder / "rows.csv").write_text("\n".join(["a,b,color,old,warm,kind", *rows, ""]))
+    (own_folder / "texts.csv").write_text("text,kind\n" + "this is good,yes\nthat was bad,no\n" * 30)
+    (own_folder / "text.txt").write_text("the cat sat on the mat. " * 60)
+    np.save(own_folder / "tokens.npy", draw.integers(0, 50, 2000).astype(np.uint16))
+    np.savez(own_folder / "rows.npz", x=draw.normal(size=(60, 4)), y=np.arange(60) % 3)
+    for name, number in itertools.product(("cat", "dog"), range(15)):
+        folder = own_folder / "pictures" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+
+
+def three_steps(words):
+    """The losses of three steps, and the values of a split."""
+    with hydra_session(["runner"]):
+        cfg = cli._composed(composer([]), words)
+        check(cfg, probe())
+        parts = prepare(cfg, torch.device("cpu"))
+        step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
+        epochs = itertools.chain.from_iterable(parts.train.epoch(number) for number in itertools.count())
+        losses = [float(step((batch,))["loss"]) for batch in itertools.islice(epochs, 3)]
+        values = evaluate(parts.kept_model, parts.task, parts.val.epoch(0), precision=parts.precision)
+        for batches in (parts.train, parts.val, parts.test):
+            if batches is not None:
+                batches.close()
+    return losses, values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", DATA)
+def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
+    short = ["device=cpu", "train.batch_size=10", "data.num_workers=0", *DATA[data][2]]
+    wrong = []
+    for model, task in itertools.product(MODELS, TASKS):
+        words = [f"data={data.strip()}", f"model={model}", f"task={task}", *short, *SMALL.get(model, [])]
+        try:
+            losses, values = three_steps(words)
+        except RunnerError as error:
+            is_clear = all(fault.asked and fault.so and fault.write for fault in error.faults)
+            if suits(data, model, task) or not is_clear:
+                wrong.append(f"{model} {task}: {error}")
+            continue
+        except Exception as error:
+            wrong.append(f"{model} {task}: {type(error).__name__}: {error}")
+            continue
+        if not suits(data, model, task):
+            wrong.append(f"{model} {task}: it trains")
+        if not np.isfinite([*losses, *values.values()]).all():
+            wrong.append(f"{model} {task}: {losses}, {values}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_data_set_model_and_task_is_among_them():
+    from runner.compose import CONF
+
+    known = {"data": {name.strip() for name in DATA}, "model": set(MODELS), "task": set(TASKS)}
+    #: what takes another package, and what is a person's own
+    apart = {"data": set(), "model": {"timm", "huggingface"}, "task": {"own"}}
+    for group, names in known.items():
+        assert {path.stem for path in (CONF / group).glob("*.yaml")} == names | apart[group]
