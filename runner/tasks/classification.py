@@ -11,7 +11,10 @@ from torch.nn import functional as F
 
 
 class Classification:
-    """Cross-entropy and accuracy. Targets are class indices, (B,) int64; the model gives logits, (B, C)."""
+    """Cross-entropy and accuracy. Targets are class indices, (B,) int64; the model gives logits, (B, C).
+
+    Or shares of the classes, (B, C) float32, as mixtures have them: right is then who tells the strongest.
+    """
 
     kind = "multiclass"
 
@@ -30,7 +33,8 @@ class Classification:
         targets = batch[1]
         loss = F.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
         with torch.no_grad():
-            accuracy = (outputs.argmax(-1) == targets).float().mean()
+            strongest = targets.argmax(-1) if targets.is_floating_point() else targets
+            accuracy = (outputs.argmax(-1) == strongest).float().mean()
         return {"loss": loss, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
