@@ -14,6 +14,7 @@ OPTIONS = sorted(
 #: what an option needs beside it
 COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
+    "data=images": ["data.path=images", "model=cnn"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "data=synthetic": ["data.num_rows=300"],
     "experiment=overhead": ["data.num_rows=300"],
@@ -24,6 +25,12 @@ COMPANY = {
 def test_every_option_runs_a_few_steps(option, own_folder):
     import numpy as np
 
+    from PIL import Image
+
+    for index in range(60):
+        file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
     words = [
         option,
