@@ -14,6 +14,7 @@ OPTIONS = sorted(
 #: what an option needs beside it
 COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
+    "data=huggingface": ["data.path=imagefolder", "data.data_dir=images", "model=cnn"],
     "data=images": ["data.path=images", "model=cnn"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "data=synthetic": ["data.num_rows=300"],
@@ -22,7 +23,7 @@ COMPANY = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_runs_a_few_steps(option, own_folder):
+def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
     import numpy as np
 
     from PIL import Image
@@ -31,6 +32,9 @@ def test_every_option_runs_a_few_steps(option, own_folder):
         file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
+    if option == "data=huggingface":
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", own_folder / "cache")
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
     words = [
         option,

@@ -81,7 +81,8 @@ class Augment(nn.Module):
         self.num_draws = sum(NAMES[name].num_draws for name in self.strengths)
         self.num_classes = num_classes
         if "mixup" in self.strengths:
-            self.register_buffer("quantiles", _quantiles(self.strengths["mixup"]), persistent=False)
+            # no buffer: what lies in a finish's buffers is data, and counts in its fingerprint
+            self.quantiles = nn.Parameter(_quantiles(self.strengths["mixup"]), requires_grad=False)
 
     def forward(self, batch: Any, draws: Tensor) -> Any:  # draws (B, num_draws)
         if not self.training or not self.strengths:

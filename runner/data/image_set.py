@@ -136,14 +136,14 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
 
 
 def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
-    """Whether images are kept decoded in memory, and why. asked: data.decode.
+    """Whether rows are kept decoded in memory, and why. asked: data.decode. num_bytes: that they take there.
 
     Raises: RunnerError for another word.
     """
     import psutil
 
     if asked not in DECODE:
-        so = "images are decoded once, into memory, or by the loader's workers, again and again"
+        so = "rows are decoded once, into memory, or by the loader's workers, whenever they are needed"
         raise RunnerError(Fault(f"data.decode={asked}", so, " or ".join(f"data.decode={name}" for name in DECODE)))
     free = psutil.virtual_memory().available
     size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
