@@ -25,7 +25,6 @@ COMPANY = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
     import numpy as np
-
     from PIL import Image
 
     for index in range(60):
