@@ -24,6 +24,7 @@ MOST_NAMED = 20
 #: images are kept decoded in memory up to this part of what is free there: the splits are a copy of them
 MOST_OF_MEMORY = 0.25
 DECODE = ("auto", "once", "workers")
+TAKE_OUT = "the same folder with that file mended or taken out"
 #: files that a thread takes at a time
 BLOCK = 32
 
@@ -42,7 +43,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         root: Path,
     ) -> None:
         self.files, self.targets, self.classes = [str(file) for file in files], labels, tuple(classes)
-        self.size, self.mode = tuple(size), mode
+        self.size, self.mode, self.root = tuple(size), mode, str(root)
         self.fingerprint = _fingerprint(files, root)
 
     def __len__(self) -> int:
@@ -62,10 +63,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         try:
             return decoded(self.files[index], mode=self.mode, size=self.size)
         except ValueError as error:
-            raise RunnerError(Fault("data.path=...", f"{self.files[index]}: {error}", TAKE_OUT)) from None
-
-
-TAKE_OUT = "the same folder with that file mended or taken out"
+            raise RunnerError(Fault(f"data.path={self.root}", f"{self.files[index]}: {error}", TAKE_OUT)) from None
 
 
 def decoded_at_once(

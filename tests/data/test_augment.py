@@ -10,7 +10,8 @@ from scipy.stats import beta
 import runner
 from runner import cli
 from runner.data.arrays import arrays
-from runner.data.augment import NAMES, Augment, augmented
+from runner.data.augment import Augment, augmented
+from runner.data.augment_settings import NAMES
 from runner.data.digits import digits
 from runner.data.finished import Finished
 from runner.data.loaders import Resident
@@ -207,6 +208,7 @@ def test_nothing_is_read_from_the_device(device):
         ({"mixup": -1}, "data.augment.mixup=-1", "alpha", "data.augment.mixup=0.2"),
         ({"saturation": True}, "data.augment.saturation=0.2", "1 channel,", "data.augment.saturation=0"),
         ("flip", "data.augment=flip", "list of names", "data.augment=[flip]"),
+        (True, "data.augment=True", "list of names", "data.augment=[flip,crop] or"),
         (3, "data.augment=3", "list of names", "{flip:true"),
     ],
 )
