@@ -86,9 +86,8 @@ def _pairs(asked: Any) -> dict[Any, Any]:
             pairs |= item if isinstance(item, Mapping) else {item: True}
         return pairs
     so = "it is a list of names, or names with their strengths"
-    raise RunnerError(
-        Fault(f"data.augment={asked}", so, f"data.augment=[{asked}] or data.augment={{flip:true,crop:4}}")
-    )
+    write = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
+    raise RunnerError(Fault(f"data.augment={asked}", so, write))
 
 
 def shape_faults(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Fault]:
