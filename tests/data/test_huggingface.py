@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_from_the_mapped_file_it_is_the_same(tmp_path):
     assert fingerprint(huggingface(file, decode="workers")) == before
     write_csv(tmp_path / "a.csv", header="width,height,label", count=38)
     assert fingerprint(huggingface(file, decode="workers")) != before
+
+
+def test_rows_go_to_workers_that_are_started_anew(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    rows = huggingface(str(tmp_path / "a.csv"), tokenizer=tokenizer, context_length=3, decode="workers").rows
+    again = pickle.loads(pickle.dumps(rows))
+    assert all(map(torch.equal, batch(again, [1, 0]), batch(rows, [1, 0])))
 
 
 def test_splits_are_found_or_named(tmp_path):

@@ -1,6 +1,7 @@
 """Folders of real images, made by PIL: what is read of them, and whole runs on them."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,7 @@ def test_decoded_by_workers_it_is_the_same(tmp_path):
         assert torch.equal(found[0], here.rows[0])
         assert torch.equal(torch.as_tensor(found[1]), here.rows[1])
     assert there.facts == here.facts
+    assert torch.equal(pickle.loads(pickle.dumps(there.rows)).__getitems__([3])[0], here.rows[0][3:4])
     assert there.rows.collate_fn(found := there.rows.__getitems__([3, 1])) is found
 
 
@@ -129,6 +131,10 @@ def test_a_big_jpeg_is_the_same_picture_when_it_is_made_small(tmp_path):
     save(tmp_path / "ramp.jpg", ramp, quality=95)
     small = decoded(tmp_path / "ramp.jpg", mode="gray", size=(16, 16))[0, 8].float()
     np.testing.assert_allclose(small.numpy(), np.linspace(8, 247, 16), atol=4)
+    stripes = (np.arange(512) // 8 % 2 * 255).astype(np.uint8)[None, :, None].repeat(512, 0).repeat(3, 2)
+    save(tmp_path / "stripes.jpg", stripes, quality=95)
+    fine = decoded(tmp_path / "stripes.jpg", mode="gray", size=(256, 256))[0, 8].float()
+    assert (fine[1::8].mean(), fine[5::8].mean()) == (pytest.approx(0, abs=9), pytest.approx(255, abs=9))
 
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
