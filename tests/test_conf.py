@@ -14,6 +14,8 @@ OPTIONS = sorted(
 #: what an option needs beside it
 COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
+    "data=huggingface": ["data.path=imagefolder", "data.data_dir=images", "model=cnn"],
+    "data=images": ["data.path=images", "model=cnn"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "task=autoencoding": ["model=mlp", "model.out_features=${facts.in_features}"],
     "task=own": ["task.function._target_=my_tasks.loss"],
@@ -23,9 +25,17 @@ COMPANY = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_runs_a_few_steps(option, own_folder):
+def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
     import numpy as np
+    from PIL import Image
 
+    for index in range(60):
+        file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
+    if option == "data=huggingface":
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", own_folder / "cache")
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
     (own_folder / "my_tasks.py").write_text("def loss(model, batch):\n    return model(batch[0]).square().mean()\n")
     words = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runner.data.augment import augmented
 from runner.data.files import TABLE, Arrays, opened
 from runner.data.source import GIVEN, Source, from_arrays
 from runner.errors import Fault, RunnerError, nearest
@@ -25,6 +27,7 @@ def arrays(
     targets_path: str | None = None,
     kind: str = "auto",
     float_inputs: bool = True,
+    augment: Mapping[str, Any] | Sequence[Any] | None = None,
 ) -> Source:
     """The arrays `inputs` (N, ...) and `targets` (N,) or (N, T) of a file, by their names in it.
 
@@ -32,6 +35,7 @@ def arrays(
     x_test and y_test are its own splits. npy: the targets lie in `targets_path` or in the last column of a table.
     targets_path: another file for the targets. kind: auto (floats are a regression, all else classes),
     classification, regression. float_inputs=False leaves integers as they are.
+    augment: of inputs that are images (C, H, W), see runner.data.augment.
     Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
     settings: dict[str, Any] = {"kind": kind, "keep_integers": not float_inputs, "origin": path}
@@ -40,7 +44,7 @@ def arrays(
         if targets_path is not None:
             others = stack.enter_context(opened(targets_path, key="data.targets_path"))
         elif TABLE in found:
-            return _from_table(found[TABLE], path, settings)
+            return augmented(_from_table(found[TABLE], path, settings), augment)
         else:
             others = found
         suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
@@ -50,9 +54,8 @@ def arrays(
         )
         train = _part(columns, suffix, path, settings)
         there = [name for name in GIVEN if suffix and any(f"{c.name}_{name}" in found for c in columns)]
-        return replace(
-            train, given={name: _part(columns, f"_{name}", path, settings, like=train).rows for name in there}
-        )
+        given = {name: _part(columns, f"_{name}", path, settings, like=train).rows for name in there}
+        return augmented(replace(train, given=given), augment)
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from runner.data.augment import augmented
 from runner.data.source import Source, from_arrays
 
 IN_THE_PACKAGE = "datasets/data/digits.csv.gz"
 
 
-def digits() -> Source:
-    """Images (1797, 1, 8, 8) in 0..1 and their classes 0..9 (UCI optical recognition of handwritten digits)."""
+def digits(augment: Mapping[str, Any] | Sequence[Any] | None = None) -> Source:
+    """Images (1797, 1, 8, 8) in 0..1 and their classes 0..9 (UCI optical recognition of handwritten digits).
+
+    augment: see runner.data.augment.
+    """
     rows = np.loadtxt(_file(), delimiter=",", dtype=np.uint8)  # (1797, 65): 64 pixels in 0..16, then the class
     images = rows[:, :-1].reshape(-1, 1, 8, 8) / 16
-    return from_arrays(images, rows[:, -1].astype(np.int64), name="digits", origin="scikit-learn load_digits")
+    source = from_arrays(images, rows[:, -1].astype(np.int64), name="digits", origin="scikit-learn load_digits")
+    return augmented(source, augment)
 
 
 def _file() -> Path:

@@ -1,0 +1,110 @@
+"""What a person writes under `data.augment` goes in; the strength of each augmentation comes out, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.errors import Fault, RunnerError, nearest
+
+
+@dataclass(frozen=True)
+class Known:
+    """One kind of augmentation."""
+
+    num_draws: int
+    usual: float  # what `true`, and its bare name in a list, stand for
+    valid: str
+    check: Callable[[float], bool]
+
+
+_A_PART = "0 or more and less than 1"
+
+
+def _is_a_part(value: float) -> bool:
+    return 0 <= value < 1
+
+
+def _is_whole(value: float) -> bool:
+    return value >= 0 and value == int(value)
+
+
+#: in the order in which they are done
+NAMES: dict[str, Known] = {
+    "flip": Known(1, 0.5, "the probability that left and right are swapped, 0 to 1", lambda value: 0 <= value <= 1),
+    "vertical_flip": Known(
+        1, 0.5, "the probability that top and bottom are swapped, 0 to 1", lambda value: 0 <= value <= 1
+    ),
+    "crop": Known(2, 4, "the most pixels that an image is moved by, a whole number", _is_whole),
+    "rotate": Known(1, 10, "the most degrees that an image is turned by, 0 to 180", lambda value: 0 <= value <= 180),
+    "scale": Known(1, 0.1, f"the most that an image is made larger or smaller by, {_A_PART}", _is_a_part),
+    "brightness": Known(1, 0.2, f"the most that the factor differs from 1, {_A_PART}", _is_a_part),
+    "contrast": Known(1, 0.2, f"the most that the factor differs from 1, {_A_PART}", _is_a_part),
+    "saturation": Known(1, 0.2, f"the most that the factor differs from 1, {_A_PART}", _is_a_part),
+    "cutout": Known(2, 8, "the side of the square that is set to 0, in whole pixels", _is_whole),
+    "mixup": Known(
+        1, 0.2, "the alpha of the Beta distribution of shares, 0 or more, 10 at most", lambda value: 0 <= value <= 10
+    ),
+}
+
+
+def strengths_of(asked: Any) -> dict[str, float]:
+    """By name. asked: a mapping of names and strengths, a list of names, or None.
+
+    Raises: RunnerError with all that is no augmentation and no strength.
+    """
+    pairs = _pairs(asked)
+    faults = []
+    for name, value in pairs.items():
+        if name not in NAMES:
+            hits = nearest(str(name), NAMES) or NAMES
+            write = " or ".join(f"data.augment.{hit}" for hit in hits)
+            faults.append(
+                Fault(
+                    f"data.augment.{name}={value}",
+                    f"there is no such augmentation; there are {', '.join(NAMES)}",
+                    write,
+                )
+            )
+        elif not isinstance(value, bool | int | float) or not (isinstance(value, bool) or NAMES[name].check(value)):
+            write = f"data.augment.{name}={NAMES[name].usual:g}"
+            faults.append(Fault(f"data.augment.{name}={value}", f"it is {NAMES[name].valid}", write))
+    if faults:
+        raise RunnerError(*faults)
+    return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
+
+
+def _pairs(asked: Any) -> dict[Any, Any]:
+    if asked is None:
+        return {}
+    if isinstance(asked, Mapping):
+        return {name: value for name, value in asked.items() if value is not None}
+    if isinstance(asked, Sequence) and not isinstance(asked, str):
+        pairs: dict[Any, Any] = {}
+        for item in asked:
+            pairs |= item if isinstance(item, Mapping) else {item: True}
+        return pairs
+    so = "it is a list of names, or names with their strengths"
+    write = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
+    raise RunnerError(Fault(f"data.augment={asked}", so, write))
+
+
+def shape_faults(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Fault]:
+    """What images of that shape are too small for, or have no colours for. shape: of a row."""
+    if len(shape) != 3:
+        so = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
+        asked = f"data.augment={{{','.join(strengths)}}}"
+        return [Fault(asked, so, "data.augment=null, or inputs that are images")]
+    faults = []
+    side = min(shape[1:])
+    for name in ("crop", "cutout"):
+        if strengths.get(name, 0) > side:
+            so = f"the images have a side of {side} pixels"
+            faults.append(
+                Fault(f"data.augment.{name}={strengths[name]:g}", so, f"data.augment.{name}={max(1, side // 4)}")
+            )
+    if strengths.get("saturation") and shape[0] != 3:
+        so = f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
+        faults.append(Fault(f"data.augment.saturation={strengths['saturation']:g}", so, "data.augment.saturation=0"))
+    return faults

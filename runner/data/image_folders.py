@@ -1,0 +1,97 @@
+"""A folder with a folder per class goes in; the image files of each split come out, with the class of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from runner.errors import Fault, RunnerError, nearest
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+#: what folders of ready splits are called
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Found:
+    """The images of one split."""
+
+    root: Path
+    files: list[Path]  # by class, then by name
+    labels: Tensor  # (N,) int64
+
+
+def found_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, Found], tuple[str, ...]]:
+    """{"train": ..., maybe "val" and "test"} and the names of the classes, which are the folders', sorted.
+
+    classes: those of an earlier run, which hold then. Raises: RunnerError for a folder that is none or holds no images
+    by class, and for classes that the training split lacks.
+    """
+    root = Path(path).expanduser()
+    folders = _folders(root, path)
+    parts = {name: folder for name in SPLITS for folder in folders if folder.name in SPLITS[name]}
+    if "train" not in parts or len(parts) != len(folders):
+        parts = {"train": root}
+    names = tuple(classes) or tuple(sorted(folder.name for folder in _folders(parts["train"], path)))
+    return {name: _by_class(folder, names, path, is_train=name == "train") for name, folder in parts.items()}, names
+
+
+def image_files(folder: Path) -> Iterator[Path]:
+    """All images below a folder, by path; what begins with a dot is left out, and a folder that was there already."""
+    seen = set()
+    for here, inner, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:  # a link that leads back
+            inner.clear()
+            continue
+        seen.add(real)
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        yield from (Path(here) / name for name in sorted(names) if _is_image(name))
+
+
+def no_folder(path: str | Path, *, key: str) -> RunnerError:
+    """The error of a path that leads to no folder, with the nearest name."""
+    folder = Path(path).expanduser()
+    parent = folder.parent
+    there = sorted(item.name for item in parent.iterdir() if item.is_dir()) if parent.is_dir() else []
+    write = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
+    so = "that is a file" if folder.is_file() else f"there is no such folder in {parent.resolve()}"
+    return RunnerError(Fault(f"{key}={path}", so, write or f"{key}=FOLDER with a folder of images for each class"))
+
+
+def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) -> Found:
+    asked, number = f"data.path={path}", {name: index for index, name in enumerate(names)}
+    inner = _folders(folder, path)
+    if unknown := [item.name for item in inner if item.name not in number]:
+        so = f"{folder} holds classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
+        raise RunnerError(Fault(asked, so, "the same classes in each split"))
+    if loose := [item.name for item in sorted(folder.iterdir()) if item.is_file() and _is_image(item.name)]:
+        so = f"{len(loose):,} images lie in {folder} itself, {loose[0]} for one, and the folder says the class"
+        raise RunnerError(Fault(asked, so, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
+    files, labels, empty = [], [], []
+    for item in inner:
+        here = list(image_files(item))
+        files += here
+        labels += [number[item.name]] * len(here)
+        if not here:
+            empty.append(item.name)
+    if not files or (is_train and empty):
+        so = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
+        raise RunnerError(Fault(asked, so, f"images in {folder}/CLASS/, or those folders taken out"))
+    return Found(folder, files, torch.tensor(labels))
+
+
+def _folders(root: Path, path: str) -> list[Path]:
+    if not root.is_dir():
+        raise no_folder(path, key="data.path")
+    return sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not name.startswith(".")

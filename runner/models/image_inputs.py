@@ -1,0 +1,33 @@
+"""Images go in as files have them, bytes in 0..255; normalised floats come out, so that a model takes images as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+#: of a channel that is the same everywhere: it stays, and only its mean is taken off
+LEAST_STD = 1e-6
+
+
+class ImageInputs(nn.Module):
+    """(images / 255 - mean) / std for whole numbers, (images - mean) / std for floats, which are in 0..1 already.
+
+    mean, std: per channel, of the training images in 0..1. They are kept with the weights and are not learned.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        spread = [value if value > LEAST_STD else 1.0 for value in std]
+        self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32)[:, None, None])
+        self.register_buffer("std", torch.tensor(spread, dtype=torch.float32)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> the same
+        floats = images.to(self.mean.dtype)
+        if not images.is_floating_point():
+            floats = floats / 255
+        return (floats - self.mean) / self.std
