@@ -14,6 +14,11 @@ OPTIONS = sorted(
 #: what an option needs beside it
 COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
+    "data=breast_cancer": ["model=mlp"],
+    "data=diabetes": ["model=mlp", "task=regression"],
+    "data=iris": ["model=mlp"],
+    "data=table": ["data.path=rows.csv", "model=mlp"],
+    "data=wine": ["model=mlp"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "data=synthetic": ["data.num_rows=300"],
     "experiment=overhead": ["data.num_rows=300"],
@@ -25,6 +30,7 @@ def test_every_option_runs_a_few_steps(option, own_folder):
     import numpy as np
 
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
+    (own_folder / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3}x,{i % 2}\n" for i in range(60)))
     words = [
         option,
         *COMPANY.get(option, []),
