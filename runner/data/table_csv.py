@@ -62,6 +62,8 @@ def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
                 rows = batch.slice(1) if index == 0 else batch  # the first row is the header
                 if rows.num_rows:
                     yield rows.rename_columns(list(wanted))
+    except pa.ArrowMemoryError:
+        raise  # nothing is wrong with the file
     except (pa.ArrowException, OSError, EOFError) as error:
         raise RunnerError(_unreadable(file, len(names), error, asked)) from None
 

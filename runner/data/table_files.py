@@ -88,6 +88,8 @@ class TableFile:
         except PermissionError:
             so = f"you may not read {self.path.name}"
             raise RunnerError(Fault(self.asked, so, f"chmod u+r {self.path}")) from None
+        except pa.ArrowMemoryError:
+            raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
             so = f"{self.path.name} is no whole {kind} file: {str(error).splitlines()[0]}"
             raise RunnerError(

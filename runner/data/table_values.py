@@ -150,10 +150,10 @@ def as_codes(values: Any, numbers: Mapping[str, int]) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """A category's text: the same for 3, 3.0 and "3.0", since a column of integers with a gap comes back as floats."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """A category's text: the same for 3, 3.0 and "3.0", as integers with a gap come back as floats, and for True and TRUE."""
     text = str(value)
+    if text.lower() in ("true", "false"):
+        return text.lower()
     return text.split(".")[0] if re.fullmatch(r"[+-]?\d+\.0+", text) else text
 
 
