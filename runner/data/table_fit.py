@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 from runner.data.source import Around
 
 COLUMNS, SCALED = "runner.models.columns.TableColumns", "runner.models.scaled.Scaled"
-CHUNK_FLOATS = 2**21
+#: read at a time; what is computed of them takes some ten times as much
+CHUNK_FLOATS = 2**18
 
 
 @dataclass
@@ -56,7 +57,7 @@ def fit(
 ) -> Around:
     """Means, spreads and the categories that occur, of these rows alone. sizes: as in TableColumns.
 
-    train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 8 MiB are read at a time.
+    train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
     """
     numbers = [place for place, size in enumerate(sizes) if not size]
     met = [np.zeros(size, bool) for size in sizes]

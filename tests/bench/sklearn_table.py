@@ -83,7 +83,9 @@ def main() -> None:
             cells = [_cell([result[metric] for result in results[peer]]) for peer in PEERS]
             lines.append(f"| {name}, {metric} | {' | '.join(cells)} |")
     packages = ", ".join(f"{package} {version(package)}" for package in ("torch", "scikit-learn", "numpy"))
-    print(f"\n{platform.processor() or platform.machine()}, CPU, Python {platform.python_version()}, {packages}; ", end="")
+    print(
+        f"\n{platform.processor() or platform.machine()}, CPU, Python {platform.python_version()}, {packages}; ", end=""
+    )
     print(f"n = {asked.seeds} splits, each with its own seed; median (lowest to highest)\n")
     print(f"| set, measure | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
     print("\n".join(lines))

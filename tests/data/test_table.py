@@ -108,7 +108,9 @@ def test_the_kind_follows_from_the_target(values, kind, classes):
     assert source.classes == classes
     assert source.reader["target"]["kind"] == kind
     if classes:
-        assert [source.classes[index] for index in source.rows[1]] == [value.removesuffix(".0").lower() for value in values]
+        assert [source.classes[index] for index in source.rows[1]] == [
+            value.removesuffix(".0").lower() for value in values
+        ]
     else:
         assert source.rows[1].tolist() == [[0.5], [2], [3]]
         assert source.targets == ("y",)
@@ -157,7 +159,7 @@ def test_keys_are_left_out_unless_somebody_asks():
 
 
 def test_values_as_other_programs_write_them():
-    text = "\ufeffindex a;when;on\r\n\r\n 1 ;2026-01-01T00:00:00+02:00;TRUE\r\n?;2026-01-02 06:30:00Z;false\r\n\" 2.5\";;True\r\n"
+    text = '\ufeffindex a;when;on\r\n\r\n 1 ;2026-01-01T00:00:00+02:00;TRUE\r\n?;2026-01-02 06:30:00Z;false\r\n" 2.5";;True\r\n'
     write("t.csv", text)
     source = table("t.csv")
     hours = [22.0, 6.5]
@@ -311,7 +313,8 @@ def test_thousands_of_columns():
 def test_numbers_first_and_texts_later_are_texts(folder, monkeypatch):
     from runner.data import table_csv
 
-    monkeypatch.setattr(table_csv, "BLOCK_BYTES", 64)  # several batches
+    monkeypatch.setattr(table_csv, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(table_csv, "COLUMN_BYTES", 1)
     rows = ["1,0", "2,1"] * 10 + ["north,0", "south,1"] * 30
     write("t.csv", "c,y\n" + "\n".join(rows) + "\n")
     categories = table("t.csv").reader["columns"][0]["categories"]

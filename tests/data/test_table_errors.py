@@ -29,7 +29,11 @@ def faults(*args, **settings):
         (GOOD.replace("3,a", "inf,a"), "line 4, column 'age', is 'inf'", "data.drop=[age]"),
         (GOOD.replace("1,a", '1,"a\nb\n"').replace("3,a", "old,a"), "line 6, column 'age'", "data.drop"),
         (GOOD.replace("\n3,a", "\n\n\nold,a"), "line 6, column 'age'", "data.drop"),
-        ("d,y\n2026-01-01,0\n2026-02-30,1\n2026-01-03,0\n2026-01-04,1\n", "line 3, column 'd', is '2026-02-30'", "data.drop=[d]"),
+        (
+            "d,y\n2026-01-01,0\n2026-02-30,1\n2026-01-03,0\n2026-01-04,1\n",
+            "line 3, column 'd', is '2026-02-30'",
+            "data.drop=[d]",
+        ),
         (GOOD.replace("3,a,1", "3,a"), "t.csv, line 4, has 2 values, and the header names 3 columns", "mended"),
         (GOOD.replace("3,a,1", "3,a,1,1"), "line 4, has 4 values", "quotes"),
         (GOOD.replace("3,a,1", "3,a,"), "line 4, column 'y', is missing, and it is the target", "left out"),
@@ -63,9 +67,24 @@ def test_what_is_wrong_in_a_file(content, so, write, folder):
         ({"missing": "zero"}, "data.missing=zero", "mean", "data.missing=refuse"),
         ({"max_categories": 0}, "data.max_categories=0", "1 or more", "data.max_categories=100"),
         ({"in_memory": "maybe"}, "data.in_memory=maybe", "memory", "data.in_memory=auto"),
-        ({"target": "city", "kind": "regression"}, "data.path=good.csv", "line 2, column 'city', is 'a'", "data.kind=classification"),
-        ({"target": ["y", "city"], "kind": "classification"}, "data.kind=classification data.target=[y,city]", "several", "multilabel"),
-        ({"target": ["y", "age"], "kind": "multilabel"}, "data.path=good.csv", "line 3, column 'age', is '2'", "mended"),
+        (
+            {"target": "city", "kind": "regression"},
+            "data.path=good.csv",
+            "line 2, column 'city', is 'a'",
+            "data.kind=classification",
+        ),
+        (
+            {"target": ["y", "city"], "kind": "classification"},
+            "data.kind=classification data.target=[y,city]",
+            "several",
+            "multilabel",
+        ),
+        (
+            {"target": ["y", "age"], "kind": "multilabel"},
+            "data.path=good.csv",
+            "line 3, column 'age', is '2'",
+            "mended",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_settings(settings, asked, so, write):

@@ -45,7 +45,16 @@ def test_the_same_rows_splits_and_layers_as_in_memory(settings):
     splits = [split(source, val_fraction=0.2, test_fraction=0.1, limit=None, seed=3) for source in (whole, parts)]
     assert whole.around(splits[0].train) == parts.around(splits[1].train)
     loaders = [
-        load(s.train, residency="auto", free_bytes=None, batch_size=64, device=torch.device("cpu"), seed=1, shuffle=True, num_workers=0)[0]
+        load(
+            s.train,
+            residency="auto",
+            free_bytes=None,
+            batch_size=64,
+            device=torch.device("cpu"),
+            seed=1,
+            shuffle=True,
+            num_workers=0,
+        )[0]
         for s in splits
     ]
     for one, other in zip(loaders[0].epoch(0), loaders[1].epoch(0), strict=True):
@@ -160,7 +169,15 @@ def test_jobs_that_start_together_make_it_once(folder):
         "r._make = told\n"
         "s = table('t.csv', in_memory=False); print(s.rows.fingerprint)"
     )
-    jobs = [subprocess.Popen([sys.executable, "-c", code], env={**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")}, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
     outputs = [job.communicate(timeout=120)[0].split() for job in jobs]
     assert sum("made" in output for output in outputs) == 1
     assert len({output[-1] for output in outputs}) == 1
@@ -185,6 +202,7 @@ in_memory, limit = json.loads(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others set memory aside that nobody uses
 pyarrow.set_cpu_count(1)
+torch.manual_seed(0)
 nn = torch.nn.Linear(2, 2); nn(torch.zeros(4, 2)).sum().backward()
 before = size("RssAnon")
 resource.setrlimit(resource.RLIMIT_DATA, ((size("VmData") + limit) * 2**20, -1))
@@ -208,13 +226,13 @@ try:
     batches.close()
 finally:
     end.set(); watcher.join()
-print(json.dumps({"rows": len(source.rows), "origin": source.origin, "first": losses[0], "last": losses[-1], "grown_mib": most[0] - before}))
+print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first": losses[0], "last": losses[-1], "grown_mib": most[0] - before}))
 """
 
 
 @pytest.mark.slow
 def test_a_million_rows_train_in_less_memory_than_they_take(folder):
-    """1,000,000 rows of 30 numbers are 114 MiB of float32 and twice that with a split's copies; 160 MiB are allowed.
+    """A CSV of 367 MiB, 233 MiB of float32 and twice that with the splits' copies; 300 MiB are allowed beyond the imports.
 
     RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
     """
@@ -222,19 +240,22 @@ def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     import pyarrow.csv as pa_csv
 
     draw = np.random.default_rng(0)
-    values = draw.normal(size=(1_000_000, 30)).astype(np.float32).round(3)
-    columns = {f"x{index}": values[:, index] for index in range(30)}
+    values = draw.normal(size=(1_000_000, 60)).astype(np.float32).round(3)
+    columns = {f"x{index}": values[:, index] for index in range(60)}
     pa_csv.write_csv(pa.table({**columns, "y": (values[:, 0] > 0).astype(np.int8)}), "big.csv")
     environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache"), "MALLOC_ARENA_MAX": "1"}
     found = {}
     for in_memory in ("true", '"auto"'):
-        command = [sys.executable, "-c", LIMITED, in_memory, "160"]
-        found[in_memory] = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, check=False)
+        command = [sys.executable, "-c", LIMITED, in_memory, "300"]
+        found[in_memory] = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=folder, check=False
+        )
     assert found["true"].returncode, "the limit does not show what it should: all rows went into memory"
-    assert "memory" in found["true"].stderr.lower()
+    assert "MemoryError" in found["true"].stderr or "allocate" in found["true"].stderr
     assert found['"auto"'].returncode == 0, found['"auto"'].stderr
     told = json.loads(found['"auto"'].stdout)
-    assert told["rows"] == 1_000_000
+    assert told["rows"] == 800_000
     assert "left by ulimit -d" in told["origin"]
+    print(told)
     assert told["last"] < 0.8 * told["first"]
-    assert told["grown_mib"] < 160
+    assert told["grown_mib"] < 300

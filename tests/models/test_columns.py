@@ -39,7 +39,8 @@ def test_what_training_did_not_meet_is_all_zeros():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "numbers", "row", "expected"), [((0,), 1, [3.0], [3.0]), ((2,), 0, [1.0], [0.0, 1.0]), ((0, 0), 2, [1, 2], [1, 2])]
+    ("sizes", "numbers", "row", "expected"),
+    [((0,), 1, [3.0], [3.0]), ((2,), 0, [1.0], [0.0, 1.0]), ((0, 0), 2, [1, 2], [1, 2])],
 )
 def test_numbers_alone_and_categories_alone(sizes, numbers, row, expected):
     module = TableColumns(sizes, [0.0] * numbers, [1.0] * numbers, [0.0] * numbers)
