@@ -1,8 +1,10 @@
 """Real files on disk, read as a person's would be."""
 
+import csv
 import datetime as dt
-import gzip
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,8 +43,7 @@ def features(source, rows=None):
 
 
 def write(name, text, encoding="utf-8"):
-    with open(name, "w", encoding=encoding, newline="") as file:
-        file.write(text)
+    Path(name).write_text(text, encoding=encoding, newline="")
     return name
 
 
@@ -285,13 +286,9 @@ def test_the_reader_says_what_is_missing(mixed):
 
 
 def test_odd_names_and_categories_travel_through_the_card():
-    import json
-
     names = ["a,b", 'quo"te', "${x}", "ü \n new", "{y}", "=1", "target"]
     rows = [["${x}", 1, 2, 3, 4, 5, 0], ["{z}", 5, 4, 3, 2, 1, 1]]
-    import csv
-
-    with open("odd.csv", "w", newline="", encoding="utf-8") as file:
+    with Path("odd.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([names, *rows])
     source = table("odd.csv")
     reader = build(json.loads(json.dumps(source.reader)), key="reader")

