@@ -16,6 +16,11 @@ COMPANY = {
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
     "data=huggingface": ["data.path=imagefolder", "data.data_dir=images", "model=cnn"],
     "data=images": ["data.path=images", "model=cnn"],
+    "data=breast_cancer": ["model=mlp"],
+    "data=diabetes": ["model=mlp", "task=regression"],
+    "data=iris": ["model=mlp"],
+    "data=table": ["data.path=rows.csv", "model=mlp"],
+    "data=wine": ["model=mlp"],
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "task=autoencoding": ["model=mlp", "model.out_features=${facts.in_features}"],
     "task=own": ["task.function._target_=my_tasks.loss"],
@@ -38,6 +43,7 @@ def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", own_folder / "cache")
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
     (own_folder / "my_tasks.py").write_text("def loss(model, batch):\n    return model(batch[0]).square().mean()\n")
+    (own_folder / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3}x,{i % 2}\n" for i in range(60)))
     words = [
         option,
         *COMPANY.get(option, []),

@@ -1,0 +1,46 @@
+"""Nothing goes in; the bytes that this process may still take come out: by the machine, its container and its own limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: of the container that the process runs in, by version 2 and 1 of control groups
+GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+def memory_left() -> tuple[int, str]:
+    """Bytes, and what holds them to that."""
+    import psutil
+
+    left = [(int(psutil.virtual_memory().available), "free")]
+    for most, now in GROUPS:
+        try:
+            left.append((int(most.read_text()) - int(now.read_text()), "left to this container"))
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return min(left)
+    sizes = _sizes()
+    for limit, now_bytes, name in (
+        (resource.RLIMIT_DATA, sizes.get("VmData", 0), "ulimit -d"),
+        (resource.RLIMIT_AS, sizes.get("VmSize", 0), "ulimit -v"),
+    ):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            left.append((max(0, soft - now_bytes), f"left by {name}"))
+    return min(left)
+
+
+def _sizes() -> dict[str, int]:
+    """Of this process by Linux's names, in bytes; {} elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    parts = (line.split() for line in lines if line.endswith("kB"))
+    return {name.rstrip(":"): int(count) * 1024 for name, count, _ in parts}

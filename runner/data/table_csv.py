@@ -1,0 +1,127 @@
+"""A CSV or TSV file goes in; batches of its rows come out, every value a text, and the line of an editor for each row."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Fault, RunnerError
+
+ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+SEPARATORS = (",", "\t", ";", "|")
+#: bytes that are parsed at once, for each column and for all: reading takes about a hundred times the least of them
+#: (blocks of 1, 2 and 8 MiB: 110, 200 and 380 MiB; pyarrow 25, 2026-11), and fewer cost time where columns are many
+COLUMN_BYTES, LEAST_BLOCK, MOST_BLOCK = 2**14, 2**20, 2**24
+
+
+def header(file: Path, *, asked: str) -> list[str]:
+    """The names in the first line, without spaces around them. Raises: RunnerError for an empty file."""
+    with _text(file, asked) as stream:
+        for names in csv.reader(stream, delimiter=separator(file, asked=asked)):
+            if names:
+                return [name.strip() for name in names]
+    raise RunnerError(Fault(asked, f"{file.name} is empty", "a file with a line of column names and rows below it"))
+
+
+def separator(file: Path, *, asked: str) -> str:
+    """Of the comma, tab, semicolon and bar the one that parts most names in the first line."""
+    with _text(file, asked) as stream:
+        first = next((line for line in stream if line.strip()), "")
+    outside = "".join(first.split('"')[::2])  # what stands in quotes is part of a name
+    return max(SEPARATORS, key=outside.count)
+
+
+def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
+    """pyarrow record batches of the columns `wanted`, in that order, as texts. Reads one block of the file at a time.
+
+    Raises: RunnerError for a row with too few or too many values and for bytes that are no UTF-8, with its line.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv  # heavy, and nothing but a table needs it
+
+    names = header(file, asked=asked)
+    numbered = [f"{index}" for index in range(len(names))]  # two columns may have an empty name
+    block = min(max(LEAST_BLOCK, len(names) * COLUMN_BYTES), MOST_BLOCK)
+    chosen = [numbered[names.index(name)] for name in wanted]
+    try:
+        reader = pa_csv.open_csv(
+            file,
+            read_options=pa_csv.ReadOptions(block_size=block, column_names=numbered, skip_rows_after_names=0),
+            parse_options=pa_csv.ParseOptions(delimiter=separator(file, asked=asked), newlines_in_values=True),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(numbered, pa.string()), include_columns=chosen, strings_can_be_null=False
+            ),
+        )
+        with closing(reader):
+            for index, batch in enumerate(reader):
+                rows = batch.slice(1) if index == 0 else batch  # the first row is the header
+                if rows.num_rows:
+                    yield rows.rename_columns(list(wanted))
+    except pa.ArrowMemoryError:
+        raise  # nothing is wrong with the file
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise RunnerError(_unreadable(file, len(names), error, asked)) from None
+
+
+def line(file: Path, row: int, *, asked: str = "") -> int:
+    """Where row number `row` (from 0) ends, as an editor counts lines, from 1. Reads the file up to there."""
+    with _text(file, asked) as stream:
+        reader = csv.reader(stream, delimiter=separator(file, asked=asked))
+        count = -1
+        for values in reader:
+            if values:
+                if count == row:
+                    return reader.line_num
+                count += 1
+        return reader.line_num
+
+
+def _unreadable(file: Path, width: int, error: Exception, asked: str) -> Fault:
+    """pyarrow tells no line: the file is read once more, slowly, up to what is wrong."""
+    try:
+        with _text(file, asked) as stream:
+            reader = csv.reader(stream, delimiter=separator(file, asked=asked))
+            for values in reader:
+                if values and len(values) != width:
+                    so = f"{file.name}, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
+                    return Fault(asked, so, "that line mended (a value with the separator in it stands in quotes)")
+    except RunnerError as found:
+        return found.faults[0]
+    except (csv.Error, OSError, EOFError) as found_error:
+        error = found_error
+    so = f"{file.name} can't be read as a table: {str(error).splitlines()[0]}"
+    return Fault(asked, so, "a whole CSV file, saved as UTF-8")
+
+
+@contextmanager
+def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
+    """The file's lines; bytes that are no UTF-8 raise a RunnerError with their line."""
+    before = csv.field_size_limit(MOST_BLOCK)  # a quoted text may be as long as a block
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+            yield _decoded(stream, file, asked)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RunnerError(
+            Fault(asked, f"{file.name} is no whole gzip file: {error}", "the file packed again")
+        ) from None
+    except PermissionError:
+        raise RunnerError(Fault(asked, f"you may not read {file.name}", f"chmod u+r {file}")) from None
+    finally:
+        csv.field_size_limit(before)
+
+
+def _decoded(stream: Any, file: Path, asked: str) -> Iterator[str]:
+    number = 0
+    for number, raw in enumerate(stream, start=1):
+        try:
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding than UTF-8"
+            so = f"{file.name}, line {number}, holds {raw[error.start : error.start + 1]!r}: that is {kind}"
+            write = f"iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv"
+            raise RunnerError(Fault(asked, so, write)) from None

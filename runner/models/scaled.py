@@ -1,0 +1,23 @@
+"""A model's outputs go in, (B, T), with a spread of about 1; the numbers they stand for come out, in the targets' units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Scaled(nn.Module):
+    """outputs * spreads + means, each (T,): what the targets of the training split have."""
+
+    means: Tensor
+    spreads: Tensor
+
+    def __init__(self, means: Sequence[float], spreads: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.tensor(means, dtype=torch.float32))
+        self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.float32))
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs * self.spreads + self.means
