@@ -1,6 +1,7 @@
 """Whole runs with metrics, derived values and pictures: what is measured, kept by, stopped at and drawn."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +16,8 @@ OWN = "def hits(said, true):\n    return (said.argmax(1) == true).float().mean()
 HITS = "task.metrics={hits: {_target_: my_tasks.hits, _partial_: true}}"
 
 
-def summary():
-    with open("run/summary.json") as file:
-        return json.load(file)
+def summary(name="run"):
+    return json.loads(Path(name, "summary.json").read_text())
 
 
 @pytest.mark.parametrize("ema", ["train.ema_decay=0.9", "train.accumulate_steps=2"])
@@ -50,17 +50,17 @@ def test_a_metric_that_is_not_there_is_told(own_folder, capsys):
 
 def test_a_run_that_is_resumed_measures_the_same(own_folder):
     (own_folder / "my_tasks.py").write_text(OWN)
-    words = [*SHORT, HITS, "task.plots=false", "train.num_epochs=3", "data=synthetic", "data.num_rows=3000"]
+    words = [*SHORT, HITS, "task.plots=false", "train.num_epochs=2", "data=synthetic", "data.num_rows=600"]
     assert cli.main(words) == 0
     whole = read_points(own_folder / "run")
     slowly = [*words, "hydra.run.dir=cut", "train.max_seconds=0.001"]
     assert cli.main(slowly) == 0
     for _ in range(60):
-        if json.loads((own_folder / "cut" / "summary.json").read_text())["ending"] == "finished":
+        if summary("cut")["ending"] == "finished":
             break
         assert cli.main(["resume", "cut"]) == 0
     cut = read_points(own_folder / "cut")
-    assert cut["val/hits"] == whole["val/hits"] and cut["val/hits"] == pytest.approx(cut["val/accuracy"])
+    assert cut["val/hits"] == whole["val/hits"] == whole["val/accuracy"]
 
 
 def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
@@ -92,6 +92,18 @@ def test_two_inputs_have_a_decision_boundary(own_folder):
     words = [*SHORT, "data=arrays", "data.path=moons.npz", "train.num_epochs=3", "task.plots=[boundary]"]
     assert cli.main(words) == 0
     assert (own_folder / "run" / "plots" / "boundary.png").is_file()
+
+
+def test_metrics_of_a_file_have_names_of_their_own(own_folder):
+    (own_folder / "my_tasks.py").write_text(OWN)
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ntask:\n  metrics:\n    mine: {_target_: my_tasks.hits, _partial_: true}\n"
+        "    macro:\n      _target_: torchmetrics.classification.MulticlassF1Score\n"
+        "      num_classes: ${facts.num_classes}\n      average: macro\n"
+    )
+    assert cli.main([*SHORT, "experiment=mine", "train.num_epochs=1", "task.plots=false"]) == 0
+    assert {"val/mine", "val/macro", "test/macro"} <= summary()["metrics"].keys()
 
 
 @pytest.mark.parametrize(
