@@ -13,6 +13,7 @@ import numpy as np
 from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
+from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
 from runner.loop import Progress, train
 from runner.metrics import MetricBuffer, Window
@@ -172,6 +173,11 @@ class Training:
             raise
         values = {f"{split}/{name}": value for name, value in found.items()}
         self._reporter.values(values, step=self.progress.step)
+        if split == "val" and (fault := _no_such_metric(parts.best.metric, values)):
+            if parts.limits.patience is not None:  # it would never stop early
+                raise RunnerError(fault)
+            if self.progress.epoch == 0:
+                self.screen.say(f"best: the last weights are kept, as {fault.so}; write {fault.write}")
         self.record.seconds["evaluate"] += time.perf_counter() - began
         return values
 
@@ -225,6 +231,16 @@ class Training:
                     fail(record, error)
         record.pulls, record.findings = self.buffer.pulls, merged(self.watch.findings)
         record.num_steps, record.num_epochs, record.best = progress.step, progress.epoch, progress.best
+
+
+def _no_such_metric(metric: str, values: Mapping[str, float]) -> Fault | None:
+    """What is wrong with a metric of the validation split that no epoch has: none would be the best one."""
+    if not metric.startswith("val/") or metric in values:
+        return None
+    hits = nearest(metric, values) or [*values]
+    write = " or ".join(f"train.early_stopping.metric={hit}" for hit in hits[:3])
+    so = f"the validation split has no {metric}; it has {', '.join(values)}"
+    return Fault(f"train.early_stopping.metric={metric}", so, write)
 
 
 def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm: float | None, on_oom: str) -> None:

@@ -7,8 +7,9 @@ from torch import nn
 from runner.backends import precision
 from runner.data.loaders import Resident
 from runner.optim import AveragedWeights
-from runner.step import evaluate, make_step
+from runner.step import evaluate, make_judge, make_step
 from runner.tasks.classification import Classification
+from runner.tasks.regression import Regression
 from runner.watch.finding import merged
 from runner.watch.guard import Guard
 
@@ -127,3 +128,53 @@ def test_a_sound_step_reads_nothing(settings):
     for _ in range(2):
         step([rows(30), rows(30)])
     assert [str(finding) for finding in watch.findings] == []
+
+
+def gathering(**settings):
+    return Classification(
+        num_classes=3, metrics={"right": lambda said, true: (said.argmax(1) == true).float().mean()}, **settings
+    )
+
+
+@pytest.mark.parametrize("size", [60, 16, 7])
+def test_metrics_count_each_row_once_whatever_the_batches(size):
+    inputs, targets = rows(60)
+    model, batches = net(), Resident((inputs, targets), batch_size=size, device=CPU, seed=0, shuffle=False)
+    values = evaluate(model, gathering(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    assert list(values) == ["loss", "accuracy", "right"]
+    expected = (model(inputs).argmax(1) == targets).float().mean().item()
+    assert values["right"] == pytest.approx(values["accuracy"], rel=1e-6) == pytest.approx(expected)
+
+
+def test_what_is_derived_follows_from_the_whole_split():
+    inputs, targets = rows(50)[0], torch.randn(50, 3)
+    batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
+    values = evaluate(net(), Regression(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    expected = nn.functional.mse_loss(net()(inputs), targets).sqrt().item()
+    assert values["rmse"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_task_with_dropout_of_its_own_is_measured_without_it():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, model, batch):
+            return {"loss": self.dropout(model(batch[0])).square().mean()}
+
+    task, model = Noisy(), net()
+    values = evaluate(model, task, [rows()], precision=precision("fp32", device=CPU))
+    assert values["loss"] == pytest.approx(model(rows()[0]).square().mean().item(), rel=1e-6)
+    assert task.training
+
+
+def test_the_guard_looks_at_metrics_too():
+    def reads(said, true):
+        return said.mean() if said.sum() > 0 else said.sum()
+
+    task = Classification(num_classes=3, metrics={"own": reads})
+    watch = Guard(CPU, when="first_step", model=net(), task=task)
+    judge = watch.on(make_judge(task, precision=precision("fp32", device=CPU)))
+    evaluate(net(), task, [rows(), rows()], precision=precision("fp32", device=CPU), judge=judge)
+    assert [finding.line.split(":")[0] for finding in watch.findings] == ["tests/test_step.py"]

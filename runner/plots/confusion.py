@@ -29,10 +29,10 @@ def draw(results: Results, path: Path) -> bool:
     heading = f"Confusion matrix, accuracy {np.trace(matrix) / max(1, matrix.sum()):.4f}"
     has_numbers = count <= MOST_WITH_NUMBERS
     longest = max(len(paper.cut(name, MOST_CHARACTERS)) for name in names)
-    label = 0.2 + 0.075 * longest
+    label = 0.3 + 0.09 * longest
     below = label if longest > 3 else 0.25
     side = min(8.2, max(2.7, 0.52 * count)) if has_numbers else 7.0
-    beside = 0.35 if has_numbers else 3.6
+    beside = 0.35 if has_numbers else 4.0
     left = label + 0.4
     width, height = max(left + side + beside, 5.2), paper.HEAD + side + below + 0.45
     figure = paper.new(width, height, title=results.title, figure_of=heading)
@@ -83,7 +83,7 @@ def _list(
     )
     for line, (true, said) in enumerate(pairs):
         at = 1 - (1.47 + 0.42 * line) / height
-        text = f"{paper.cut(names[true], 22)} → {paper.cut(names[said], 22)}"
+        text = f"{paper.cut(names[true], 16)} → {paper.cut(names[said], 16)}"
         figure.text(left, at, text, fontsize=8.5, color=paper.INK)
         note = f"{matrix[true, said]} times, {shares[true, said]:.0%} of its rows"
         figure.text(left, at - 0.165 / height, note, fontsize=7.5, color=paper.MUTED)
