@@ -170,7 +170,7 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
         model=model,
         weights=weights,
         task=place(task, device) if isinstance(task, nn.Module) else task,
-        card=_card(cfg, source, around),
+        card=_card(cfg, inner, source, around),
         optimizer=optimizer,
         schedule=make_schedule(optimizer) if make_schedule else None,
         average=AveragedWeights(model, decay=cfg.train.ema_decay) if cfg.train.ema_decay else None,
@@ -247,10 +247,11 @@ def _surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
     return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
 
 
-def _card(cfg: DictConfig, source: Source, around: Around) -> Card:
+def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Around) -> Card:
     shown = passwords.shown(cfg)
+    node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
     return Card(
-        model=_surrounded(_parted(shown["model"], "model")[0], around),  # of its own weights it needs no file
+        model=_surrounded(node or _parted(shown["model"], "model")[0], around),
         task=shown["task"],
         reader=source.reader,
         classes=source.classes,

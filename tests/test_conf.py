@@ -1,5 +1,6 @@
 """Every file in conf/ composes, says what it must, and runs."""
 
+import importlib.util
 import json
 
 import pytest
@@ -17,11 +18,26 @@ COMPANY = {
     "task=regression": ["data=synthetic", "data.num_classes=null"],
     "data=synthetic": ["data.num_rows=300"],
     "experiment=overhead": ["data.num_rows=300"],
+    "data=mnist1d": ["data.num_rows=300", "data.num_test_rows=50"],
+    "data=playground": ["model=mlp"],
+    **{f"model={name}": ["data=mnist1d", "model.hidden_size=8"] for name in ("gru", "lstm")},
+    "model=resnet": ["model.width=4"],
+    "model=vit": ["model.width=12", "model.depth=1"],
+    "model=huggingface": [
+        "+model.config.model_type=vit",
+        *(f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")),
+        *(f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")),
+    ],
+    "model=autoencoder": ["data=synthetic", "data.num_features=1", "data.num_classes=null", "task=regression"],
 }
 
 
+#: what an option needs that is an extra
+PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
+
+
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_runs_a_few_steps(option, own_folder):
+def test_every_option_runs_a_few_steps(option, own_folder, capsys):
     import numpy as np
 
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
@@ -33,6 +49,10 @@ def test_every_option_runs_a_few_steps(option, own_folder):
         "tracking.enabled=false",
         "hydra.run.dir=run",
     ]
+    if option in PACKAGES and not importlib.util.find_spec(PACKAGES[option]):
+        assert cli.main(words) == 2
+        assert f'pip install "runner[{PACKAGES[option]}]"' in capsys.readouterr().err
+        return
     assert cli.main(words) == 0
     assert json.loads((own_folder / "run" / "summary.json").read_text())["num_steps"] == 2
 

@@ -103,7 +103,8 @@ def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
             if len(own & set(shorter)) > len(own & set(found)) or (not own & set(found) and len(shorter) == len(found)):
                 found, better = shorter, True
                 break
-    return found
+    longer = {f"model.{name}": value for name, value in found.items()}  # of what runner.models.libraries holds
+    return longer if len(own & set(longer)) > len(own & set(found)) else found
 
 
 def _amiss(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
