@@ -69,7 +69,7 @@ def run(
     rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
     hide(folder, str(cfg.tracking.uri))
     with _publishing(cfg, folder, member) as publisher:
-        parts = prepare(cfg, torch.device(choice.here))
+        parts = prepare(cfg, torch.device(choice.here), goes_on=any((folder / "checkpoints").glob("last*.pt")))
         if repetition is not None:
             repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)
@@ -285,6 +285,8 @@ def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> N
     sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
     screen.say(f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}")
     screen.say(f"model:  {model_name(cfg)}, {parts.num_parameters:,} parameters, {cfg.train.precision}")
+    if parts.weights:
+        screen.say(f"starts: {parts.weights}")
     screen.say(f"folder: {_short(folder)}")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,41 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from runner.errors import Fault, RunnerError, nearest
+
 #: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def make_optimizer(make: Callable[..., Optimizer], model: nn.Module, *, device: torch.device) -> Optimizer:
-    """The optimizer over the parameters that train; fused where the device and the optimizer have it and YAML says nothing."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+#: what `optimizer.no_decay` knows: parameters of fewer than two dimensions
+NORMS_AND_BIASES = "norms_and_biases"
+
+
+def make_optimizer(
+    make: Callable[..., Optimizer],
+    model: nn.Module,
+    *,
+    device: torch.device,
+    groups: Sequence[Mapping[str, Any]] = (),
+    no_decay: str | None = None,
+    prefix: str = "",
+) -> Optimizer:
+    """The optimizer over the parameters that train; fused where the device and the optimizer have it and YAML says nothing.
+
+    groups: each a `match`, a pattern of names, and what holds for those parameters in place of the optimizer's own
+    settings; the first that matches wins. no_decay: norms_and_biases, vectors and scalars, keep out of weight_decay.
+    prefix: what stands before the names that a person knows.
+    Raises: RunnerError for a pattern that matches nothing and a setting that this optimizer does not have.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    settings = set(inspect.signature(make.func if isinstance(make, partial) else make).parameters)
+    parameters: Any = [parameter for _, parameter in named]
+    floating = all(parameter.is_floating_point() for parameter in parameters)
+    if groups or no_decay:
+        parameters = _grouped([(name.removeprefix(prefix), value) for name, value in named], groups, no_decay, settings)
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     asked = any(chosen.get(name) is not None for name in ("fused", "foreach", "capturable", "differentiable"))
-    floating = all(parameter.is_floating_point() for parameter in parameters)
-    if not asked and floating and device.type in FUSED_DEVICES and _takes_fused(make):
+    if not asked and floating and device.type in FUSED_DEVICES and "fused" in settings:
         try:
             return make(parameters, fused=True)
         except RuntimeError:
@@ -32,10 +57,73 @@ def make_optimizer(make: Callable[..., Optimizer], model: nn.Module, *, device: 
     return make(parameters)
 
 
-def _takes_fused(make: Callable[..., Optimizer]) -> bool:
+def _grouped(
+    named: list[tuple[str, nn.Parameter]], groups: Sequence[Mapping[str, Any]], no_decay: str | None, settings: set[str]
+) -> list[dict[str, Any]]:
+    """torch's parameter groups: what no pattern matches first, and of each what does not decay apart."""
+    found: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
+    for index, group in enumerate(groups):
+        _check_settings(group, settings, f"optimizer.groups[{index}]")
+    if no_decay:
+        _check_settings({"weight_decay": 0}, settings, f"optimizer.no_decay={no_decay}, so")
+    for name, parameter in named:
+        place = next((index for index, names in enumerate(hits) if name in names), -1)
+        found.setdefault((place, no_decay == NORMS_AND_BIASES and parameter.dim() < 2), []).append(parameter)
+    made = []
+    for (place, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
+        own = {key: value for key, value in groups[place].items() if key != "match"} if place >= 0 else {}
+        made.append({"params": parameters, **own, **({"weight_decay": 0.0} if stays else {})})
+    return made
 
-    target = make.func if isinstance(make, partial) else make
-    return "fused" in inspect.signature(target).parameters
+
+def _check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> None:
+    """torch takes any name in a group and never looks at it again."""
+    for name in group:
+        if name not in settings - {"params"} | {"match"}:
+            hits = nearest(name, settings) or sorted(settings - {"params"})
+            so = f"this optimizer has no setting {name}"
+            raise RunnerError(Fault(f"{asked}.{name}={group[name]}", so, f"{' or '.join(hits)} instead of {name}"))
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
+    """Keeps the parameters that a pattern names as they are: no gradient, and norms among them keep their running statistics.
+
+    A pattern is a name, of a parameter or of a module with all below it, with * and ? for what varies. A BatchNorm whose
+    parameters are all frozen stays in eval mode, as its statistics would drift away from weights that don't. Dropout works
+    on. Raises: RunnerError for a pattern that matches nothing, and where nothing is left to train.
+    """
+    named = {name.removeprefix(prefix): parameter for name, parameter in model.named_parameters()}
+    for pattern in patterns:
+        for name in matching(pattern, list(named), key="model.freeze"):
+            named[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in named.values()):
+        asked = f"model.freeze=[{','.join(patterns)}]"
+        raise RunnerError(Fault(asked, "it leaves nothing to train", "patterns that leave the last layer out, say"))
+    for module in model.modules():
+        own = list(module.parameters(recurse=False))
+        is_frozen = bool(patterns and own) and not any(parameter.requires_grad for parameter in own)
+        if is_frozen and getattr(module, "running_mean", None) is not None:
+            _stay_in_eval(module)
+
+
+def _stay_in_eval(module: nn.Module) -> None:
+    """A class of its own: an attribute on the module would hold on to it when a model is copied for its averaged weights."""
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"train": lambda self, mode=True: kind.train(self, False)})
+    module.eval()
+
+
+def matching(pattern: str, names: Sequence[str], *, key: str) -> set[str]:
+    """The names that a pattern matches, or that lie below one that it matches. Raises: RunnerError where there is none."""
+    found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+    if not found:
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
+        tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+        hits = nearest(pattern.strip("*."), [*modules, *names]) or [f"a pattern of names that begin with {tops}"]
+        so = f"it matches no parameter; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise RunnerError(Fault(f"{key}: {pattern}", so, " or ".join(hits)))
+    return found
 
 
 def warmup_cosine(

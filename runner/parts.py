@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,16 +25,25 @@ from runner.data.split import Splits, split
 from runner.device import Choice, Hardware, check_precision, choose
 from runner.errors import Fault, RunnerError
 from runner.loop import Best, Limits
-from runner.optim import AveragedWeights, make_optimizer
+from runner.models.prepared import Prepared
+from runner.models.weights import load_weights
+from runner.optim import AveragedWeights, freeze, make_optimizer
 from runner.placement import place, tensors
-from runner.schema import PRECISIONS
-from runner.targets import build
+from runner.schema import PRECISIONS, Model
+from runner.schema import Optimizer as OptimizerSettings
+from runner.targets import argument_names, build
 from runner.targets import faults as target_faults
 from runner.tasks.checks import trains_nothing
 from runner.tasks.names import is_rising
 from runner.tasks.task import Task
 
 PREPARED = "runner.models.prepared.Prepared"
+#: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
+#: argument of the same name gets that argument instead, when it is not as it is here
+SHARED: dict[str, tuple[type, dict[str, Any]]] = {
+    "model": (Model, {"weights": None, "strict": True, "freeze": []}),
+    "optimizer": (OptimizerSettings, {"groups": [], "no_decay": None}),
+}
 #: facts that most data has no word of
 OPTIONAL_FACTS = {"vocab_size": None, "context_length": None, "bytes_per_token": None, "class_counts": None}
 
@@ -50,6 +60,7 @@ class Parts:
     val: Batches | None
     test: Batches | None
     model: nn.Module
+    weights: str  # what it starts from, in words; empty: drawn from the seed
     task: Task
     card: Card
     optimizer: Optimizer
@@ -97,19 +108,24 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         found += error.faults
     for key in config.BUILT:
         if OmegaConf.is_dict(config.value(cfg, key)):
-            found += target_faults(config.target_node(cfg, key), key=key)
+            node, shared = _parted(config.target_node(cfg, key), key)
+            found += target_faults(node, key=key)
+            if key in SHARED:
+                schema, usual = SHARED[key]
+                found += config.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
     found += _not_in_this_version(cfg)
     if found or choice is None:
         raise RunnerError(*found)
     return choice
 
 
-def prepare(cfg: DictConfig, device: torch.device) -> Parts:
+def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False) -> Parts:
     """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
 
+    goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
-    return prepare_training(cfg, device, prepare_data(cfg, device))
+    return prepare_training(cfg, device, prepare_data(cfg, device), goes_on=goes_on)
 
 
 def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
@@ -122,7 +138,7 @@ def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
     return Data(source, splits, residency, loaders)
 
 
-def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts:
+def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_on: bool = False) -> Parts:
     """The other half: model, task, optimizer and what they need."""
     source, loaders = data.source, data.loaders
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
@@ -132,11 +148,15 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
     around = source.around(data.splits.train) if source.around is not None else Around()
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        model = build(_surrounded(_resolved(cfg, "model"), around), key="model")
+        node, shared = _parted(_resolved(cfg, "model"), "model")
+        model = build(_surrounded(node, around), key="model")
+    inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    weights = _start(inner, shared, goes_on=goes_on)
     model = place(model, device)
     if cfg.train.compile:
         model.compile()
-    optimizer = make_optimizer(build(_resolved(cfg, "optimizer"), key="optimizer"), model, device=device)
+    node, shared = _parted(_resolved(cfg, "optimizer"), "optimizer")
+    optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
     task = build(_resolved(_without_unknown_facts(cfg, "task"), "task"), key="task")
     trains_nothing(task)
@@ -151,8 +171,9 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data) -> Parts
         val=loaders.get("val"),
         test=loaders.get("test"),
         model=model,
+        weights=weights,
         task=place(task, device) if isinstance(task, nn.Module) else task,
-        card=_card(cfg, source, around),
+        card=_card(cfg, inner, source, around),
         optimizer=optimizer,
         schedule=make_schedule(optimizer) if make_schedule else None,
         average=AveragedWeights(model, decay=cfg.train.ema_decay) if cfg.train.ema_decay else None,
@@ -203,6 +224,24 @@ def _loaders(
     return loaders, reason
 
 
+def _parted(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A node as its target takes it, and our settings beside it."""
+    usual = SHARED[key][1] if key in SHARED else {}
+    taken = set(usual) & argument_names(node) if usual else set()
+    own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
+    return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
+
+
+def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
+    """Puts the weights in that the model is to start from, and freezes what is to stay; says what it starts from."""
+    path, words = shared.get("weights"), ""
+    if path is not None and (Path(str(path)).exists() or not goes_on):
+        words = load_weights(model, str(path), strict=shared.get("strict", True))
+    patterns = shared.get("freeze") or []
+    freeze(model, [patterns] if isinstance(patterns, str) else patterns)
+    return words
+
+
 def _surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
     """The model's node, with what the data needs around it."""
     if around.before is None and around.after is None:
@@ -211,10 +250,11 @@ def _surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
     return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
 
 
-def _card(cfg: DictConfig, source: Source, around: Around) -> Card:
+def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Around) -> Card:
     shown = passwords.shown(cfg)
+    node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
     return Card(
-        model=_surrounded(shown["model"], around),
+        model=_surrounded(node or _parted(shown["model"], "model")[0], around),
         task=shown["task"],
         reader=source.reader,
         classes=source.classes,

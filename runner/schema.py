@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,27 @@ class Data:
     limit: int | None = _at_least(1)
     residency: str = _one_of("auto", "device", "stream")
     num_workers: int | None = _at_least(0)
+
+
+@dataclass
+class Model:
+    """What every model has; the other keys of `model` are the arguments of its `_target_`."""
+
+    weights: str | None = MISSING
+    strict: bool = MISSING
+    freeze: Any = _value(
+        "a pattern of names, or a list of them", lambda value: not value or _are(value, str), "[encoder]"
+    )
+
+
+@dataclass
+class Optimizer:
+    """What every optimizer has, likewise."""
+
+    groups: Any = _value(
+        "a list of {match: PATTERN, SETTING: ...}", lambda value: _are_groups(value), "[{match: encoder, lr: 0.0001}]"
+    )
+    no_decay: str | None = _one_of("norms_and_biases")
 
 
 @dataclass
@@ -191,6 +212,13 @@ def _are(value: Any, kind: type, *, among: tuple[str, ...] | None = None) -> boo
     """Whether it is one or a list of that kind, and there is at least one."""
     values = [value] if isinstance(value, kind) else list(value) if isinstance(value, Sequence) else []
     return bool(values) and all(isinstance(one, kind) and (among is None or one in among) for one in values)
+
+
+def _are_groups(value: Any) -> bool:
+    """Whether it is a list, empty or not, of mappings with a `match` each."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return all(isinstance(one, Mapping) and isinstance(one.get("match"), str) for one in value)
 
 
 @dataclass

@@ -70,6 +70,14 @@ def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
     return [fault for path, inner in _targets(node, key) for fault in _target_faults(path, inner, own_code)]
 
 
+def argument_names(node: dict[str, Any]) -> set[str]:
+    """The arguments that a node's target names; none for a target that is not allowed or tells no signature."""
+    try:
+        return set(inspect.signature(locate(str(node.get("_target_")))).parameters)
+    except (RunnerError, TypeError, ValueError):
+        return set()
+
+
 def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
     """The class or function that a dotted path names. more: prefixes that are allowed, too.
 

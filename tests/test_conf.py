@@ -1,5 +1,6 @@
 """Every file in conf/ composes, says what it must, and runs."""
 
+import importlib.util
 import json
 
 import pytest
@@ -26,11 +27,26 @@ COMPANY = {
     "task=own": ["task.function._target_=my_tasks.loss"],
     "data=synthetic": ["data.num_rows=300"],
     "experiment=overhead": ["data.num_rows=300"],
+    "data=mnist1d": ["data.num_rows=300", "data.num_test_rows=50"],
+    "data=playground": ["model=mlp"],
+    **{f"model={name}": ["data=mnist1d", "model.hidden_size=8"] for name in ("gru", "lstm")},
+    "model=resnet": ["model.width=4"],
+    "model=vit": ["model.width=12", "model.depth=1"],
+    "model=huggingface": [
+        "+model.config.model_type=vit",
+        *(f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")),
+        *(f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")),
+    ],
+    "model=autoencoder": ["task=autoencoding"],
 }
 
 
+#: what an option needs that is an extra
+PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
+
+
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
+def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch, capsys):
     import numpy as np
     from PIL import Image
 
@@ -52,6 +68,10 @@ def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch):
         "tracking.enabled=false",
         "hydra.run.dir=run",
     ]
+    if option in PACKAGES and not importlib.util.find_spec(PACKAGES[option]):
+        assert cli.main(words) == 2
+        assert f'pip install "runner[{PACKAGES[option]}]"' in capsys.readouterr().err
+        return
     assert cli.main(words) == 0
     assert json.loads((own_folder / "run" / "summary.json").read_text())["num_steps"] == 2
 

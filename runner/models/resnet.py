@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -77,7 +78,8 @@ class Basic(nn.Module):
         self.shortcut = _shortcut(inputs, outputs, stride)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return (self.path(inputs) + self.shortcut(inputs)).relu()
+        outputs: Tensor = (self.path(inputs) + self.shortcut(inputs)).relu()
+        return outputs
 
 
 class Bottleneck(nn.Module):
@@ -96,7 +98,8 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(inputs, outputs, stride)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return (self.path(inputs) + self.shortcut(inputs)).relu()
+        outputs: Tensor = (self.path(inputs) + self.shortcut(inputs)).relu()
+        return outputs
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
@@ -121,7 +124,7 @@ def _initialise(model: ResNet) -> None:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, Basic | Bottleneck):
-            nn.init.zeros_(module.path[-1].weight)
+            nn.init.zeros_(cast(nn.BatchNorm2d, module.path[-1]).weight)
     nn.init.kaiming_normal_(model.output.weight, nonlinearity="linear")
     nn.init.zeros_(model.output.bias)
 

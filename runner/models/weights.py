@@ -1,0 +1,126 @@
+"""A model and a file of weights go in; the model with those weights comes out, and in words what of them it took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import Fault, RunnerError, nearest
+
+#: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
+PREFIXES = ("_orig_mod.", "module.", "model.")
+#: where a file that holds more than weights keeps them
+INSIDE = ("model", "state_dict", "model_state_dict")
+BEST = "checkpoints/best.pt"
+MOST_NAMES = 8  # in a message
+
+
+def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
+    """Puts the weights of a file into the model, by name; says how many, and what stayed as it was.
+
+    path: FILE.safetensors, FILE.pt or .pth (a state_dict, or a checkpoint with one in it), or the folder of a run, whose
+    best weights are taken. Read with weights_only: no code in it can run. Names lose a wrapper's prefix where they fit the
+    model without it. strict=False takes what is there by the same name and of the same shape.
+    Raises: RunnerError for a file that is none, with strict for each name that is amiss, else where nothing fits at all.
+    """
+    own = model.state_dict()
+    found = _unwrapped(read_weights(path), set(own))
+    fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
+    amiss = _amiss(own, found)
+    if amiss and (strict or not fitting):
+        write = "model.strict=false to take what fits, or a model with the sizes of the file"
+        if not fitting:
+            write = "the file of this model, or the model of this file"
+        raise RunnerError(Fault(f"model.weights={path}", "\n".join(amiss), write))
+    model.load_state_dict(fitting, strict=False)
+    taken = f"{len(fitting)} of the model's {len(own)} tensors come from {path}"
+    return "; ".join([taken, *amiss])
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Tensors by name, on the host. Raises: RunnerError for a file that is not there or holds none."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / BEST
+        if not file.is_file():
+            so = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
+            raise RunnerError(Fault(f"model.weights={path}", so, "a run's folder, or a file of weights"))
+    if not file.is_file():
+        there = [str(each) for each in sorted(file.parent.glob("*")) if each.suffix in (".safetensors", ".pt", ".pth")]
+        write = (
+            " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
+            or "a file or a run's folder that is there"
+        )
+        raise RunnerError(Fault(f"model.weights={path}", "there is no such file", write))
+    found = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
+    for key in INSIDE:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+            break
+    items = found.items() if isinstance(found, Mapping) else ()
+    named = {str(name): value for name, value in items if isinstance(value, Tensor)}
+    if not named:
+        so = f"it holds {type(found).__name__}, and weights are tensors by name"
+        raise RunnerError(Fault(f"model.weights={path}", so, "torch.save(model.state_dict(), FILE) where it was made"))
+    return named
+
+
+def _from_safetensors(file: Path) -> Any:
+    try:
+        from safetensors.torch import load_file  # an extra: who has no such file needs no such package
+    except ImportError:
+        so = "reading it needs safetensors, which is not installed"
+        raise RunnerError(Fault(f"model.weights={file}", so, 'pip install "runner[safetensors]"')) from None
+    try:
+        return load_file(file)
+    except Exception as error:
+        so = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(f"model.weights={file}", so, "the file once more from where it came")) from error
+
+
+def _from_torch(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        so = "it can't be read without running code in it, or is damaged: " + (str(error).splitlines() or [""])[0]
+        write = (
+            "torch.save(model.state_dict(), FILE) where it was made, which holds tensors alone, or a .safetensors file"
+        )
+        raise RunnerError(Fault(f"model.weights={file}", so, write)) from error
+
+
+def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
+    """The names without the prefixes that keep them from fitting; what another run's data put around its model stays away."""
+    better = True
+    while better:
+        better = False
+        for prefix in PREFIXES:
+            shorter = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+            if len(own & set(shorter)) > len(own & set(found)) or (not own & set(found) and len(shorter) == len(found)):
+                found, better = shorter, True
+                break
+    longer = {f"model.{name}": value for name, value in found.items()}  # of what runner.models.libraries holds
+    return longer if len(own & set(longer)) > len(own & set(found)) else found
+
+
+def _amiss(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """In words: what differs in shape, what the model has and the file not, and the other way round."""
+    shapes = [
+        f"{name} ({'x'.join(map(str, found[name].shape))} in the file, {'x'.join(map(str, value.shape))} in the model)"
+        for name, value in own.items()
+        if name in found and found[name].shape != value.shape
+    ]
+    missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
+    other = [name for name in found if name not in own]
+    near = [f"{name} (like {hits[0]} in the file)" if (hits := nearest(name, other)) else name for name in missing]
+    lists = (("of another shape", shapes), ("not in the file", near), ("not in the model", other))
+    return [f"{words}: {_listed(names)}" for words, names in lists if names]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
