@@ -50,9 +50,10 @@ class Language:
             reduction="sum",
         )
         with torch.no_grad():
-            counted = (targets != self.ignore_index).sum().clamp(min=1)
-            accuracy = (outputs.argmax(-1) == targets).sum() / counted
-        return {"loss": losses / counted, "accuracy": accuracy}
+            counts = targets != self.ignore_index
+            num_counted = counts.sum().clamp(min=1)
+            accuracy = ((outputs.argmax(-1) == targets) & counts).sum() / num_counted
+        return {"loss": losses / num_counted, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         """(B, T, V) probabilities of the next token."""
