@@ -67,7 +67,7 @@ class Language:
         loss = values.get("loss")
         if loss is None or self.label_smoothing:
             return {}
-        found = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        found = {"perplexity": math.inf if loss > 700 else math.exp(loss)}
         if self.bytes_per_token:
             found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return found
