@@ -50,9 +50,10 @@ class Language:
             reduction="sum",
         )
         with torch.no_grad():
-            counted = (targets != self.ignore_index).sum().clamp(min=1)
-            accuracy = (outputs.argmax(-1) == targets).sum() / counted
-        return {"loss": losses / counted, "accuracy": accuracy}
+            counts = targets != self.ignore_index
+            num_counted = counts.sum().clamp(min=1)
+            accuracy = ((outputs.argmax(-1) == targets) & counts).sum() / num_counted
+        return {"loss": losses / num_counted, "accuracy": accuracy}
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         """(B, T, V) probabilities of the next token."""
@@ -66,7 +67,7 @@ class Language:
         loss = values.get("loss")
         if loss is None or self.label_smoothing:
             return {}
-        found = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        found = {"perplexity": math.inf if loss > 700 else math.exp(loss)}
         if self.bytes_per_token:
             found["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         return found

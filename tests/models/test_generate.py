@@ -1,0 +1,141 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import RunnerError
+from runner.models.generate import generate, sample
+from runner.models.gpt import GPT
+from runner.models.prepared import Prepared
+from runner.watch.host_reads import HostReads
+
+CPU = torch.device("cpu")
+
+
+class Chances(nn.Module):
+    """The same probabilities whatever stood before; it keeps what it was shown."""
+
+    def __init__(self, *chances, context_length=None):
+        super().__init__()
+        self.logits, self.shown, self.was_training = torch.tensor(chances).log(), [], []
+        if context_length:
+            self.context_length = context_length
+
+    def forward(self, tokens):
+        self.shown.append(tokens.clone())
+        self.was_training.append(self.training)
+        return SimpleNamespace(logits=self.logits.expand(*tokens.shape, -1))
+
+
+def drawn(model, num_tokens, rows=1, **settings):
+    prompt = torch.zeros(rows, 1, dtype=torch.int64)
+    return generate(model, prompt, num_tokens, generator=torch.Generator().manual_seed(0), **settings)[:, 1:]
+
+
+def shares(tokens, count):
+    return tokens.flatten().bincount(minlength=count) / tokens.numel()
+
+
+def test_tokens_come_as_often_as_they_are_likely():
+    chances = torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0])
+    found = shares(drawn(Chances(*chances.tolist()), 50, rows=400), 5)
+    assert (found - chances).abs().max() < 0.01
+    assert found[1] == found[4] == 0, "what is impossible never comes"
+
+
+def test_temperature_and_top_k():
+    chances = (0.4, 0.1, 0.3, 0.2)
+    found = shares(drawn(Chances(*chances), 50, rows=400, temperature=0.5), 4)
+    assert (found - torch.tensor([0.16, 0.01, 0.09, 0.04]) / 0.3).abs().max() < 0.01
+    found = shares(drawn(Chances(*chances), 50, rows=400, top_k=2), 4)
+    assert (found - torch.tensor([4, 0, 3, 0]) / 7).abs().max() < 0.01
+    assert drawn(Chances(*chances), 20, temperature=0).eq(0).all()
+    assert drawn(Chances(*chances), 20, top_k=1).eq(0).all()
+    assert torch.equal(drawn(Chances(*chances), 20, top_k=9), drawn(Chances(*chances), 20))
+
+
+@pytest.mark.parametrize("inside", [lambda model: model, lambda model: Prepared(model)])
+def test_a_model_is_shown_no_more_than_its_context(inside):
+    model = Chances(0.5, 0.5, context_length=4)
+    prompt = torch.tensor([[0, 1, 1, 0, 1, 0]])
+    found = generate(inside(model), prompt, 3)
+    assert torch.equal(found[:, :6], prompt) and found.shape == (1, 9)
+    for index, shown in enumerate(model.shown):
+        assert torch.equal(shown, found[:, 2 + index : 6 + index])
+    bare = Chances(0.5, 0.5)
+    generate(bare, prompt, 3)
+    assert [shown.shape[1] for shown in bare.shown] == [6, 7, 8]
+    generate(bare, prompt, 1, context_length=2)
+    assert bare.shown[-1].shape[1] == 2
+
+
+def test_the_model_is_in_evaluation_mode_meanwhile():
+    model = Chances(0.5, 0.5)
+    drawn(model, 2)
+    assert model.was_training == [False, False] and model.training
+    drawn(model.eval(), 1)
+    assert not model.training
+
+
+def test_the_seed_decides_and_rows_differ():
+    torch.manual_seed(0)
+    model = GPT(7, 8, 16, 1, 2)
+    torch.manual_seed(5)
+    first = drawn(model, 30, rows=3)
+    torch.manual_seed(6)
+    assert torch.equal(drawn(model, 30, rows=3), first)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_a_gpt_goes_on_beyond_its_context_as_it_would_from_there():
+    torch.manual_seed(0)
+    model = GPT(7, 8, 16, 2, 2)
+    found = generate(model, torch.tensor([[3, 4]]), 30, temperature=0)
+    assert found[0, -1] == model(found[:, -9:-1])[0, -1].argmax()
+
+
+def test_nothing_of_the_device_is_read(device):
+    torch.manual_seed(0)
+    model = GPT(7, 8, 16, 1, 2).to(device)
+    prompt = torch.tensor([[3, 4]], device=device)
+    with HostReads(device) as reads:
+        generate(model, prompt, 12, temperature=0.7, top_k=3)
+    assert [str(read) for read in reads.found if "a copy from the host" not in str(read)] == []
+    assert len(reads.found) <= 1, "the draws, at once"
+
+
+class Letters:
+    def encode(self, text):
+        if "?" in text:
+            raise RunnerError()
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+def test_a_text_to_look_at():
+    model = Chances(0.0, 0.5, 0.5)
+    said = sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=3)
+    assert said.startswith("ab") and len(said) == 42 and set(said[2:]) == {"b", "c"}
+    assert said == sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=3)
+    assert said != sample(model, Letters(), CPU, prompt="ab", num_tokens=40, seed=4)
+    assert sample(model, Letters(), CPU, prompt="?", num_tokens=3)[0] == "a"
+    assert len(sample(model, Letters(), CPU, prompt="", num_tokens=3)) == 4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "asked", "write"),
+    [
+        (torch.zeros(1, 0), {}, "a prompt of shape (1, 0)", "(1, 1)"),
+        (torch.zeros(3), {}, "a prompt of shape (3,)", "(1, 1)"),
+        (torch.zeros(1, 1), {"temperature": -1}, "temperature=-1", "temperature=1.0"),
+        (torch.zeros(1, 1), {"top_k": 0}, "top_k=0", "top_k=null"),
+    ],
+)
+def test_what_can_not_be_asked(prompt, settings, asked, write):
+    with pytest.raises(RunnerError) as caught:
+        generate(Chances(0.5, 0.5), prompt.long(), 3, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked and write in fault.write

@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.models.transformer import Transformer
+
+
+def small(shape, out_features=5, **settings):
+    torch.manual_seed(0)
+    return Transformer(shape, out_features, **{"width": 16, "depth": 2, "num_heads": 2, **settings}).eval()
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("patch_size", [1, 4])
+def test_signals(positions, pooling, patch_size):
+    model = small([3, 18], positions=positions, pooling=pooling, patch_size=patch_size)
+    signals = torch.randn(4, 3, 18)
+    outputs = model(signals)
+    assert outputs.shape == (4, 5)
+    changed = signals.clone()
+    changed[:, :, 15] += 1
+    assert ((model(changed) - outputs).abs().max(1).values > 1e-6).all(), "the last sample of a whole patch counts"
+    assert (model(signals.flip(2)) - outputs).abs().max() > 1e-6, "so does the order"
+    model.train()(signals).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_tokens(pooling):
+    model = small([7], vocab_size=9, pooling=pooling)
+    tokens = torch.randint(9, (4, 7))
+    assert model(tokens).shape == (4, 5)
+    assert model(tokens[:, :3]).shape == (4, 5), "shorter ones, too"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_counts_for_nothing(pooling):
+    model = small([7], vocab_size=9, pooling=pooling, padding_token=0)
+    tokens = torch.tensor([[1, 2, 3]])
+    padded = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [0] * 7])
+    outputs = model(padded)
+    assert torch.allclose(outputs[:1], model(tokens), atol=1e-6)
+    assert outputs.isfinite().all(), "a row of nothing else"
+    counting = small([7], vocab_size=9, pooling=pooling)
+    assert not torch.allclose(counting(padded)[:1], counting(tokens), atol=1e-4)
+
+
+def test_the_outputs_begin_with_a_spread_of_about_one():
+    """Where a vector gathers them; a mean over positions of a random signal is smaller."""
+    assert 0.5 < small([3, 32], 400, width=64, pooling="cls")(torch.randn(64, 3, 32)).std() < 2
+
+
+def test_texts_are_classified():
+    """Which of two tokens comes first: a bag of tokens could not tell."""
+    torch.manual_seed(0)
+    model = Transformer([6], 2, 32, 2, 2, vocab_size=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(120):
+        tokens, at = torch.randint(2, 8, (64, 6)), torch.rand(64, 6).argsort(1)[:, :2]
+        tokens.scatter_(1, at, torch.tensor([[0, 1]]).expand(64, 2))
+        targets = (at[:, 0] < at[:, 1]).long()
+        loss = torch.nn.functional.cross_entropy(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss.item() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        ((7,), {}, "model=transformer on inputs of shape (7,)", "tokens, whose number", "model.vocab_size=..."),
+        ((3, 8, 8), {}, "model=transformer on inputs of shape (3, 8, 8)", "signals", "model=cnn"),
+        ((3, 8), {"vocab_size": 5}, "model=transformer on inputs of shape (3, 8)", "(T,)", "model.vocab_size=null"),
+        ((3, 8), {"patch_size": 9}, "model.patch_size=9", "of the 8 samples", "model.patch_size=1"),
+        ((3, 8), {"pooling": "max"}, "model.pooling=max", "mean or cls", "model.pooling=mean"),
+        ((3, 8), {"num_heads": 5}, "model.num_heads=5", "width of 16", "model.num_heads=4"),
+    ],
+)
+def test_what_is_no_transformer(shape, settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        small(shape, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so and write in fault.write

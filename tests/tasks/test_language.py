@@ -1,0 +1,147 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import runner
+from runner import cli
+from runner.backends import precision
+from runner.card import read_card
+from runner.errors import RunnerError
+from runner.models.generate import sample
+from runner.models.gpt import GPT
+from runner.optim import make_optimizer
+from runner.step import make_step
+from runner.targets import build
+from runner.tasks.language import Language
+from runner.tasks.task import Predicting
+from runner.watch.host_reads import HostReads
+
+LOGITS = torch.tensor([[[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], [[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]]])
+TARGETS = torch.tensor([[0, 0], [2, 0]])
+SMALL = ("model=gpt", "model.width=16", "model.depth=1", "model.num_heads=2", "task=language", "device=cpu")
+
+
+class Fixed(nn.Module):
+    def __init__(self, wrapped):
+        super().__init__()
+        self.wrapped = wrapped
+
+    def forward(self, inputs):
+        return SimpleNamespace(logits=LOGITS) if self.wrapped else LOGITS
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["a tensor", "an object with logits"])
+def test_cross_entropy_over_all_positions_and_the_part_that_is_right(wrapped):
+    task, model, batch = Language(), Fixed(wrapped), (TARGETS, TARGETS)
+    assert isinstance(task, Predicting)
+    values = task(model, batch)
+    assert list(values) == ["loss", "accuracy"]
+    assert values["loss"].item() == pytest.approx(F.cross_entropy(LOGITS.flatten(0, 1), TARGETS.flatten()).item())
+    assert values["accuracy"].item() == 0.75
+    outputs = task.outputs(model, batch)
+    assert outputs is LOGITS and task.judge(outputs, batch) == values
+    assert torch.allclose(task.predictions(outputs).sum(-1), torch.ones(2, 2))
+    assert task.targets(batch) is TARGETS
+
+
+def test_padding_counts_for_nothing():
+    padded = torch.tensor([[0, -100], [2, -100]])
+    values = Language()(Fixed(False), (padded, padded))
+    kept = F.cross_entropy(LOGITS[:, 0], padded[:, 0])
+    assert values["loss"].item() == pytest.approx(kept.item())
+    assert values["accuracy"].item() == 1
+    values = Language(ignore_index=0)(Fixed(False), (TARGETS, torch.zeros_like(TARGETS)))
+    assert (values["loss"].item(), values["accuracy"].item()) == (0, 0), "nothing else in the batch"
+
+
+def test_what_follows_from_a_loss():
+    loss = 2 * math.log(2)
+    assert Language().derived({"loss": loss}) == {"perplexity": pytest.approx(4)}
+    told = Language(bytes_per_token=4.0).derived({"loss": loss})
+    assert told == {"perplexity": pytest.approx(4), "bits_per_byte": pytest.approx(0.5)}
+    assert Language().derived({"loss": 1e4}) == {"perplexity": math.inf}
+    assert math.isnan(Language().derived({"loss": math.nan})["perplexity"])
+    assert Language().derived({"accuracy": 1.0}) == Language(label_smoothing=0.1).derived({"loss": loss}) == {}
+
+
+def test_a_step_reads_nothing_of_the_device(device):
+    torch.manual_seed(0)
+    model = GPT(9, 8, 16, 2, 2).to(device)
+    optimizer = make_optimizer(torch.optim.AdamW, model, device=device)
+    step = make_step(
+        model, Language(), optimizer=optimizer, precision=precision("fp32", device=device), clip_grad_norm=1.0
+    )
+    tokens = torch.randint(9, (4, 9)).to(device)
+    batch = tokens[:, :-1], tokens[:, 1:]
+    step([batch])
+    with HostReads(device) as reads:
+        step([batch])
+    assert [str(read) for read in reads.found] == []
+
+
+def words(folder, **settings):
+    (folder / "a.txt").write_text("the cat sat on the mat.\n" * 60)
+    given = {"data": "text", "data.path": "a.txt", "data.context_length": 16, "tracking.enabled": "false", **settings}
+    return [*SMALL, *(f"{key}={value}" for key, value in given.items())]
+
+
+def test_a_whole_run_and_what_can_be_done_with_its_folder(own_folder):
+    overrides = words(own_folder, **{"train.num_epochs": 25, "train.batch_size": 16, "optimizer.lr": 0.01})
+    summary = runner.run(overrides, folder="run")
+    assert summary["status"] == "finished", summary["error"]
+    assert summary["host_reads"]["unexpected"] == 0
+    assert summary["metrics"]["val/loss"] < 1.0 < math.log(13)
+    card = read_card(own_folder / "run")
+    assert card.facts["vocab_size"] == len(set("the cat sat on the mat.\n"))
+    model, reader = build(card.model), build(card.reader)
+    weights = torch.load(own_folder / "run/checkpoints/best.pt", weights_only=True)["model"]
+    model.load_state_dict(weights)
+    said = sample(model, reader, torch.device("cpu"), num_tokens=60, temperature=0)
+    assert "cat" in said or "mat" in said or "sat" in said
+
+
+@pytest.mark.parametrize("residency", ["device", "stream"])
+def test_a_run_that_goes_on_in_an_epochs_middle_ends_as_if_it_had_not_stopped(own_folder, residency):
+    settings = {"data.residency": residency, "train.batch_size": 8}
+    assert cli.main([*words(own_folder, **settings, **{"train.num_steps": 14}), "hydra.run.dir=whole"]) == 0
+    assert cli.main([*words(own_folder, **settings, **{"train.num_steps": 5}), "hydra.run.dir=part"]) == 0
+    assert cli.main(["resume", "part", "train.num_steps=14"]) == 0
+    one, two = (torch.load(f"{name}/checkpoints/last.pt", weights_only=True)["model"] for name in ("whole", "part"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_run_on_a_token_file_ends_as_one_on_its_text(own_folder):
+    from runner.data.tokens import write_tokens
+
+    overrides = words(own_folder, **{"train.num_steps": 6, "train.batch_size": 8})
+    first = runner.run(overrides, folder="text")
+    write_tokens([(own_folder / "a.txt").read_text()], "a.bin", "characters")
+    mapped = words(own_folder, **{"data": "tokens", "data.path": "a.bin", "train.num_steps": 6, "train.batch_size": 8})
+    second = runner.run([*mapped, "data.num_workers=0"], folder="tokens")
+    names = ("train/loss", "val/loss", "test/accuracy")
+    assert [first["metrics"][name] for name in names] == [second["metrics"][name] for name in names]
+
+
+def test_classes_of_texts(own_folder):
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(1, 9, (200, 6))
+    np.savez("rows.npz", x=tokens, y=(tokens == 3).any(1).astype(np.int64))
+    overrides = [
+        "data=arrays", "data.path=rows.npz", "data.float_inputs=false", "model=transformer", "model.vocab_size=9",
+        "model.width=16", "model.depth=1", "model.num_heads=2", "device=cpu", "tracking.enabled=false",
+        "train.num_epochs=30", "train.batch_size=20", "optimizer.lr=0.01",
+    ]  # fmt: skip
+    summary = runner.run(overrides, folder="run")
+    assert summary["status"] == "finished", summary["error"]
+    assert summary["metrics"]["val/accuracy"] > 0.9
+
+
+def test_what_takes_tokens_says_so_of_other_data(own_folder):
+    with pytest.raises(RunnerError) as caught:
+        runner.run(["data=digits", "model=gpt", "tracking.enabled=false"], folder="run")
+    assert "data=text" in str(caught.value)
