@@ -56,7 +56,7 @@ def _set_switches(cfg: DictConfig, device: torch.device) -> None:
 
 
 def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:
-    values = {}
+    values: dict[str, float] = {}
     are_classes = trained.card.facts.get("num_classes") is not None
     for name in found.rows:
         batches = batches_of(found, name, cfg, trained.device)
