@@ -133,12 +133,13 @@ def _npz(file: Path, target: Path) -> Iterator[Write]:
 
     yield write
     with file.open("wb") as stream:
-        np.savez(stream, **{name: np.concatenate(parts) for name, parts in kept.items()})
+        whole: dict[str, Any] = {name: np.concatenate(parts) for name, parts in kept.items()}
+        np.savez(stream, **whole)
 
 
 def _cells(values: Any) -> list[Any]:
     """float32 in as few digits as tell it from its neighbours, not in those of a double."""
-    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()  # type: ignore[no-any-return]
+    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
 
 
 def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
