@@ -160,7 +160,7 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
     """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
     given = [word for word in overrides if word.partition("=")[0] == key]
     try:
-        return OmegaConf.from_dotlist([given[-1]]).get(key) if given else None
+        return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
         so = f"its value can't be read: {str(error).splitlines()[0]}"
         raise RunnerError(Fault(given[-1], so, f"'{key}=...' in quotes")) from None

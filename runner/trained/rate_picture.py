@@ -26,7 +26,8 @@ def draw(found: Found, path: Path, *, title: str) -> None:
     for rate, color, name in marks:
         taken = ", taken" if rate == found.suggested else ""
         axes.axvline(rate, color=color, linestyle="--", linewidth=1.3, label=f"{name}: {rate:.1e}{taken}")
-    low, high = float(found.smoothed.min()), float(found.smoothed[: max(3, len(found.smoothed) // 4)].max())
+    low = float(min(found.smoothed.min(), found.losses.min()))
+    high = float(found.smoothed[: max(3, len(found.smoothed) // 4)].max())
     spread = max(high - low, 1e-12)
     # where it runs away is seen from the line that leaves the picture; all of it would press the rest flat
     axes.set_ylim(low - 0.15 * spread, high + 0.6 * spread)

@@ -43,7 +43,9 @@ def serve(wanted: str, port: int, *, predictions: bool) -> int:
         about = export_to(trained, "mlflow", model, predictions=predictions)
         for note in trained.notes:
             print(f"note    {note}")
-        environment = {**os.environ, **SETTINGS}
+        # MLflow starts `uvicorn` by its name, which stands beside this Python also where nobody has activated it
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        environment = {**os.environ, **SETTINGS, "PATH": path}
         words = ["models", "serve", "-m", str(model), "--env-manager", "local", "--host", HOST, "--port", str(port)]
         command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words, "--workers", "1"]
         # a session of its own: Ctrl-C reaches this process alone, which ends all of the other's
