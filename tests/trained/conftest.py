@@ -1,6 +1,7 @@
 """Real runs, made once: their folder is the current one of each test here."""
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def home(tmp_path_factory):
             "raw": ["data.limit=300", "task._target_=my_rows.difference", "+task._partial_=true"],
         }.items():
             path = f"hydra.run.dir=outputs/{name}/run"
-            with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            with contextlib.redirect_stdout(io.StringIO()):
                 assert cli.main([*SMALL, QUIET, path, *words]) == 0, name
     yield folder
     sys.modules.pop("my_rows", None)

@@ -34,7 +34,7 @@ def probabilities(rows):
 
 
 def write_rows(name, rows):
-    frame = pandas.DataFrame(rows.reshape(len(rows), -1), columns=[f'a "pixel", {number}' for number in range(64)])
+    frame = pandas.DataFrame(rows.reshape(len(rows), 64), columns=[f'a "pixel", {number}' for number in range(64)])
     path = Path(name)
     if path.suffix in (".csv", ".tsv"):
         frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
@@ -102,7 +102,7 @@ def test_the_preprocessing_travels(run, table):
 def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
     table(Path("new.csv"), 40, start=500)
     assert run("predict", "outputs/sizes/run", "--input", "new.csv", "--output", "out.csv")[0] == 0
-    (header, *lines) = csv.reader(Path("out.csv").open(newline=""))
+    header, *lines = csv.reader(Path("out.csv").read_text().splitlines())
     assert header == ["size"] and len(lines) == 40
     rows = torch.tensor(pandas.read_csv("new.csv").iloc[:, :3].to_numpy(np.float32))
     with torch.no_grad():
