@@ -253,6 +253,16 @@ def ui(words: list[str]) -> int:
     return _become([*command, "--port", settings.get("--port", "5000")])
 
 
+def _after_training(verb: str, words: list[str]) -> int:
+    """evaluate, predict, export, serve, register, lr-find; see runner.trained.asking."""
+    from runner.trained import asking, command
+
+    if set(command.HELP) & set(words):
+        return command.help_of(verb)
+    asked = asking.asked(verb, words)
+    return command.do(asked, *sorted_words(asked.rest, VERBS))
+
+
 def _become(command: list[str]) -> NoReturn:
     """This process goes on as another program: signals and the exit code are that one's."""
     os.execv(command[0], command)
@@ -262,6 +272,12 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": train,
     "resume": resume,
     "reproduce": reproduce,
+    "evaluate": partial(_after_training, "evaluate"),
+    "predict": partial(_after_training, "predict"),
+    "export": partial(_after_training, "export"),
+    "serve": partial(_after_training, "serve"),
+    "register": partial(_after_training, "register"),
+    "lr-find": partial(_after_training, "lr-find"),
     "plan": plan,
     "devices": devices,
     "report": report_sweep,

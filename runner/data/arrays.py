@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from runner.data.augment import augmented
 from runner.data.files import TABLE, Arrays, opened
 from runner.data.source import GIVEN, Source, from_arrays
+from runner.data.values import to_inputs
 from runner.errors import Fault, RunnerError, nearest
 
+#: of inputs without targets, read at a time
+ROWS_A_CHUNK = 65_536
 #: the last column of a table of floats is taken as classes up to so many different whole numbers
 MOST_CLASSES_IN_A_COLUMN = 100
 
@@ -39,12 +43,14 @@ def arrays(
     Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
     settings: dict[str, Any] = {"kind": kind, "keep_integers": not float_inputs, "origin": path}
+    target = f"{array_inputs.__module__}.{array_inputs.__name__}"
+    reader = {"_target_": target, "_partial_": True, "inputs": inputs, "float_inputs": float_inputs}
     with ExitStack() as stack:
         found = stack.enter_context(opened(path, key="data.path"))
         if targets_path is not None:
             others = stack.enter_context(opened(targets_path, key="data.targets_path"))
         elif TABLE in found:
-            return augmented(_from_table(found[TABLE], path, settings), augment)
+            return augmented(replace(_from_table(found[TABLE], path, settings), reader=reader), augment)
         else:
             others = found
         suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
@@ -55,7 +61,27 @@ def arrays(
         train = _part(columns, suffix, path, settings)
         there = [name for name in GIVEN if suffix and any(f"{c.name}_{name}" in found for c in columns)]
         given = {name: _part(columns, f"_{name}", path, settings, like=train).rows for name in there}
-        return augmented(replace(train, given=given), augment)
+        return augmented(replace(train, given=given, reader=reader), augment)
+
+
+def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> Iterator[Tensor]:
+    """The rows of one array, (n, ...) at a time and without targets, as arrays() reads them: the reader of its runs.
+
+    npz, safetensors: the array called `inputs`, or the only one there is. npy: mapped, so that a chunk is in memory.
+    Raises: RunnerError for a file that is missing, unreadable or lacks the array, and for NaN.
+    """
+    with opened(path, key="--input") as found:
+        names = list(found)
+        if inputs not in names and len(names) != 1:
+            listed = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items()) or "nothing in it"
+            so = f"{Path(path).name} has no array {inputs}, and not a single one that could be it; it has {listed}"
+            raise RunnerError(Fault(f"--input {path}", so, f"the same rows saved as {inputs}"))
+        name = inputs if inputs in names else names[0]
+        array = found[name]
+        for start in range(0, len(array), ROWS_A_CHUNK) if len(found.shapes[name]) else ():
+            called = f"rows {start + 1:,} and on of {Path(path).name}" if start else f"the rows of {Path(path).name}"
+            rows = array[start : start + ROWS_A_CHUNK]
+            yield to_inputs(rows, asked=f"--input {path}", called=called, keep_integers=not float_inputs)
 
 
 @dataclass(frozen=True)

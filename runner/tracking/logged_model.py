@@ -38,7 +38,7 @@ def publish_model(
     """
     with tempfile.TemporaryDirectory() as place:
         try:
-            path = _save(Path(place), run_id, *_rebuilt(folder, event, build or _build))
+            path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build))
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
@@ -49,7 +49,7 @@ def warm_up() -> None:
     import torch
 
     with tempfile.TemporaryDirectory() as place:
-        _save(Path(place), "", torch.nn.Linear(1, 1).eval(), torch.zeros(2, 1))
+        save(Path(place), "", torch.nn.Linear(1, 1).eval(), torch.zeros(2, 1))
 
 
 def _build(node: dict[str, Any]) -> Any:
@@ -72,8 +72,8 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
-def _save(place: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
-    """Saves as a graph where that works for any number of rows."""
+def save(place: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
+    """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle."""
     import torch
     from mlflow.models import Model, infer_signature
 

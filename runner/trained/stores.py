@@ -1,0 +1,43 @@
+"""A run's folder goes in; the MLflow store that has it comes out, and what a store says when it does not answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.errors import Fault, RunnerError
+from runner.tracking import place, store
+from runner.tracking.ack import read_ack
+
+VARIABLE = "MLFLOW_TRACKING_URI"
+
+
+def store_of(folder: Path, overrides: Sequence[str]) -> str:
+    """The URI: of these words, else of the run, with the environment's password where that store is the same one."""
+    given = [word.partition("=")[2] for word in overrides if word.startswith("tracking.uri=")]
+    if given:
+        return _whole(given[-1].strip("'\""))
+    environment, of_run = os.environ.get(VARIABLE), read_ack(folder).uri
+    if of_run and (environment is None or place.shown(environment) != of_run):
+        return of_run
+    return _whole(environment or "sqlite:///mlflow.db")
+
+
+@contextmanager
+def answering(asked: str, uri: str) -> Iterator[None]:
+    """MLflow with our patience. Raises: RunnerError for whatever the store or the way to it says."""
+    try:
+        with store.settings():
+            yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        so = store.explain(error, uri=uri)
+        raise RunnerError(Fault(asked, so, "the same when the store answers, or tracking.uri=URI")) from error
+
+
+def _whole(uri: str) -> str:
+    """MLflow keeps stores by their URI, whatever the current folder."""
+    return place.shown(uri) if place.sqlite_path(uri) else uri

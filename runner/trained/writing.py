@@ -1,0 +1,159 @@
+"""Columns go in, a chunk at a time; a file in the form of its ending comes out, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.errors import Fault, RunnerError, nearest
+
+Write = Callable[[Mapping[str, Any]], None]
+
+
+def check_output(path: str, *, inputs: Path) -> Path:
+    """The file to write. Raises: RunnerError for an ending that is not written, and for the input itself."""
+    file = Path(path).expanduser()
+    if file.suffix not in OPENERS:
+        hits = nearest(file.suffix, OPENERS) or list(OPENERS)
+        so = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
+        raise RunnerError(
+            Fault(f"--output {path}", so, " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits))
+        )
+    if file.exists() and file.samefile(inputs):
+        raise RunnerError(Fault(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
+    if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
+        so = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"
+        raise RunnerError(Fault(f"--output {path}", so, f"--output predictions{file.suffix or '.csv'}"))
+    if not file.parent.is_dir():
+        so = f"there is no folder {file.parent}"
+        raise RunnerError(Fault(f"--output {path}", so, f"mkdir -p {file.parent}"))
+    return file
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[Write]:
+    """A function that appends a chunk. The file appears when the block ends well; one that was there stays until then."""
+    beside = file.with_name(f".{file.name}.writing")
+    try:
+        with OPENERS[file.suffix](beside, file) as write:
+            yield write
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _separated(file: Path, target: Path) -> Iterator[Write]:
+    import csv
+
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        rows = csv.writer(stream, delimiter="\t" if target.suffix == ".tsv" else ",", lineterminator="\n")
+        is_first = True
+
+        def write(columns: Mapping[str, Any]) -> None:
+            nonlocal is_first
+            _check_flat(columns, target)
+            if is_first:
+                rows.writerow(columns)
+                is_first = False
+            rows.writerows(zip(*map(_cells, columns.values()), strict=True))
+
+        yield write
+
+
+@contextmanager
+def _json_lines(file: Path, target: Path) -> Iterator[Write]:
+    with file.open("w", encoding="utf-8") as stream:
+
+        def write(columns: Mapping[str, Any]) -> None:
+            names = list(columns)
+            for row in zip(*(values.tolist() for values in columns.values()), strict=True):
+                stream.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
+
+        yield write
+
+
+@contextmanager
+def _arrow(
+    file: Path, target: Path, open_writer: Callable[[Path, Any], AbstractContextManager[Any]]
+) -> Iterator[Write]:
+    import pyarrow
+
+    writer: Any = None
+    opened: AbstractContextManager[Any] = nullcontext()
+
+    def write(columns: Mapping[str, Any]) -> None:
+        nonlocal writer, opened
+        _check_flat(columns, target)
+        table = pyarrow.table({name: pyarrow.array(values) for name, values in columns.items()})
+        if writer is None:
+            opened = open_writer(file, table.schema)
+            writer = opened.__enter__()
+        writer.write_table(table.cast(writer.schema) if hasattr(writer, "schema") else table)
+
+    try:
+        yield write
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def _parquet(file: Path, target: Path) -> AbstractContextManager[Write]:
+    def opened(place: Path, schema: Any) -> AbstractContextManager[Any]:
+        from pyarrow.parquet import ParquetWriter
+
+        writer: AbstractContextManager[Any] = ParquetWriter(place, schema)
+        return writer
+
+    return _arrow(file, target, opened)
+
+
+def _feather(file: Path, target: Path) -> AbstractContextManager[Write]:
+    def opened(place: Path, schema: Any) -> AbstractContextManager[Any]:
+        import pyarrow
+
+        writer: AbstractContextManager[Any] = pyarrow.ipc.new_file(str(place), schema)
+        return writer
+
+    return _arrow(file, target, opened)
+
+
+@contextmanager
+def _npz(file: Path, target: Path) -> Iterator[Write]:
+    """NumPy has no form that grows: all of it is kept until the end."""
+    kept: dict[str, list[Any]] = {}
+
+    def write(columns: Mapping[str, Any]) -> None:
+        for name, values in columns.items():
+            kept.setdefault(name, []).append(values.astype(str) if values.dtype == object else values)
+
+    yield write
+    with file.open("wb") as stream:
+        whole: dict[str, Any] = {name: np.concatenate(parts) for name, parts in kept.items()}
+        np.savez(stream, **whole)
+
+
+def _cells(values: Any) -> list[Any]:
+    """float32 in as few digits as tell it from its neighbours, not in those of a double."""
+    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
+
+
+def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
+    deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if values.ndim > 1]
+    if deep:
+        so = f"a row of {', '.join(deep)} does not fit into the cell of a table"
+        raise RunnerError(Fault(f"--output {file}", so, f"--output {file.with_suffix('.npz')}"))
+
+
+OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".parquet": _parquet,
+    ".feather": _feather,
+    ".jsonl": _json_lines,
+    ".npz": _npz,
+}
