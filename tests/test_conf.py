@@ -12,8 +12,16 @@ OPTIONS = sorted(
     for path in compose.CONF.rglob("*.yaml")
     if path.parent != compose.CONF
 )
+TEXT = ["data=text", "data.path=text.txt"]
+GPT = ["model=gpt", "model.width=16", "model.depth=1"]
 #: what an option needs beside it
 COMPANY = {
+    "data=text": ["data.path=text.txt", *GPT, "task=language"],
+    "data=tokens": ["data.path=tokens.npy", "data.context_length=16", "data.num_workers=0", *GPT, "task=language"],
+    "model=gpt": [*TEXT, "task=language", "model.depth=1"],
+    "model=transformer": ["data=synthetic", "data.num_rows=300", "data.shape=[2,32]"],
+    "task=language": [*TEXT, *GPT],
+    "experiment=gpt_characters": ["data.path=text.txt", "data.context_length=16"],
     "data=arrays": ["data.path=rows.npz", "model=mlp"],
     "data=huggingface": ["data.path=imagefolder", "data.data_dir=images", "model=cnn"],
     "data=images": ["data.path=images", "model=cnn"],
@@ -60,6 +68,8 @@ def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch, capsys):
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
     (own_folder / "my_tasks.py").write_text("def loss(model, batch):\n    return model(batch[0]).square().mean()\n")
     (own_folder / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3}x,{i % 2}\n" for i in range(60)))
+    np.save(own_folder / "tokens.npy", np.arange(700) % 9)
+    (own_folder / "text.txt").write_text("a line of text.\n" * 200)
     words = [
         option,
         *COMPANY.get(option, []),
