@@ -229,6 +229,7 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # half a GiB is written and read three times: 90 s here, three times that on a busy machine
 def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     """A CSV of 367 MiB, 233 MiB of float32 and twice that with the splits' copies; 350 MiB are allowed beyond the imports.
 
