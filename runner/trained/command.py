@@ -40,12 +40,15 @@ def do(asked: Asked, flags: list[str], overrides: list[str]) -> int:
     if asked.verb == "serve":
         from runner.trained.serving import serve
 
-        port = asked.number("--port", 5001, most=65535)
-        return serve(asked.run, port, predictions="--predictions" in given)
+        return serve(asked.run, asked.number("--port", 5001, most=65535), predictions="--predictions" in given)
     if asked.verb == "register":
         from runner.trained.registering import register
 
         return register(asked.run, given["--name"], overrides, alias=given.get("--alias"), again="--again" in given)
+    return _find_rate(asked, flags, overrides)
+
+
+def _find_rate(asked: Asked, flags: list[str], overrides: list[str]) -> int:
     from runner.trained.rate_finding import find_rate
 
     return find_rate(
@@ -54,5 +57,5 @@ def do(asked: Asked, flags: list[str], overrides: list[str]) -> int:
         num_steps=asked.number("--steps", 100, least=10),
         lowest=asked.amount("--from", 1e-7),
         highest=asked.amount("--to", 10.0),
-        as_json="--json" in given,
+        as_json="--json" in asked.flags,
     )

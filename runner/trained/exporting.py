@@ -6,7 +6,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import nn
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.placement import map_tensors, num_rows, tensors
-from runner.provenance import versions
 from runner.tasks.task import Predicting
 from runner.trained import forms
+from runner.trained.about import about
 from runner.trained.inputs import example as example_of
 from runner.trained.loading import Trained, find_run, open_run, shown
 
@@ -39,12 +38,6 @@ INSTEAD = {
     "onnx": "--format pt2 for torch, --format safetensors for the weights alone, or --format mlflow, which pickles",
     "pt2": "--format safetensors for the weights alone, or --format mlflow, which pickles",
     "mlflow": "--format safetensors for the weights alone",
-}
-HOW = {
-    "safetensors": "build the module that `model` describes, load_state_dict(safetensors.torch.load_file(FILE)), eval()",
-    "onnx": "onnxruntime.InferenceSession(FILE).run(None, {NAME: array for each input})",
-    "pt2": "torch.export.load(FILE).module()(inputs)",
-    "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
 }
 
 
@@ -102,7 +95,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
         with forms.explained(asked, INSTEAD[form]):
             compute = FORMS[form][1](trained, module, rows, made)
             checked = None if compute is None else _checked(module, compute, rows, asked=asked, write=INSTEAD[form])
-            report = _about(trained, form, module, rows, checked, predictions=predictions)
+            report = about(trained, form, module, rows, checked, predictions=predictions)
         _beside(made).write_text(json.dumps(report, indent=2) + "\n")
         if target.is_dir():
             shutil.rmtree(target)  # an earlier export, see _target()
@@ -162,54 +155,3 @@ def _checked(module: nn.Module, compute: forms.Compute, rows: Any, *, asked: str
                 raise RunnerError(Fault(asked, so, write))
             largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
     return {"rows": list(TRIED_ROWS), "largest_difference": largest}
-
-
-def _about(
-    trained: Trained, form: str, module: nn.Module, rows: Any, checked: dict[str, Any] | None, *, predictions: bool
-) -> dict[str, Any]:
-    """All that somebody without this package needs to use the model."""
-    card = trained.card
-    with torch.no_grad():
-        said = module(rows)
-    kind = trained.task.kind if isinstance(trained.task, Predicting) else None
-    names = forms.output_names(module, rows)
-    return {
-        "format": form,
-        "how": HOW[form],
-        "inputs": _described(forms.input_names(rows), rows),
-        "outputs": _described(names, said),
-        "kind": kind,
-        "meaning": _meaning(kind, predictions=predictions),
-        "classes": list(card.classes),
-        "targets": list(card.targets),
-        "preprocessing": {
-            "in_the_model": {key: card.model[key] for key in ("before", "after") if key in card.model},
-            "before_it": card.reader,
-        },
-        "model": card.model,
-        "data": card.data,
-        "facts": card.facts,
-        "run": trained.folder.name,
-        "step": trained.step,
-        "checked": checked,
-        "versions": versions(),
-        "card": asdict(card),
-    }
-
-
-def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "shape": ["rows", *tensor.shape[1:]], "dtype": str(tensor.dtype).removeprefix("torch.")}
-        for name, tensor in zip(names, tensors(tree), strict=True)
-    ]
-
-
-def _meaning(kind: str | None, *, predictions: bool) -> str:
-    if predictions:
-        return "probabilities by class, in the order of `classes`" if kind == "multiclass" else "what the task predicts"
-    meanings = {
-        "multiclass": "logits by class, in the order of `classes`; softmax over the last axis makes probabilities",
-        "multilabel": "logits by label, in the order of `targets`; the logistic function makes probabilities",
-        "regression": "the numbers themselves, in the order of `targets`",
-    }
-    return meanings.get(kind or "", "the model's raw outputs")

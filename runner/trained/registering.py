@@ -14,7 +14,7 @@ from runner.tracking.ack import Ack, read_ack
 from runner.tracking.events import LeftOutError
 from runner.tracking.sync import sync
 from runner.trained.loading import BEST, find_run, open_run, shown
-from runner.trained.stores import answering, store_of
+from runner.trained.stores import answering, as_default, store_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +33,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     folder = find_run(wanted, verb="register")
     uri, asked = store_of(folder, overrides), f"register {wanted}"
     ack = _sent(folder, uri, asked=asked)
-    with answering(asked, uri):
+    with answering(asked, uri), as_default(uri):
         client = store.open_store(uri)
         store.check_run(client, str(ack.run_id))
         model_id = _model_of(client, folder, ack)
@@ -115,7 +115,7 @@ def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, aga
     """The version's number, and whether it is new."""
     from mlflow.exceptions import MlflowException
 
-    quoted = name.replace("'", "\\'")
+    quote = '"' if "'" in name else "'"
     try:
         client.create_registered_model(name)
     except MlflowException as error:
@@ -124,7 +124,7 @@ def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, aga
     source = f"models:/{model_id}"
     there = [
         found
-        for found in client.search_model_versions(f"name='{quoted}'")
+        for found in client.search_model_versions(f"name={quote}{name}{quote}")
         if found.source == source or found.model_id == model_id
     ]
     if there and not again:

@@ -38,6 +38,20 @@ def answering(asked: str, uri: str) -> Iterator[None]:
         raise RunnerError(Fault(asked, so, "the same when the store answers, or tracking.uri=URI")) from error
 
 
+@contextmanager
+def as_default(uri: str) -> Iterator[None]:
+    """The store that MLflow takes where it is not told: its registry follows `models:/ID` there (3.17)."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = uri
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
 def _whole(uri: str) -> str:
     """MLflow keeps stores by their URI, whatever the current folder."""
     return place.shown(uri) if place.sqlite_path(uri) else uri

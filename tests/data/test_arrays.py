@@ -179,3 +179,24 @@ def test_an_empty_npy_file():
 def test_a_table_of_texts():
     np.save("t.npy", np.array([["a", "b"]]))
     assert "texts" in faults("t.npy")[0].so
+
+
+def test_its_reader_reads_the_inputs_alone(monkeypatch):
+    """What travels with a run made of a file: another file's array of the same name, in chunks."""
+    from runner.data import arrays as module
+    from runner.targets import build
+
+    monkeypatch.setattr(module, "ROWS_A_CHUNK", 4)
+    source = arrays("good.npz", "inputs", targets="labels")
+    np.savez("new.npz", inputs=X + 1, other=X)
+    np.savez("single.npz", whatever=X)
+    read = build(source.reader, key="reader")
+    assert [chunk.tolist() for chunk in read("new.npz")] == [(X[:4] + 1).tolist(), (X[4:] + 1).tolist()]
+    assert torch.cat(list(read("single.npz"))).tolist() == X.tolist()
+    assert torch.cat(list(read("x.npy"))).dtype == torch.float32
+    with pytest.raises(RunnerError, match="no array inputs, and not a single one"):
+        np.savez("other.npz", a=X, b=X)
+        list(read("other.npz"))
+    integers = build(arrays("good.npz", float_inputs=False).reader, key="reader")
+    np.save("whole.npy", np.arange(6).reshape(3, 2))
+    assert next(iter(integers("whole.npy"))).dtype == torch.int64

@@ -14,7 +14,7 @@ QUIET = "tracking.enabled=false"
 SMALL = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", "train.batch_size=32"]
 
 #: a person's own data: a table with classes as words, normalised by a layer of the model, read again by its reader
-MY_ROWS = '''
+MY_ROWS = """
 import csv
 import torch
 from torch import nn
@@ -80,6 +80,18 @@ def table(path, target="kind", several=0, like=None):
     )
 
 
+def difference(model, batch):
+    inputs, targets = batch
+    return {"loss": (model(inputs).mean(1) - targets.float()).abs().mean()}
+"""
+
+
+#: a person's own models, that need torch alone
+MY_NETS = '''
+import torch
+from torch import nn
+
+
 class Branching(nn.Module):
     def __init__(self, in_features, out_features):
         super().__init__()
@@ -101,11 +113,6 @@ class OverTheBatch(Branching):
 
     def forward(self, rows):
         return self.map(rows.flatten(1)) * float(torch.empty(rows.shape[0]).numel())
-
-
-def difference(model, batch):
-    inputs, targets = batch
-    return {"loss": (model(inputs).mean(1) - targets.float()).abs().mean()}
 '''
 
 
@@ -135,6 +142,7 @@ def home(tmp_path_factory):
     """outputs/digits/run, outputs/table/run (classes), outputs/sizes/run (a regression), outputs/raw/run (an own task)."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "my_rows.py").write_text(MY_ROWS)
+    (folder / "my_nets.py").write_text(MY_NETS)
     write_table(folder / "train.csv", 200)
     own = ["data._target_=my_rows.table", "+data.path=train.csv", "data.name=mine"]
     with inside(folder):
@@ -148,7 +156,8 @@ def home(tmp_path_factory):
             with contextlib.redirect_stdout(io.StringIO()):
                 assert cli.main([*SMALL, QUIET, path, *words]) == 0, name
     yield folder
-    sys.modules.pop("my_rows", None)
+    for name in ("my_rows", "my_nets"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

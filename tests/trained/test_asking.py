@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.trained.asking import VERBS, asked
+from runner.trained.asking import asked
+from runner.trained.verbs import VERBS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUN = "outputs/digits/run"

@@ -103,11 +103,10 @@ def test_safetensors_hold_the_card(run):
 
 @pytest.fixture
 def own_model(run, tmp_path):
-    """Trains a model of my_rows for a step."""
+    """Trains a model of my_nets for a step."""
 
     def train(name):
-        words = [f"model._target_=my_rows.{name}", "model.activation=null", "model=mlp"]
-        words = ["model=linear", f"model._target_=my_rows.{name}", "train.num_steps=1", "device=cpu", "data.limit=100"]
+        words = ["model=linear", f"model._target_=my_nets.{name}", "train.num_steps=1", "device=cpu", "data.limit=100"]
         assert run(*words, "tracking.enabled=false", f"hydra.run.dir={tmp_path}/{name}")[0] == 0
         return tmp_path / name
 
@@ -117,7 +116,7 @@ def own_model(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "forms", "said"),
     [
-        ("Branching", ("pt2", "onnx"), ["my_rows.py:", "outputs.sum() > 0", "--format safetensors"]),
+        ("Branching", ("pt2", "onnx"), ["my_nets.py:", "outputs.sum() > 0", "--format safetensors"]),
         ("Solving", ("pt2", "onnx"), ["the operation aten.linalg_lstsq", "--format mlflow"]),
         ("OverTheBatch", ("safetensors",), []),
     ],
@@ -156,7 +155,7 @@ def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
     folder = own_model("Branching")
     assert run("export", str(folder), "--format", "mlflow")[0] == 0
     assert run("export", str(folder), "--format", "mlflow")[0] == 0  # an earlier export is replaced
-    assert list((folder / "exports/mlflow").rglob("my_rows.py"))
+    assert list((folder / "exports/mlflow").rglob("my_nets.py"))
     np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
     code = f"import numpy as np, mlflow.pyfunc as p; print(p.load_model({str(folder / 'exports/mlflow')!r}).predict(np.load('rows.npy')).shape)"
     done = subprocess.run(

@@ -68,9 +68,8 @@ def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, version
     assert code == 0 and "other.db" in out
     assert run("register", "outputs/a/run", "--name", "it's", "tracking.uri=sqlite:///other.db")[0] == 0
     assert Path("other.db").exists() and not Path("mlflow.db").exists()
-    assert [each.version for each in store.open_store(f"sqlite:///{own_folder}/other.db").search_model_versions()] == [
-        1
-    ]
+    found = store.open_store(f"sqlite:///{own_folder}/other.db").search_model_versions()
+    assert [int(each.version) for each in found] == [1]
 
 
 def test_a_store_that_does_not_answer_is_told(own_folder, run):

@@ -1,0 +1,73 @@
+"""A run and its exported module go in; all that somebody without this package needs to use it comes out, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.placement import tensors
+from runner.provenance import versions
+from runner.tasks.task import Predicting
+from runner.trained import forms
+from runner.trained.loading import Trained
+
+HOW = {
+    "safetensors": "build the module that `model` describes, load_state_dict(safetensors.torch.load_file(FILE)), eval()",
+    "onnx": "onnxruntime.InferenceSession(FILE).run(None, {NAME: array for each input})",
+    "pt2": "torch.export.load(FILE).module()(inputs)",
+    "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
+}
+
+
+def about(
+    trained: Trained, form: str, module: nn.Module, rows: Any, checked: dict[str, Any] | None, *, predictions: bool
+) -> dict[str, Any]:
+    """What stands beside the model. checked: what the comparison with the original found; None: it could not be made."""
+    card = trained.card
+    with torch.no_grad():
+        said = module(rows)
+    kind = trained.task.kind if isinstance(trained.task, Predicting) else None
+    names = forms.output_names(module, rows)
+    return {
+        "format": form,
+        "how": HOW[form],
+        "inputs": _described(forms.input_names(rows), rows),
+        "outputs": _described(names, said),
+        "kind": kind,
+        "meaning": _meaning(kind, predictions=predictions),
+        "classes": list(card.classes),
+        "targets": list(card.targets),
+        "preprocessing": {
+            "in_the_model": {key: card.model[key] for key in ("before", "after") if key in card.model},
+            "before_it": card.reader,
+        },
+        "model": card.model,
+        "data": card.data,
+        "facts": card.facts,
+        "run": trained.folder.name,
+        "step": trained.step,
+        "checked": checked,
+        "versions": versions(),
+        "card": asdict(card),
+    }
+
+
+def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "shape": ["rows", *tensor.shape[1:]], "dtype": str(tensor.dtype).removeprefix("torch.")}
+        for name, tensor in zip(names, tensors(tree), strict=True)
+    ]
+
+
+def _meaning(kind: str | None, *, predictions: bool) -> str:
+    if predictions:
+        return "probabilities by class, in the order of `classes`" if kind == "multiclass" else "what the task predicts"
+    meanings = {
+        "multiclass": "logits by class, in the order of `classes`; softmax over the last axis makes probabilities",
+        "multilabel": "logits by label, in the order of `targets`; the logistic function makes probabilities",
+        "regression": "the numbers themselves, in the order of `targets`",
+    }
+    return meanings.get(kind or "", "the model's raw outputs")
