@@ -56,7 +56,9 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
         asked = f"hydra.sweeper.metric={name}"
         is_known = name in known or _is_of_a_class(split, leaf, config.task)
         if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
-            hits = dict.fromkeys([*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)])
+            hits = dict.fromkeys(
+                [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)]
+            )
             so = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
             write = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
             faults.append(Fault(asked, so, write))
