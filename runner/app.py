@@ -26,7 +26,7 @@ from runner.record import Membership, Record, Repetition, introduce, model_name,
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
-from runner.tasks.checks import PLOTS
+from runner.tasks.names import PLOTS
 from runner.tasks.task import Predicting
 from runner.tracking.journal import Journal
 from runner.tracking.memory import read_points

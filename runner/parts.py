@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationToMissingValueError
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -158,7 +159,8 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     node, shared = _parted(_resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
-    task = build(_resolved(_without_unknown_facts(cfg, "task"), "task"), key="task")
+    _leave_out_unknown_facts(cfg, "task")
+    task = build(_resolved(cfg, "task"), key="task")
     trains_nothing(task)
     stopping = cfg.train.early_stopping
     metric = stopping.metric or "val/loss"
@@ -302,17 +304,14 @@ def _resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         ) from None
 
 
-def _without_unknown_facts(cfg: DictConfig, key: str) -> DictConfig:
-    """Without the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
-    from omegaconf.errors import InterpolationToMissingValueError
-
-    known = copy.deepcopy(cfg)
-    for name in list(known[key]):
+def _leave_out_unknown_facts(cfg: DictConfig, key: str) -> None:
+    """Takes out the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
+    for name in list(cfg[key]):
         try:
-            known[key][name]
+            cfg[key][name]
         except InterpolationToMissingValueError:
-            del known[key][name]
-    return known
+            with open_dict(cfg[key]):
+                del cfg[key][name]  # pop() would fill it in first
 
 
 def _not_in_this_version(cfg: DictConfig) -> list[Fault]:

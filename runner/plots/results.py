@@ -66,7 +66,7 @@ def draw_results(
 ) -> list[Path]:
     """The wanted pictures that make sense of these results; returns their files, about 0.15 s each.
 
-    wanted: names as in runner.tasks.checks.PLOTS. say: told, in a line, of a picture that failed. Raises nothing.
+    wanted: names as in runner.tasks.names.PLOTS. say: told, in a line, of a picture that failed. Raises nothing.
     """
     drawn = []
     for name in wanted:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from runner.report.findings import Report
-from runner.tasks.checks import PLOTS
+from runner.tasks.names import PLOTS
 
 MOST_BYTES, MOST_BYTES_OF_ALL = 400_000, 1_500_000
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -16,7 +16,7 @@ IMAGE = "max-width:100%;max-height:620px;background:#fff;border-radius:8px"  # t
 
 
 def best_pictures(report: Report) -> str:
-    """The pictures in the best job's folder, about 50 KB each, in the order of runner.tasks.checks; "" without any."""
+    """The pictures in the best job's folder, about 50 KB each, in the order of runner.tasks.names; "" without any."""
     best = report.best
     if best is None or not best.folder:
         return ""

@@ -8,17 +8,10 @@ from typing import Any
 from torch import nn
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.tasks.names import PLOTS
 
 #: of a count that nobody told: the task was made in code, without the data's facts
 UNKNOWN = -1
-#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.plots.results)
-PLOTS: dict[str, tuple[str, ...]] = {
-    "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
-    "multilabel": ("roc", "calibration", "samples"),
-    "regression": ("residuals", "samples", "boundary"),
-    "autoencoding": ("reconstructions",),
-    "language": (),
-}
 
 
 def one_of(value: Any, choices: Collection[str], *, key: str) -> str:

@@ -1,4 +1,4 @@
-"""The name of a metric goes in; whether more of it is better comes out."""
+"""The name of a metric goes in; whether more of it is better comes out. And the names of pictures. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ RISING = (
 )
 #: a word that decides, whatever stands beside it: accuracy_error, f1_loss
 FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "mape")
+
+#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.plots.results)
+PLOTS: dict[str, tuple[str, ...]] = {
+    "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
+    "multilabel": ("roc", "calibration", "samples"),
+    "regression": ("residuals", "samples", "boundary"),
+    "autoencoding": ("reconstructions",),
+    "language": (),
+}
 
 
 def is_rising(name: str) -> bool:

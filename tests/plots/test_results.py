@@ -9,7 +9,7 @@ from runner.plots import paper
 from runner.plots.calibration import reliability
 from runner.plots.results import Plane, Results, Shown, draw_results
 from runner.plots.samples import as_images
-from runner.tasks.checks import PLOTS
+from runner.tasks.names import PLOTS
 
 DRAW = np.random.default_rng(0)
 

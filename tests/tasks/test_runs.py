@@ -122,3 +122,21 @@ def test_data_that_does_not_suit_is_told_before_anything_is_trained(own_folder, 
 
 def test_balanced_weights_come_from_the_training_split(own_folder):
     assert cli.main([*SHORT, "task.class_weights=balanced", "train.num_epochs=1", "task.plots=false"]) == 0
+
+
+def test_a_dataset_that_tells_no_sizes_runs_with_a_model_that_needs_none(own_folder):
+    (own_folder / "mine.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n"
+        "class Rows(Dataset):\n"
+        "    def __len__(self): return 200\n"
+        "    def __getitem__(self, number): return torch.full((3,), float(number)), torch.tensor(number % 2)\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self): super().__init__(3, 2)\n"
+    )
+    for group, name in (("data", "Rows"), ("model", "Net")):
+        (own_folder / "conf" / group).mkdir(parents=True)
+        (own_folder / "conf" / group / "mine.yaml").write_text(f"_target_: mine.{name}\n")
+    words = ["data=mine", "model=mine", "train.num_epochs=1", *SHORT[1:]]
+    assert cli.main(words) == 0
+    assert (own_folder / "run" / "plots" / "confusion.png").is_file()
+    assert cli.main([*words, "task.metrics=[f1]"]) == 2
