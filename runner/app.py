@@ -26,6 +26,7 @@ from runner.record import Membership, Record, Repetition, introduce, model_name,
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
+from runner.targets import build
 from runner.tasks.names import PLOTS
 from runner.tasks.task import Predicting
 from runner.tracking.journal import Journal
@@ -207,6 +208,8 @@ def _draw_predictions(parts: Parts, folder: Path, *, of: str, screen: Screen) ->
     batches = parts.test or parts.val
     if not isinstance(task, Predicting) or batches is None:
         return []
+    if task.kind == "language":
+        return _write_sample(parts, folder, screen)
     wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
     try:
         results = (
@@ -232,6 +235,24 @@ def _draw_predictions(parts: Parts, folder: Path, *, of: str, screen: Screen) ->
         batches.close()
         parts.train.close()
     return draw_results(results, folder, wanted=wanted, say=screen.say) if results else []
+
+
+def _write_sample(parts: Parts, folder: Path, screen: Screen) -> list[Path]:
+    """A text that the best weights write, to look at. Never fails the run."""
+    from runner.models.generate import sample
+
+    if parts.source.reader is None:
+        return []
+    try:
+        reader = build(parts.source.reader, key="data")
+        text = sample(parts.kept_model, reader, parts.device)
+        file = folder / "sample.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except Exception as error:
+        screen.say(f"sample: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return []
+    return [file]
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

@@ -46,7 +46,13 @@ SHARED: dict[str, tuple[type, dict[str, Any]]] = {
     "optimizer": (OptimizerSettings, {"groups": [], "no_decay": None}),
 }
 #: facts that most data has no word of
-OPTIONAL_FACTS = {"vocab_size": None, "context_length": None, "bytes_per_token": None, "class_counts": None}
+OPTIONAL_FACTS = {
+    "vocab_size": None,
+    "context_length": None,
+    "bytes_per_token": None,
+    "class_counts": None,
+    "is_multilabel": False,
+}
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,9 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     _leave_out_unknown_facts(cfg, "task")
     task = build(_resolved(cfg, "task"), key="task")
     trains_nothing(task)
+    if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
+        so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
+        raise RunnerError(Fault("task=autoencoding", so, "rows of numbers (data=arrays), or a task of your own"))
     stopping = cfg.train.early_stopping
     metric = stopping.metric or "val/loss"
     return Parts(

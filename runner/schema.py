@@ -156,6 +156,7 @@ class Facts:
     out_features: int = MISSING
     num_classes: int | None = MISSING
     class_counts: list[int] | None = MISSING
+    is_multilabel: bool = MISSING
     vocab_size: int | None = MISSING
     context_length: int | None = MISSING
     bytes_per_token: float | None = MISSING

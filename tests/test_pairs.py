@@ -28,7 +28,11 @@ DATA = {
     "table ": ("row", "numbers", ["data.path=rows.csv", "data.target=[a,b]", "data.kind=regression"]),
     "table  ": ("row", "labels", ["data.path=rows.csv", "data.target=[old,warm]", "data.kind=multilabel"]),
     "arrays": ("row", "classes", ["data.path=rows.npz"]),
-    "huggingface": ("row", "classes", ["data.path=csv", "data.data_files=rows.csv", "data.target=kind"]),
+    "huggingface": (
+        "row",
+        "classes",
+        ["data.path=csv", "data.data_files=rows.csv", "data.target=kind", "data.inputs=[a,b,old,warm]"],
+    ),
     "huggingface ": ("tokens", "classes", ["data.path=csv", "data.data_files=texts.csv", "data.target=kind"]),
     "text": ("windows", "tokens", ["data.path=text.txt", "data.context_length=8"]),
     "tokens": ("windows", "tokens", ["data.path=tokens.npy", "data.vocab_size=50", "data.context_length=8"]),
@@ -49,6 +53,10 @@ SMALL = {
     "resnet": ["model.depth=20", "model.width=8"],
     "vit": ["model.patch_size=2", "model.width=16", "model.depth=1", "model.num_heads=2"],
 }
+#: tables, whose columns are spread in front of the model
+COLUMNS = ("breast_cancer", "diabetes", "iris", "table", "wine")
+#: two numbers a row and two classes: outputs of either kind have the same shape
+ALIKE = ("playground",)
 #: of each task, the targets that it takes
 TASKS = {
     "classification": ("classes", "labels"),
@@ -61,6 +69,8 @@ TASKS = {
 def suits(data, model, task):
     inputs, targets, _ = DATA[data]
     tells_inputs = model == "autoencoder"  # its outputs have the inputs' shape
+    if task == "autoencoding" and data.strip() in COLUMNS:  # a layer before the model makes others of them
+        return False
     return inputs in MODELS[model] and targets in TASKS[task] and tells_inputs == (task == "autoencoding")
 
 
@@ -117,7 +127,7 @@ def test_what_makes_sense_trains_and_the_rest_says_why_not(data, files):
         except Exception as error:
             wrong.append(f"{model} {task}: {type(error).__name__}: {error}")
             continue
-        if not suits(data, model, task):
+        if not suits(data, model, task) and data not in ALIKE:
             wrong.append(f"{model} {task}: it trains")
         if not np.isfinite([*losses, *values.values()]).all():
             wrong.append(f"{model} {task}: {losses}, {values}")

@@ -158,9 +158,11 @@ def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -
 
 
 def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], reading: Reading) -> dict[str, Any]:
-    facts: dict[str, Any] = {"input_shape": shape, "in_features": math.prod(shape), "num_classes": len(classes) or None}
+    facts: dict[str, Any] = {"input_shape": shape, "num_classes": len(classes) or None}
     if reading.tokens is not None:
         facts |= {"vocab_size": reading.tokens.vocab_size, "context_length": shape[0]}
+    else:
+        facts["in_features"] = math.prod(shape)
     if targets is None:
         return {**facts, "out_features": facts["vocab_size"]}
     return {**facts, "out_features": len(classes) or targets.shape[1]}

@@ -29,6 +29,7 @@ class Around:
 
     before: dict[str, Any] | None = None  # inputs as the source has them -> the model's inputs
     after: dict[str, Any] | None = None  # the model's outputs -> answers as the source has them
+    keeps_inputs: bool = True  # whether the model's inputs are the source's still, so that they can be asked back of it
 
 
 @dataclass(frozen=True)

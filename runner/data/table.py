@@ -129,7 +129,7 @@ def _given(key: str, path: str, found: Table, asked: str | bool) -> Any:
 def _facts(found: Table) -> dict[str, Any]:
     width, num_classes = found.columns.width, len(found.target.classes) or None
     sizes = {"input_shape": [width], "in_features": width, "num_classes": num_classes}
-    return {**sizes, "out_features": found.target.num_outputs, "vocab_size": None, "context_length": None}
+    return {**sizes, "out_features": found.target.num_outputs, "is_multilabel": found.target.kind == "multilabel"}
 
 
 def _labels(rows: Any, found: Table) -> Tensor | None:

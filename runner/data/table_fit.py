@@ -86,8 +86,9 @@ def fit(
         "seen": seen,
     }
     if targets is None:
-        return Around(before)
-    return Around(before, {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()})
+        return Around(before, keeps_inputs=False)
+    after = {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()}
+    return Around(before, after, keeps_inputs=False)
 
 
 def _chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:

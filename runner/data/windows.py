@@ -110,7 +110,6 @@ def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:
 def facts_of_tokens(vocab_size: int, context_length: int, *, bytes_per_token: float | None) -> dict[str, Any]:
     return {
         "input_shape": [context_length],
-        "in_features": context_length,
         "num_classes": None,
         "out_features": vocab_size,
         "vocab_size": vocab_size,

@@ -33,8 +33,12 @@ class Autoencoder(nn.Module):
         channels: Sequence[int] = (32, 64),
         hidden_sizes: Sequence[int] = (256,),
         activation: str = "relu",
+        vocab_size: int | None = None,
     ) -> None:
         super().__init__()
+        if vocab_size is not None:
+            so = "its outputs are compared with its inputs as numbers, and this data is tokens"
+            raise RunnerError(Fault("model=autoencoder", so, "model=gpt task=language, or data that is numbers"))
         bottleneck = count(bottleneck, key="model.bottleneck", example=32)
         kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS

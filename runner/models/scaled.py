@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from runner.errors import Fault, RunnerError
+
 
 class Scaled(nn.Module):
-    """outputs * spreads + means, each (T,): what the targets of the training split have."""
+    """outputs * spreads + means, each (T,): what the targets of the training split have. Raises: RunnerError for another T."""
 
     means: Tensor
     spreads: Tensor
@@ -20,4 +22,7 @@ class Scaled(nn.Module):
         self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.float32))
 
     def forward(self, outputs: Tensor) -> Tensor:
+        if outputs.dim() > 1 and outputs.shape[-1] != len(self.means):
+            so = f"the model gives {tuple(outputs.shape)}, and the data has {len(self.means)} targets a row"
+            raise RunnerError(Fault("model", so, "model.out_features='${facts.out_features}'"))
         return outputs * self.spreads + self.means

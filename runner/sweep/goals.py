@@ -15,12 +15,16 @@ REPORTED = {
     "runner.tasks.classification.Classification": ("loss", "accuracy"),
     "runner.tasks.regression.Regression": ("loss", "mae"),
     "runner.tasks.autoencoding.Autoencoding": ("loss", "mae"),
+    "runner.tasks.language.Language": ("loss", "accuracy"),
 }
 #: what follows from them, over a whole split
 DERIVED = {
     "runner.tasks.regression.Regression": ("rmse",),
     "runner.tasks.autoencoding.Autoencoding": ("rmse",),
+    "runner.tasks.language.Language": ("perplexity", "bits_per_byte"),
 }
+#: tasks whose loss can be another one than the squared error, which is reported beside it then
+OF_NUMBERS = ("runner.tasks.regression.Regression", "runner.tasks.autoencoding.Autoencoding")
 #: data that never comes with a val or test split of its own
 WITHOUT_SPLITS = ("runner.data.digits.digits", "runner.data.synthetic.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
@@ -103,7 +107,7 @@ def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
 def _metrics_of(task: Any, reported: Sequence[str]) -> list[str]:
     """The names of what a job measures, of its task's values and of what is only known of whole splits."""
     target, loss, own = str(task.get("_target_")), task.get("loss"), _asked_metrics(task)
-    each = [*reported, *(["mse"] if target in DERIVED and loss not in (None, "mse") else [])]
+    each = [*reported, *(["mse"] if target in OF_NUMBERS and loss not in (None, "mse") else [])]
     whole = [*each, *DERIVED.get(target, ()), *own]
     return [f"{split}/{name}" for split in SPLITS for name in (each if split == "train" else whole)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
@@ -14,7 +15,9 @@ from runner.tasks.regression import LOSSES, distances, distances_reported, like,
 
 
 class Autoencoding(nn.Module):
-    """The inputs are the targets. A batch is (inputs, anything) or the inputs alone; outputs are put into their shape.
+    """The inputs are the targets, images as 0..1. A batch is (inputs, anything) or the inputs alone.
+
+    Outputs are put into their shape.
 
     loss: mse | mae | huber.
     """
@@ -38,7 +41,7 @@ class Autoencoding(nn.Module):
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs: Tensor = model(_inputs(batch))
+        outputs: Tensor = model(batch[0] if isinstance(batch, tuple | list) else batch)
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
@@ -56,6 +59,8 @@ class Autoencoding(nn.Module):
 
 def _inputs(batch: Any) -> Tensor:
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
+        return inputs / 255  # images
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         so = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"

@@ -37,14 +37,15 @@ class Classification(nn.Module):
         kind: str = "auto",
         num_classes: int | None = UNKNOWN,
         num_outputs: int = UNKNOWN,
+        is_multilabel: bool = False,
         class_counts: Sequence[int] | None = None,
         class_weights: str | Sequence[float] | None = None,
         metrics: Any = None,
         plots: Any = True,
     ) -> None:
-        """num_classes, num_outputs, class_counts: of the data. Raises: RunnerError for data that it does not suit."""
+        """num_classes, num_outputs, is_multilabel, class_counts: of the data. Raises: RunnerError for data that it does not suit."""
         super().__init__()
-        self.kind = _kind(kind, num_classes)
+        self.kind = _kind(kind, num_classes, is_multilabel=is_multilabel)
         self.num_classes = num_outputs if self.kind == "multilabel" else (num_classes or UNKNOWN)
         self.label_smoothing = fraction(label_smoothing, key="task.label_smoothing")
         weights = _weights(class_weights, class_counts, self.num_classes, kind=self.kind)
@@ -105,9 +106,11 @@ class Classification(nn.Module):
         return {"loss": F.binary_cross_entropy_with_logits(logits, smoothed, self.class_weights), "accuracy": accuracy}
 
 
-def _kind(asked: str, num_classes: int | None) -> str:
+def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     """multiclass or multilabel, by what the data says of itself."""
     kind = one_of(asked, KINDS, key="task.kind")
+    if kind == "auto" and is_multilabel:
+        return "multilabel"
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):
         so = f"each row of this data is one of {num_classes} classes"
         write = "task.kind=auto, or data with a column of 0 and 1 for each label"

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from runner.errors import Fault, RunnerError
+
 
 class Language:
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
     ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
-    of the text, for bits per byte, which compares models of different vocabularies; None: not told.
+    of the text, for bits per byte, which compares models of different vocabularies; None: not told. num_classes: of the
+    data, None where the targets are tokens. Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
     """
 
     kind = "language"
@@ -23,11 +26,15 @@ class Language:
     def __init__(
         self,
         *,
+        num_classes: int | None = None,
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         bytes_per_token: float | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
+        if num_classes is not None:
+            so = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
+            raise RunnerError(Fault("task=language", so, "task=classification, or data=text"))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.bytes_per_token = bytes_per_token
         self.metrics = dict(metrics or {})
@@ -42,6 +49,10 @@ class Language:
 
     def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         targets = batch[1]
+        if outputs.dim() != targets.dim() + 1 or outputs.shape[:-1] != targets.shape:
+            so = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be told"
+            write = "model=gpt, model=gru model.pooling=each, or a model that gives (B, T, V)"
+            raise RunnerError(Fault("task=language", so, write))
         losses = F.cross_entropy(
             outputs.flatten(0, -2),
             targets.flatten(),

@@ -32,15 +32,19 @@ class Regression(nn.Module):
         huber_delta: float = 1.0,
         num_classes: int | None = UNKNOWN,
         num_outputs: int = UNKNOWN,
+        is_multilabel: bool = False,
         metrics: Any = None,
         plots: Any = True,
     ) -> None:
-        """num_classes, num_outputs: of the data. Raises: RunnerError for data with classes, and for other losses."""
+        """num_classes, num_outputs, is_multilabel: of the data. Raises: RunnerError for data with classes, and for other losses."""
         super().__init__()
         if num_classes not in (None, UNKNOWN):
             so = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
             write = "task=classification, or data.kind=regression where the numbers mean more and less"
             raise RunnerError(Fault("task=regression", so, write))
+        if is_multilabel:
+            so = "the targets of this data are labels, each 0 or 1, and a regression tells numbers"
+            raise RunnerError(Fault("task=regression", so, "task=classification, or data.kind=regression"))
         self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
