@@ -32,6 +32,7 @@ WORDS = (
     "metrics.pull_every=6",
     "metrics.every=2",
     "tracking.enabled=false",
+    "task.plots=false",
     "tracking.log_model=false",
 )
 
