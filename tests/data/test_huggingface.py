@@ -201,7 +201,7 @@ def test_texts_and_classes_become_tokens(tmp_path):
         rows = source.rows if decode == "once" else batch(source.rows, range(3))
         assert rows[0].tolist() == [[*b"good", 256, 256], [*"bä".encode(), 256, 256, 256], [*b"very g"]]
         assert rows[1].tolist() == [1, 0, 1]
-        assert source.facts == {"input_shape": [6], "in_features": 6, "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6}  # fmt: skip
+        assert source.facts == {"input_shape": [6], "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6}  # fmt: skip
 
 
 def test_several_texts_are_joined(tmp_path):
@@ -217,7 +217,7 @@ def test_a_text_without_a_target_is_gone_on_with(tmp_path, decode):
     inputs, targets = source.rows if decode == "once" else batch(source.rows, range(2))
     assert inputs.tolist() == [[*b"hell"], [*b"hi", 256, 256]]
     assert targets.tolist() == [[*b"ello"], [*b"i", -100, -100, -100]]
-    assert source.facts == {"input_shape": [4], "in_features": 4, "num_classes": None, "out_features": 257, "vocab_size": 257, "context_length": 4}  # fmt: skip
+    assert source.facts == {"input_shape": [4], "num_classes": None, "out_features": 257, "vocab_size": 257, "context_length": 4}  # fmt: skip
     assert source.labels is None
 
 
@@ -427,16 +427,12 @@ def test_a_run_on_a_text(own_folder, monkeypatch):
         "class Net(nn.Sequential):\n"
         "    def __init__(self, vocab_size):\n"
         "        super().__init__(nn.Embedding(vocab_size, 16), nn.Linear(16, vocab_size))\n"
-        "def task(model, batch):\n"
-        "    return {'loss': nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())}\n"
-        "def make():\n"
-        "    return task\n"
     )
     (own_folder / "conf" / "model").mkdir(parents=True)
     (own_folder / "conf" / "model" / "letters.yaml").write_text(
         "_target_: letters.Net\nvocab_size: ${facts.vocab_size}\n"
     )
-    words = ["data.path=lines.txt", "data.context_length=8", "model=letters", "task._target_=letters.make"]
+    words = ["data.path=lines.txt", "data.context_length=8", "model=letters", "task=language"]
     words += ["optimizer.lr=0.05"]
     found = run("run", *words)
     assert found["status"] == "finished"

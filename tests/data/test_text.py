@@ -121,7 +121,7 @@ def test_the_text_lies_on_the_device_once(counting):
 def test_facts_and_names(tmp_path):
     source = text(write(tmp_path, "ab" * 50), context_length=8)
     assert source.facts == {
-        "input_shape": [8], "in_features": 8, "num_classes": None, "out_features": 2,
+        "input_shape": [8], "num_classes": None, "out_features": 2,
         "vocab_size": 2, "context_length": 8, "bytes_per_token": 1.0,
     }  # fmt: skip
     assert source.origin.endswith("a.txt: 100 characters")

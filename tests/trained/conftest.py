@@ -144,13 +144,15 @@ def home(tmp_path_factory):
     (folder / "my_rows.py").write_text(MY_ROWS)
     (folder / "my_nets.py").write_text(MY_NETS)
     write_table(folder / "train.csv", 200)
-    own = ["data._target_=my_rows.table", "+data.path=train.csv", "data.name=mine"]
+    (folder / "conf" / "data").mkdir(parents=True)
+    (folder / "conf" / "data" / "mine.yaml").write_text("_target_: my_rows.table\npath: train.csv\n")
+    own = ["data=mine"]
     with inside(folder):
         for name, words in {
             "digits": ["data.limit=300"],
             "table": [*own, "train.num_epochs=15", "optimizer.lr=0.03"],
             "sizes": [*own, "+data.target=size", "+data.several=7", "task=regression", "optimizer.lr=0.01"],
-            "raw": ["data.limit=300", "task._target_=my_rows.difference", "+task._partial_=true"],
+            "raw": ["data.limit=300", "task=own", "task.function._target_=my_rows.difference"],
         }.items():
             path = f"hydra.run.dir=outputs/{name}/run"
             with contextlib.redirect_stdout(io.StringIO()):
