@@ -17,20 +17,14 @@ from runner.card import write_card
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.failure import fail
+from runner.illustrate import illustrate
 from runner.parts import Parts, check, prepare
 from runner.passwords import hide, kept
-from runner.plots.collect import collect
-from runner.plots.curves import draw_curves
-from runner.plots.results import draw_results
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
-from runner.targets import build
-from runner.tasks.names import PLOTS
-from runner.tasks.task import Predicting
 from runner.tracking.journal import Journal
-from runner.tracking.memory import read_points
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Training, Trial, train_and_test
 from runner.trust import check_folder
@@ -191,68 +185,12 @@ def _failing(record: Record) -> Iterator[None]:
 
 
 def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path, screen: Screen) -> None:
-    best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
-    title = f"{model_name(cfg)} on {parts.source.name}, {parts.device}"
-    drawn = draw_curves(read_points(folder), folder / "plots", title=title, best=best)
-    if record.status == "finished":
-        drawn += _draw_predictions(parts, folder / "plots", of=title, screen=screen)
-    if drawn:
+    if illustrate(
+        parts, record, folder, of=f"{model_name(cfg)} on {parts.source.name}, {parts.device}", say=screen.say
+    ):
         journal.event("artifact", path="plots", to="plots")
     if record.status == "finished" and cfg.tracking.log_model:
         publish_model(journal, parts, folder)
-
-
-def _draw_predictions(parts: Parts, folder: Path, *, of: str, screen: Screen) -> list[Path]:
-    """What the best weights say of the test split, or the validation split where there is none. Never fails the run."""
-    task, split = parts.task, "test" if parts.test is not None else "val"
-    batches = parts.test or parts.val
-    if not isinstance(task, Predicting) or batches is None:
-        return []
-    if task.kind == "language":
-        return _write_sample(parts, folder, screen)
-    wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
-    try:
-        results = (
-            collect(
-                parts.kept_model,
-                task,
-                batches.epoch(0),
-                autocast=parts.precision.autocast,
-                train=parts.train.epoch(0),
-                classes=parts.source.classes,
-                names=parts.source.targets,
-                split=split,
-                of=of,
-                num_rows_of_split=batches.num_rows,
-            )
-            if wanted
-            else None
-        )
-    except Exception as error:
-        screen.say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        return []
-    finally:
-        batches.close()
-        parts.train.close()
-    return draw_results(results, folder, wanted=wanted, say=screen.say) if results else []
-
-
-def _write_sample(parts: Parts, folder: Path, screen: Screen) -> list[Path]:
-    """A text that the best weights write, to look at. Never fails the run."""
-    from runner.models.generate import sample
-
-    if parts.source.reader is None:
-        return []
-    try:
-        reader = build(parts.source.reader, key="data")
-        text = sample(parts.kept_model, reader, parts.device)
-        file = folder / "sample.txt"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except Exception as error:
-        screen.say(f"sample: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        return []
-    return [file]
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from runner.data.vocabulary import tokenizer_of
 from runner.errors import Fault, RunnerError, nearest
 
 BYTES = "bytes"
@@ -31,7 +30,7 @@ class TextRows:
         # a node may hold no ${, and in JSON this is the same
         self.entries = None if entries is None else entries.replace("$", "\\u0024")
         self.length = length
-        self._tokenizer = None if entries is None else _tokenizer(entries, asked=asked)
+        self._tokenizer = None if entries is None else tokenizer_of(entries, asked=asked)
         if self._tokenizer is None:
             self.padding, self.vocab_size = NUM_BYTES, NUM_BYTES + 1
         else:
@@ -72,20 +71,3 @@ def entries_of(tokenizer: str) -> str | None:
             Fault(f"data.tokenizer={tokenizer}", so, " or ".join(f"data.tokenizer={hit}" for hit in hits[:3]))
         )
     return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _tokenizer(content: str, *, asked: str) -> Any:
-    try:
-        from tokenizers import Tokenizer  # an optional package
-    except ImportError:
-        so = "reading a tokenizer.json takes a package that is not installed"
-        raise RunnerError(Fault(asked, so, 'pip install "runner[huggingface]"')) from None
-    try:
-        json.loads(content)
-        found = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises bare Exceptions
-        so = f"it is no tokenizer.json: {str(error).splitlines()[0]}"
-        raise RunnerError(Fault(asked, so, "a file that tokenizers or transformers saved")) from None
-    found.no_truncation()
-    found.no_padding()
-    return found

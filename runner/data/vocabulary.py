@@ -78,7 +78,7 @@ class Subwords:
     kind = TOKENIZER
 
     def __init__(self, entries: str, *, asked: str = "data.tokens") -> None:
-        self._tokenizer = _tokenizer(entries, asked=asked)
+        self._tokenizer = tokenizer_of(entries, asked=asked)
         self.entries = entries.replace("$", "\\u0024")
         self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
 
@@ -144,7 +144,8 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), "<u4")
 
 
-def _tokenizer(content: str, *, asked: str) -> Any:
+def tokenizer_of(content: str, *, asked: str) -> Any:
+    """The tokenizer of a tokenizer.json's content; it neither cuts nor pads. Raises: RunnerError."""
     try:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:

@@ -17,8 +17,9 @@ class Language:
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
     ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
-    of the text, for bits per byte, which compares models of different vocabularies; None: not told. num_classes: of the
-    data, None where the targets are tokens. Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
+    of the text, for bits per byte, which compares models of different vocabularies; None: not told. sample_tokens: of the
+    text that is written at the end of a run. num_classes: of the data, None where the targets are tokens.
+    Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
     """
 
     kind = "language"
@@ -30,13 +31,14 @@ class Language:
         ignore_index: int = -100,
         label_smoothing: float = 0.0,
         bytes_per_token: float | None = None,
+        sample_tokens: int = 200,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         if num_classes is not None:
             so = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
             raise RunnerError(Fault("task=language", so, "task=classification, or data=text"))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.bytes_per_token = bytes_per_token
+        self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
         self.metrics = dict(metrics or {})
 
     def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:

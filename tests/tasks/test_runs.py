@@ -80,7 +80,7 @@ def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
     assert summary()["status"] == "finished"
     line = "plots: confusion.png left out: OSError: [Errno 28] No space left on device"
     assert line in capsys.readouterr().out and line in (own_folder / "run" / "runner.log").read_text()
-    monkeypatch.setattr("runner.app.collect", fails)
+    monkeypatch.setattr("runner.illustrate.collect", fails)
     assert cli.main([*SHORT, "train.num_epochs=1"]) == 0
     assert "plots: left out, TypeError" in capsys.readouterr().out
 

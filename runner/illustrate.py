@@ -1,0 +1,75 @@
+"""A run that has ended goes in; its pictures come out: its curves, and what its best weights say of rows not learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runner.models.generate import sample
+from runner.parts import Parts
+from runner.plots.collect import collect
+from runner.plots.curves import draw_curves
+from runner.plots.results import draw_results
+from runner.record import Record
+from runner.targets import build
+from runner.tasks.names import PLOTS
+from runner.tasks.task import Predicting
+from runner.tracking.memory import read_points
+
+Say = Callable[[str], None]
+
+
+def illustrate(parts: Parts, record: Record, folder: Path, *, of: str, say: Say) -> list[Path]:
+    """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
+
+    What can't be drawn of the predictions is told by `say` and left out. Raises: OSError for curves on a full disk.
+    """
+    plots, task = folder / "plots", parts.task
+    best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
+    drawn = draw_curves(read_points(folder), plots, title=of, best=best)
+    if record.status != "finished" or not isinstance(task, Predicting):
+        return drawn
+    try:
+        is_text = task.kind == "language"
+        return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
+    except Exception as error:
+        say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return drawn
+
+
+def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say: Say) -> list[Path]:
+    """Of the test split, or the validation split where there is none."""
+    split, batches = ("test", parts.test) if parts.test is not None else ("val", parts.val)
+    wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
+    if batches is None or not wanted:
+        return []
+    try:
+        results = collect(
+            parts.kept_model,
+            task,
+            batches.epoch(0),
+            autocast=parts.precision.autocast,
+            train=parts.train.epoch(0),
+            classes=parts.source.classes,
+            names=parts.source.targets,
+            split=split,
+            of=of,
+            num_rows_of_split=batches.num_rows,
+        )
+    finally:
+        batches.close()
+        parts.train.close()
+    return draw_results(results, plots, wanted=wanted, say=say)
+
+
+def _write_sample(parts: Parts, plots: Path) -> list[Path]:
+    """A text that the best weights write, to look at."""
+    num_tokens = getattr(parts.task, "sample_tokens", 0)
+    if parts.source.reader is None or not num_tokens:
+        return []
+    reader: Any = build(parts.source.reader, key="data")
+    text = sample(parts.kept_model, reader, parts.device, num_tokens=num_tokens)
+    plots.mkdir(parents=True, exist_ok=True)
+    (plots / "sample.txt").write_text(text, encoding="utf-8")
+    return [plots / "sample.txt"]
