@@ -146,7 +146,8 @@ def test_only_safetensors_and_no_code_of_others(tmp_path):
         ),
     ],
 )
-def test_what_it_is_not(shape, settings, asked, so, write):
+def test_what_it_is_not(shape, settings, asked, so, write, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it asks the hub again and again
     with pytest.raises(RunnerError) as caught:
         libraries.transformers_model(shape, 3, **settings)
     (fault,) = caught.value.faults
