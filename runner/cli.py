@@ -39,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
+        # one that passed through an exec of text (a dataclass being made, in an import) has CPython end the process by the
+        # signal, caught or not; the next exec of text takes that back (run_eval_code_obj in CPython's pythonrun.c)
+        exec("")
         return 130
     except BrokenPipeError:  # `... | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
