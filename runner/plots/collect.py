@@ -103,6 +103,8 @@ def _predict(model: nn.Module, task: Predicting, batch: Any, autocast: Autocast)
     with autocast():
         outputs = task.outputs(model, batch)
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
+        inputs = inputs / 255  # images
     return task.predictions(outputs), task.targets(batch), inputs
 
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from runner.data import arrays
 from runner.data.files import ENDINGS as OF_ARRAYS
+from runner.data.image_reader import named_images
 from runner.errors import Fault, RunnerError, nearest
 from runner.placement import map_tensors, num_rows, tensors
 from runner.trained import tables
 from runner.trained.loading import Trained, reader_of
 
 ARRAYS = "runner.data.arrays.array_inputs"
+IMAGES = "runner.data.image_reader.read_images"
 
 
 def existing(path: str) -> Path:
@@ -51,6 +53,12 @@ def chunks(trained: Trained, file: Path) -> Iterator[Any]:
             yield chunk
     if not count:
         raise RunnerError(Fault(asked, "it has no rows", "a file with rows in it"))
+
+
+def files_of(trained: Trained, file: Path) -> list[str] | None:
+    """Of a run on images, the path that each row is read from; None where rows have no file of their own."""
+    node = trained.card.reader
+    return [str(image) for image in named_images(file)] if node is not None and node.get("_target_") == IMAGES else None
 
 
 def pieces(chunk: Any, rows: int) -> Iterator[Any]:

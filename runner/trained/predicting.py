@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runner import backends
 from runner.errors import Fault, RunnerError
 from runner.placement import map_tensors, move
 from runner.trained import tables
 from runner.trained.answers import Columns, answer, columns
-from runner.trained.inputs import chunks, existing, pieces
+from runner.trained.inputs import chunks, existing, files_of, pieces
 from runner.trained.loading import Trained, find_run, open_run, shown
 from runner.trained.writing import check_output, writing
 
@@ -20,8 +22,9 @@ from runner.trained.writing import check_output, writing
 def predict(
     wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, device: Any, precision: str | None
 ) -> int:
-    """Writes the answers and prints how many. Memory holds a chunk of the input and a batch; of .npz, all answers.
+    """Writes the answers and prints how many; of images, beside each its file.
 
+    Memory holds a chunk of the input and a batch; of .npz, all answers.
     keep: the columns of a table beside the answers; one that is called like an answer becomes input_NAME.
     device: what `device=` says (None: auto). precision: None for the run's own.
     Raises: RunnerError for a run that left no model, and for files that can't be read or written.
@@ -39,10 +42,13 @@ def predict(
         print(f"note    {note}")
     began, count = time.perf_counter(), 0
     with writing(target) as write:
-        kept = Kept(file) if keep else None
+        kept, files = Kept(file) if keep else None, files_of(trained, file)
         for found in told(trained, chunks(trained, file), batch_size):
             num_rows = len(next(iter(found.values())))
-            write({**kept.take(num_rows, found), **found} if kept else found)
+            beside = kept.take(num_rows, found) if kept else {}
+            if files is not None:
+                beside = {"file": np.array(files[count : count + num_rows])}
+            write({**beside, **found})
             count += num_rows
         if kept is not None:
             kept.finish(count)
