@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationToMissingValueError
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -28,23 +27,16 @@ from runner.errors import Fault, RunnerError
 from runner.loop import Best, Limits
 from runner.models.prepared import Prepared
 from runner.models.weights import load_weights
+from runner.nodes import SHARED, fill_facts, leave_out_unknown_facts, parted, resolved, surrounded
 from runner.optim import AveragedWeights, freeze, make_optimizer
 from runner.placement import place, tensors
-from runner.schema import PRECISIONS, Model
-from runner.schema import Optimizer as OptimizerSettings
-from runner.targets import argument_names, build
+from runner.schema import PRECISIONS
+from runner.targets import build
 from runner.targets import faults as target_faults
 from runner.tasks.checks import trains_nothing
 from runner.tasks.names import is_rising
 from runner.tasks.task import Task
 
-PREPARED = "runner.models.prepared.Prepared"
-#: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
-#: argument of the same name gets that argument instead, when it is not as it is here
-SHARED: dict[str, tuple[type, dict[str, Any]]] = {
-    "model": (Model, {"weights": None, "strict": True, "freeze": []}),
-    "optimizer": (OptimizerSettings, {"groups": [], "no_decay": None}),
-}
 #: facts that most data has no word of
 OPTIONAL_FACTS = {
     "vocab_size": None,
@@ -115,7 +107,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         found += error.faults
     for key in config.BUILT:
         if OmegaConf.is_dict(config.value(cfg, key)):
-            node, shared = _parted(config.target_node(cfg, key), key)
+            node, shared = parted(config.target_node(cfg, key), key)
             found += target_faults(node, key=key)
             if key in SHARED:
                 schema, usual = SHARED[key]
@@ -138,7 +130,7 @@ def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False) -> 
 def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
     """The first half of prepare()."""
     _set_switches(cfg, device)
-    shared, node = config.shared_data_settings(cfg), _resolved(cfg, "data")
+    shared, node = config.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
     loaders, residency = _loaders(cfg, shared, source, splits, device)
@@ -150,23 +142,23 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     source, loaders = data.source, data.loaders
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
-    _fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
+    fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
 
     around = source.around(data.splits.train) if source.around is not None else Around()
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        node, shared = _parted(_resolved(cfg, "model"), "model")
-        model = build(_surrounded(node, around), key="model")
+        node, shared = parted(resolved(cfg, "model"), "model")
+        model = build(surrounded(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     weights = _start(inner, shared, goes_on=goes_on)
     model = place(model, device)
     if cfg.train.compile:
         model.compile()
-    node, shared = _parted(_resolved(cfg, "optimizer"), "optimizer")
+    node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
-    make_schedule = build(node, key="scheduler") if (node := _resolved(cfg, "scheduler")).get("_target_") else None
-    _leave_out_unknown_facts(cfg, "task")
-    task = build(_resolved(cfg, "task"), key="task")
+    make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
+    leave_out_unknown_facts(cfg, "task")
+    task = build(resolved(cfg, "task"), key="task")
     trains_nothing(task)
     if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
         so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
@@ -235,14 +227,6 @@ def _loaders(
     return loaders, reason
 
 
-def _parted(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A node as its target takes it, and our settings beside it."""
-    usual = SHARED[key][1] if key in SHARED else {}
-    taken = set(usual) & argument_names(node) if usual else set()
-    own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
-    return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
-
-
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
     """Puts the weights in that the model is to start from, and freezes what is to stay; says what it starts from."""
     path, words = shared.get("weights"), ""
@@ -253,19 +237,11 @@ def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
     return words
 
 
-def _surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
-    """The model's node, with what the data needs around it."""
-    if around.before is None and around.after is None:
-        return node
-    parts = {"before": around.before, "model": node, "after": around.after}
-    return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
-
-
 def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Around) -> Card:
     shown = passwords.shown(cfg)
     node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
     return Card(
-        model=_surrounded(node or _parted(shown["model"], "model")[0], around),
+        model=surrounded(node or parted(shown["model"], "model")[0], around),
         task=shown["task"],
         reader=source.reader,
         classes=source.classes,
@@ -289,38 +265,6 @@ def _counted(source: Source, splits: Splits) -> dict[str, Any]:
 
 def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
     return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
-
-
-def _fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:
-    """What the person set stays; the rest comes from the data."""
-    for key in cfg.facts:
-        if OmegaConf.is_missing(cfg.facts, key) and key in facts:
-            cfg.facts[key] = facts[key]
-
-
-def _resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return config.target_node(cfg, key, resolve=True)
-    except OmegaConfBaseException as error:
-        known = ", ".join(
-            f"{name}={cfg.facts[name]}" for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)
-        )
-        so = f"it needs a fact that this data does not give ({str(error).splitlines()[0]}); it gives {known}"
-        raise RunnerError(
-            Fault(f"{key}={cfg[key].get('_target_')}", so, f"the value itself instead of ${{facts....}} in {key}")
-        ) from None
-
-
-def _leave_out_unknown_facts(cfg: DictConfig, key: str) -> None:
-    """Takes out the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
-    for name in list(cfg[key]):
-        try:
-            cfg[key][name]
-        except InterpolationToMissingValueError:
-            with open_dict(cfg[key]):
-                del cfg[key][name]  # pop() would fill it in first
 
 
 def _not_in_this_version(cfg: DictConfig) -> list[Fault]:

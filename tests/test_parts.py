@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from runner import cli, compose
 from runner.card import read_card
-from runner.parts import SHARED
+from runner.nodes import SHARED
 from runner.targets import build
 
 SHORT = [
@@ -113,3 +113,12 @@ def test_a_class_with_such_an_argument_gets_it(words, told, own_folder, capsys):
 def test_what_they_are_not(word, write, own_folder, capsys):
     assert run("wrong", word) == 2
     assert write in capsys.readouterr().err
+
+
+def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(own_folder, capsys):
+    (own_folder / "text.txt").write_text("one and two. " * 100)
+    words = ["data=text", "data.path=text.txt", "data.context_length=8", "task=language", "device=cpu"]
+    assert cli.main([*words, "model=mlp"]) == 2
+    said = capsys.readouterr().err
+    assert "this data tells no in_features; it tells input_shape=[8]" in said
+    assert "write: model=gpt, model=transformer" in said
