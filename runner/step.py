@@ -14,6 +14,7 @@ from runner.optim import AveragedWeights
 from runner.placement import num_rows
 from runner.tasks.metrics import named_values
 from runner.tasks.task import Predicting, Task
+from runner.update import make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
@@ -36,7 +37,7 @@ def make_step(
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler = precision.scaler
+    scaler, update = precision.scaler, make_update(optimizer)
 
     def learn(batch: Any, share: float | None) -> Mapping[str, Tensor]:
         with precision.autocast():
@@ -56,16 +57,17 @@ def make_step(
         if scaler:
             scaler.step(optimizer)
             scaler.update()
+            optimizer.zero_grad()
         else:
-            optimizer.step()
-        optimizer.zero_grad()
+            update()
         if average:
             average.update()
         return norm
 
     def learn_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if len(batches) == 1:
-            return {name: value.detach() for name, value in learn(batches[0], None).items()}
+            values = learn(batches[0], None).items()
+            return {name: value.detach() if value.requires_grad else value for name, value in values}
         return _mean_over(batches, learn)
 
     whole = learn_all if around is None else around(learn_all)

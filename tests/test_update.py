@@ -1,0 +1,157 @@
+"""Steps without the optimizer's own Python: the same to the bit, and its own way wherever that is not sure."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from runner.update import make_update
+
+ADAM, ADAMW, SGD = torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD
+DIRECT = {
+    "adam": partial(ADAM, lr=0.01, fused=True),
+    "adam with decay": partial(ADAM, lr=0.01, weight_decay=0.1, fused=True),
+    "adam upwards": partial(ADAM, lr=0.01, maximize=True, fused=True),
+    "adamw": partial(ADAMW, lr=0.01, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-5, fused=True),
+    "sgd": partial(SGD, lr=0.1, fused=True),
+    "sgd with momentum": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=True),
+}
+OWN_WAY = {
+    "not fused": partial(ADAM, lr=0.01),
+    "adam that decays as adamw does": partial(ADAM, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, fused=True),
+    "amsgrad": partial(ADAM, lr=0.01, amsgrad=True, fused=True),
+    "a tensor for a rate": lambda parameters: ADAM(parameters, lr=torch.tensor(0.01), fused=True),
+    "another optimizer": partial(torch.optim.RMSprop, lr=0.01),
+}
+
+
+class Net(nn.Module):
+    """A layer that is used now and then, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.now_and_then, self.never = nn.Linear(8, 8), nn.Linear(2, 2)
+
+    def forward(self, inputs, with_all=False):
+        hidden = self.first(inputs).relu()
+        return self.last(self.now_and_then(hidden) if with_all else hidden)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def steps(model, optimizer, update, *, num=6, with_all=lambda step: True, between=lambda step: None):
+    inputs = torch.randn(num, 5, 4, generator=torch.Generator().manual_seed(1))
+    for step in range(num):
+        model(inputs[step], with_all(step)).square().mean().backward()
+        update()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        between(step)
+
+
+def own(optimizer):
+    def update():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def counted(optimizer):
+    """Its own step, and how often it was asked for."""
+    calls, before = [], optimizer.step
+
+    def step(*arguments):
+        calls.append(1)
+        return before(*arguments)
+
+    optimizer.step = step
+    return calls
+
+
+def assert_same(ours: Net, theirs: Net, optimizer, other) -> None:
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, theirs.state_dict()[name]), name
+    mine, its = optimizer.state_dict()["state"], other.state_dict()["state"]
+    assert mine.keys() == its.keys()
+    assert all(
+        torch.equal(torch.as_tensor(mine[at][key]), torch.as_tensor(its[at][key])) for at in mine for key in mine[at]
+    )
+
+
+@pytest.mark.parametrize("name", [*DIRECT, *OWN_WAY])
+@pytest.mark.parametrize("uses", ["always", "now and then", "later"])
+def test_the_same_to_the_bit(name, uses):
+    make = {**DIRECT, **OWN_WAY}[name]
+    with_all = {
+        "always": lambda step: True,
+        "now and then": lambda step: step % 2 == 0,
+        "later": lambda step: step > 2,
+    }[uses]
+    ours, theirs = net(), net()
+    optimizer, other = make(ours.parameters()), make(theirs.parameters())
+    calls = counted(optimizer)
+    steps(ours, optimizer, make_update(optimizer), with_all=with_all)
+    steps(theirs, other, own(other), with_all=with_all)
+    assert_same(ours, theirs, optimizer, other)
+    if uses == "always":
+        assert len(calls) == (1 if name in DIRECT else 6)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd with momentum"])
+def test_groups_and_schedules_are_followed(name):
+    def train(make_update):
+        model = net()
+        groups = [
+            {"params": model.first.parameters(), "lr": 0.5},
+            {"params": model.last.parameters(), "weight_decay": 0.3},
+        ]
+        optimizer = DIRECT[name](groups)
+        schedule = OneCycleLR(optimizer, max_lr=[0.2, 0.1], total_steps=7)  # it moves the betas or the momentum, too
+        steps(
+            model, optimizer, make_update(optimizer), with_all=lambda step: False, between=lambda step: schedule.step()
+        )
+        return model, optimizer
+
+    (ours, optimizer), (theirs, other) = train(make_update), train(own)
+    assert_same(ours, theirs, optimizer, other)
+
+
+def test_a_hook_is_heard():
+    model = net()
+    optimizer, heard = DIRECT["adam"](model.parameters()), []
+    optimizer.register_step_post_hook(lambda *_: heard.append(1))
+    steps(model, optimizer, make_update(optimizer))
+    assert len(heard) == 6
+
+
+def test_a_state_that_is_taken_up_goes_on():
+    ours, theirs = net(), net()
+    optimizer, other = DIRECT["adam"](ours.parameters()), DIRECT["adam"](theirs.parameters())
+    steps(theirs, other, own(other))
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
+    steps(ours, optimizer, make_update(optimizer))
+    steps(theirs, other, own(other))
+    assert_same(ours, theirs, optimizer, other)
+
+
+def test_weights_of_two_types():
+    def train(make_update):
+        model = net()
+        model.first.double()
+        model.forward = lambda inputs, _: model.last(model.first(inputs.double()).float())
+        optimizer = DIRECT["adam"](model.parameters())
+        steps(model, optimizer, make_update(optimizer))
+        return model, optimizer
+
+    (ours, optimizer), (theirs, other) = train(make_update), train(own)
+    assert_same(ours, theirs, optimizer, other)
