@@ -138,6 +138,7 @@ def _train(
         pull_every=cfg.metrics.pull_every,
         every=cfg.metrics.every,
         guard=cfg.placement.guard,
+        compiles=cfg.train.compile,
         trial=trial,
     )
     train_and_test(

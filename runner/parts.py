@@ -152,8 +152,6 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     weights = _start(inner, shared, goes_on=goes_on)
     model = place(model, device)
-    if cfg.train.compile:
-        model.compile()
     node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
@@ -273,6 +271,9 @@ def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
         found.append(
             Fault("train.cuda_graph=true", "this version captures no CUDA graphs yet", "train.cuda_graph=false")
         )
+    if config.value(cfg, "train.compile") is True and config.value(cfg, "placement.guard") == "always":
+        so = "the guard watches operations one by one, and a compiled step has none"
+        found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
     num_processes = config.value(cfg, "train.num_processes")
     if isinstance(num_processes, int) and num_processes > 1:
         asked = f"train.num_processes={num_processes}"

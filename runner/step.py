@@ -14,9 +14,10 @@ from runner.optim import AveragedWeights
 from runner.placement import num_rows
 from runner.tasks.metrics import named_values
 from runner.tasks.task import Predicting, Task
-from runner.update import make_update
+from runner.update import Update, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+Forward = Callable[[Any], Mapping[str, Tensor]]
 Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
@@ -29,19 +30,28 @@ def make_step(
     clip_grad_norm: float | None = None,
     average: AveragedWeights | None = None,
     around: Callable[[Step], Step] | None = None,
+    update: Update | None = None,
+    through: Callable[[Forward], Forward] | None = None,
 ) -> Step:
     """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
 
     around: put around forward and backward of a group of batches (runner.out_of_memory.Pieces).
+    update: what takes the optimizer's step, and leaves no gradients (None: runner.update's). through: what the forward
+    pass with its loss is put through, e.g. torch.compile.
     More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler, update = precision.scaler, make_update(optimizer)
+    scaler, update = precision.scaler, update or make_update(optimizer)
+
+    def forward(batch: Any) -> Mapping[str, Tensor]:
+        with precision.autocast():
+            return task(model, batch)
+
+    predict = through(forward) if through else forward
 
     def learn(batch: Any, share: float | None) -> Mapping[str, Tensor]:
-        with precision.autocast():
-            values = task(model, batch)
+        values = predict(batch)
         loss = next(iter(values.values()))
         if share is not None:
             loss = loss * share

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from torch.utils.data import Dataset
 
 from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
+from runner.compiled import make_compiled
 from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
 from runner.loop import Progress, train
@@ -123,6 +126,7 @@ class Training:
         pull_every: int,
         every: int,
         guard: str,
+        compiles: bool,
         trial: Trial | None,
     ) -> None:
         """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends."""
@@ -142,6 +146,9 @@ class Training:
         for note in self.keeper.notes:
             screen.say(f"checkpoint: {note}")
         self.pieces: Pieces | None = None
+        if compiles and self.progress.step:
+            guard = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
+        self.compiles = compiles
         self.watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
         judge = make_judge(parts.task, precision=parts.precision)
         self._judges = {split: self.watch.on(judge) for split in ("val", "test")}
@@ -278,7 +285,9 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
         training.pieces = Pieces(
             parts.device, model=parts.model, optimizer=parts.optimizer, say=screen.say, num=num_pieces
         )
-    step = make_step(
+
+    make = partial(
+        make_step,
         parts.model,
         parts.task,
         optimizer=parts.optimizer,
@@ -287,6 +296,15 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
         average=parts.average,
         around=training.pieces.around if training.pieces else None,
     )
+    step = make()
+    if training.compiles:
+        step = make_compiled(
+            make,
+            optimizer=parts.optimizer,
+            is_first=training.progress.step == 0,
+            fixed_shapes=not isinstance(parts.splits.train, Dataset),
+            say=screen.say,
+        )
     parts.model.train()
     with screen.training(num_steps=parts.limits.num_steps, num_epochs=parts.limits.num_epochs):
         record.ending = train(

@@ -1,16 +1,20 @@
-"""An optimizer goes in; what takes its steps comes out, without the Python work that its own step() repeats each time."""
+"""An optimizer goes in; what takes its steps comes out: without the Python that its own step() repeats, or to be compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as hooks
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 Update = Callable[[], None]
 
@@ -28,10 +32,9 @@ def make_update(optimizer: Optimizer) -> Update:
 
     def update() -> None:
         nonlocal kernels
-        if not kernels or not all(kernel.has_its_gradients() for kernel in kernels):
+        if not kernels or any(kernel.has_newcomers() for kernel in kernels):
             optimizer.step()
-            if kernels is None:  # now there is a state
-                kernels = _kernels(optimizer)
+            kernels = _kernels(optimizer) if kernels != [] else []  # now there is a state
         else:
             with torch.no_grad():
                 for kernel in kernels:
@@ -42,28 +45,80 @@ def make_update(optimizer: Optimizer) -> Update:
     return update
 
 
+class CannotTraceError(Exception):
+    """An optimizer that has to take its steps itself."""
+
+
+class Traceable:
+    """An optimizer's step in operations that a compiler can fuse with those before it; Adam's, AdamW's and SGD's.
+
+    The rates of the groups are read from tensors, so that a schedule that moves them compiles nothing anew.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """After the optimizer's first step, when its state is there.
+
+        Raises: CannotTraceError for another optimizer, or one with settings out of the ordinary.
+        """
+        self._kernels = _kernels(optimizer)
+        if not self._kernels:
+            raise CannotTraceError(f"{type(optimizer).__name__} with these settings takes its steps itself")
+        self._parameters = [parameter for kernel in self._kernels for parameter in kernel.parameters]
+        device = self._parameters[0].device
+        self.rates = [torch.tensor(float(kernel.group["lr"]), device=device) for kernel in self._kernels]
+        self._set = [float(kernel.group["lr"]) for kernel in self._kernels]
+
+    def set_rates(self) -> None:
+        """Brings the groups' rates to their tensors where they have changed: a small kernel each, nothing waits."""
+        for at, kernel in enumerate(self._kernels):
+            if kernel.group["lr"] != self._set[at]:
+                self._set[at] = kernel.group["lr"]
+                self.rates[at].fill_(self._set[at])
+
+    def update(self) -> None:
+        """The step, and no gradients any more. To be traced: it is looked at once what has a gradient."""
+        with torch.no_grad():
+            for kernel, rate in zip(self._kernels, self.rates, strict=True):
+                if kernel.has_newcomers():
+                    raise CannotTraceError("a parameter has its first gradient after the first step")
+                kernel.write_out(rate)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 @dataclass(frozen=True)
 class _Kernel:
     """What one parameter group hands to its fused kernel."""
 
     group: Mapping[str, Any]
     parameters: list[Tensor]
-    others: Sequence[Tensor]  # of the group, without a gradient so far
+    others: list[Tensor]  # of the group, without a state: they never had a gradient
     states: Mapping[str, list[Tensor]]
-    call: Callable[[_Kernel, Any], None]
+    fused: Callable[[_Kernel, Any], None]
+    formula: Callable[[_Kernel, Tensor, Any], None]
 
-    def has_its_gradients(self) -> bool:
-        """Whether the same parameters have one as when the lists were made."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                return False
-        return all(parameter.grad is None for parameter in self.others)
+    def has_newcomers(self) -> bool:
+        """Whether a parameter has a gradient that never had one."""
+        return any(parameter.grad is not None for parameter in self.others)
 
     def launch(self) -> None:
-        self.call(self, [parameter.grad for parameter in self.parameters])
+        kernel = self._of_gradients()
+        kernel.fused(kernel, [parameter.grad for parameter in kernel.parameters])
+
+    def write_out(self, rate: Tensor) -> None:
+        kernel = self._of_gradients()
+        kernel.formula(kernel, rate, [parameter.grad for parameter in kernel.parameters])
+
+    def _of_gradients(self) -> _Kernel:
+        """The same without the parameters that have no gradient in this step."""
+        takes_part = [parameter.grad is not None for parameter in self.parameters]
+        if all(takes_part):
+            return self
+        states = {name: list(compress(values, takes_part)) for name, values in self.states.items()}
+        return replace(self, parameters=list(compress(self.parameters, takes_part)), states=states)
 
 
-def _adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
+def _fused_adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
     """What torch.optim.Adam and AdamW do with fused=True, which take their betas as numbers."""
     group, states = kernel.group, kernel.states
     torch._foreach_add_(states["step"], 1)
@@ -86,7 +141,7 @@ def _adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
     )
 
 
-def _sgd(kernel: _Kernel, grads: Any) -> None:
+def _fused_sgd(kernel: _Kernel, grads: Any) -> None:
     """What torch.optim.SGD does with fused=True, from its second step on."""
     group = kernel.group
     torch._fused_sgd_(
@@ -105,33 +160,84 @@ def _sgd(kernel: _Kernel, grads: Any) -> None:
     )
 
 
-#: by optimizer: its kernel, and what it keeps for each parameter
-KERNELS: dict[type[Optimizer], tuple[Callable[..., None], tuple[str, ...]]] = {
-    Adam: (partial(_adam, torch._fused_adam_), ("step", "exp_avg", "exp_avg_sq")),
-    AdamW: (partial(_adam, torch._fused_adamw_), ("step", "exp_avg", "exp_avg_sq")),
-    SGD: (_sgd, ("momentum_buffer",)),
+def _adam_formula(function: Callable[..., None], kernel: _Kernel, rate: Tensor, grads: Any) -> None:
+    """torch's own formula, by whole lists on a GPU, where its counts of steps lie on the device, too."""
+    group, states = kernel.group, kernel.states
+    by_lists = kernel.parameters[0].device.type != "cpu"
+    function(
+        kernel.parameters,
+        grads,
+        states["exp_avg"],
+        states["exp_avg_sq"],
+        [],
+        states["step"],
+        foreach=by_lists,
+        capturable=by_lists,
+        fused=False,
+        lr=rate,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=group["maximize"],
+    )
+
+
+def _sgd_formula(kernel: _Kernel, rate: Tensor, grads: Any) -> None:
+    group = kernel.group
+    sgd(
+        kernel.parameters,
+        grads,
+        list(kernel.states.get("momentum_buffer", [None] * len(grads))),
+        foreach=kernel.parameters[0].device.type != "cpu",
+        fused=False,
+        lr=rate,  # type: ignore[arg-type]
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+    )
+
+
+#: by optimizer: its kernel, its formula, and what it keeps for each parameter
+KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], tuple[str, ...]]] = {
+    Adam: (partial(_fused_adam, torch._fused_adam_), partial(_adam_formula, adam), ("step", "exp_avg", "exp_avg_sq")),
+    AdamW: (
+        partial(_fused_adam, torch._fused_adamw_),
+        partial(_adam_formula, adamw),
+        ("step", "exp_avg", "exp_avg_sq"),
+    ),
+    SGD: (_fused_sgd, _sgd_formula, ("momentum_buffer",)),
 }
 
 
 def _kernels(optimizer: Optimizer) -> list[_Kernel]:
-    """One for each group; [] where the optimizer has to take its steps itself. Its gradients and its state are there."""
+    """One for each group; [] where the optimizer has to take its steps itself. After its first step."""
     if type(optimizer) not in KERNELS or _is_listened_to(optimizer):
         return []
-    call, names = KERNELS[type(optimizer)]
+    fused, formula, names = KERNELS[type(optimizer)]
     made = []
     for group in optimizer.param_groups:
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        others = [parameter for parameter in group["params"] if parameter.grad is None]
+        kept = [name for name in names if name != "momentum_buffer" or group["momentum"]]
+        takes_part = [_has(optimizer, parameter, kept) for parameter in group["params"]]
+        parameters = list(compress(group["params"], takes_part))
+        others = [parameter for parameter, takes in zip(group["params"], takes_part, strict=True) if not takes]
         if not _is_plain(optimizer, group, parameters):
             return []
-        states = [optimizer.state.get(parameter, {}) for parameter in parameters]  # asking by [] makes one
-        kept = [name for name in names if name != "momentum_buffer" or group["momentum"]]
-        if any(not isinstance(state.get(name), Tensor) for state in states for name in kept):
-            return []
         if parameters:
-            lists = {name: [state[name] for state in states] for name in kept}
-            made.append(_Kernel(group, parameters, others, lists, call))
+            states = {name: [optimizer.state[parameter][name] for parameter in parameters] for name in kept}
+            made.append(_Kernel(group, parameters, others, states, fused, formula))
     return made
+
+
+def _has(optimizer: Optimizer, parameter: Tensor, names: Sequence[str]) -> bool:
+    """Whether a parameter has its state; where there is none to have, whether it may get a gradient."""
+    state = optimizer.state.get(parameter, {})  # asking by [] would make one
+    if not names:
+        return parameter.requires_grad
+    return all(isinstance(state.get(name), Tensor) for name in names)
 
 
 def _is_listened_to(optimizer: Optimizer) -> bool:
@@ -149,9 +255,6 @@ def _is_plain(optimizer: Optimizer, group: Mapping[str, Any], parameters: Sequen
     """Whether one kernel takes all of a group, with settings that are numbers."""
     is_other_adam = type(optimizer) is Adam and group.get("decoupled_weight_decay")
     odd = is_other_adam or group.get("amsgrad") or group.get("differentiable") or not group.get("fused")
-    numbers = [group["lr"], *group.get("betas", ())]
-    if odd or any(isinstance(number, Tensor) for number in numbers):
-        return False
-    kinds = {(parameter.device, parameter.dtype) for parameter in parameters}
-    same = all(parameter.grad is not None and parameter.grad.dtype == parameter.dtype for parameter in parameters)
-    return len(kinds) <= 1 and same
+    is_tensor = any(isinstance(number, Tensor) for number in (group["lr"], *group.get("betas", ())))
+    kinds = {(parameter.device, parameter.dtype, parameter.layout) for parameter in parameters}
+    return not odd and not is_tensor and len(kinds) <= 1
