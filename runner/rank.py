@@ -1,0 +1,67 @@
+"""The folder of a run that several processes train goes in; one of them comes out. `python -m runner.rank FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+from runner.cli import composed_with, logging_to
+from runner.compose import composer, hydra_session
+from runner.errors import RunnerError
+from runner.ranks import told
+from runner.ranks.around import Place, place_of
+
+
+def main(folder: Path) -> int:
+    """Is one process of the run, as the environment says which. Returns its exit code."""
+    from runner.ranks.launch import die_with
+
+    place = place_of(os.environ)
+    given = told.given_in(folder)
+    assert place is not None
+    (folder / told.FOLDER / f"{place.rank}.pid").write_text(str(os.getpid()))
+    sys.path[:] = [*dict.fromkeys([*given.path, *sys.path])]
+    if told.is_ending(folder):
+        return 1
+    die_with(os.getppid(), grace_seconds=30.0, end=lambda: os._exit(143))
+    if os.getppid() != given.parent:
+        return 1
+    try:
+        return _train(folder, place, given)
+    except RunnerError as error:
+        told.tell(folder, place.rank, str(error), faults=error.faults)
+    except BaseException as error:
+        traceback.print_exc()
+        told.tell(folder, place.rank, f"{type(error).__name__}: {error}")
+    return 1
+
+
+def _train(folder: Path, place: Place, given: told.Given) -> int:
+    """Returns 1 where the run failed; one that was asked to end has come to its end."""
+    compose = composer(["-cd", str(folder / told.FOLDER), "-cn", "rerun"])
+    with hydra_session(["runner"]):
+        cfg = composed_with(compose, [])
+        from runner import app  # torch
+        from runner.device import Choice
+        from runner.record import Membership, Repetition
+
+        with nullcontext() if place.rank else logging_to(folder):
+            done = app.run(
+                cfg,
+                folder,
+                choice=Choice(**given.choices[place.local_rank]),
+                member=Membership(**given.member) if given.member else None,
+                repetition=Repetition(given.reproduces, lambda parts: None) if given.reproduces else None,
+                owns_process=True,
+            )
+    return int(done["status"] == "failed")
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not sys.exit: what joins the processes may wait for one that is dead
