@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,9 +15,13 @@ from runner.errors import RunnerError
 from runner.ranks import told
 from runner.ranks.around import Place, place_of
 
+#: a process that is ended after another one has died says so later than that one
+SECONDS_BEHIND = 5.0
+
 
 def main(folder: Path) -> int:
     """Is one process of the run, as the environment says which. Returns its exit code."""
+    from runner.ranks.group import is_lost
     from runner.ranks.launch import die_with
 
     place = place_of(os.environ)
@@ -35,7 +40,7 @@ def main(folder: Path) -> int:
         told.tell(folder, place.rank, str(error), faults=error.faults)
     except BaseException as error:
         traceback.print_exc()
-        told.tell(folder, place.rank, f"{type(error).__name__}: {error}")
+        told.tell(folder, place.rank, told.LOST if is_lost(error) else f"{type(error).__name__}: {error}")
     return 1
 
 
@@ -60,8 +65,17 @@ def _train(folder: Path, place: Place, given: told.Given) -> int:
     return int(done["status"] == "failed")
 
 
+def _let_the_first_go_first(folder: Path) -> None:
+    """The launcher asks how a process ended, and it is to see the one that began it; it ends this one then."""
+    words = told.first_words(folder)
+    if words is not None and words.text == told.LOST:
+        time.sleep(SECONDS_BEHIND)
+
+
 if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
+    if code:
+        _let_the_first_go_first(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: what joins the processes may wait for one that is dead

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from runner.parts import Parts, prepare
 from runner.ranks import told
 from runner.ranks.around import Place, place_of
 from runner.ranks.group import Alone, Ranks, join
-from runner.ranks.launch import launch
+from runner.ranks.launch import Outcome, launch
 from runner.record import Membership, Repetition
 from runner.screen import Screen
 from runner.summary import FILE, read_summary, write_summary
@@ -120,25 +121,24 @@ def run_in_several(
         environment={"MLFLOW_TRACKING_URI": uri} if without_password(uri) != uri else {},
     )
     if faults := told.faults_of(folder):
+        shutil.rmtree(folder / told.FOLDER)
         raise RunnerError(*faults)
     summary = read_summary(folder)
     if outcome.failure is not None or not summary:
-        summary = _of_a_death(folder, summary, outcome.failure, outcome.asked, outcome.attempt)
-        Screen().say(f"status  {summary['status']}: {summary['error']}")
+        shown = summary.get("error")
+        summary = _of_a_death(folder, summary, outcome)
+        if summary["error"] != shown:
+            Screen().say(f"status  {summary['status']}: {summary['error']}")
         write_summary(folder, summary)
     return summary
 
 
-def _of_a_death(
-    folder: Path, summary: dict[str, Any], failure: str | None, asked: signal.Signals | None, attempt: int
-) -> dict[str, Any]:
-    """What is to be said of a run one of whose processes died."""
-    words = told.first_words(folder, attempt=attempt)
-    code = 0 if asked is None else 128 + (asked if asked == signal.SIGINT else signal.SIGTERM)
-    told_more = f": {words.text}" if words is not None else ""
-    error = f"{failure or 'its processes left no word'}{told_more}"
-    if words is not None and failure is not None and "exit code" in failure:
-        error = words.text
+def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """What is to be said of a run one of whose processes died; `summary`: what the first one left, if it could."""
+    words = told.first_words(folder, of=outcome.attempt)
+    has_more = words is not None and words.text != told.LOST
+    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
+    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
     more = {"status": "killed" if code else "failed", "error": error, "exit_code": code}
     return {"ending": "", "run_id": None, "metrics": {}, **summary, **more}
 

@@ -22,7 +22,7 @@ from runner.out_of_memory import Pieces, explain
 from runner.parts import Parts
 from runner.ranks import told
 from runner.ranks.asking import AskedTogether
-from runner.ranks.group import Ranks
+from runner.ranks.group import Ranks, is_lost
 from runner.ranks.learning import Together
 from runner.record import Record
 from runner.screen import Screen
@@ -251,7 +251,8 @@ class Training:
         """Makes an error the record's; where several processes train, the first error of any of them."""
         fail(self.record, error)
         if self.ranks.num > 1:
-            told.tell(self.folder, self.ranks.rank, self.record.error or "interrupted")
+            text = told.LOST if is_lost(error) else self.record.error
+            told.tell(self.folder, self.ranks.rank, text or "interrupted")
             words = told.first_words(self.folder)
             self.record.error = words.text if words is not None else self.record.error
 

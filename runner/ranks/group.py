@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from runner.ranks import told
 from runner.ranks.around import Place
 
 T = TypeVar("T")
@@ -130,19 +131,32 @@ class Group:
         torch.distributed.destroy_process_group()
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether it says no more than that another process is not there any more."""
+    words = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "remote process exited",
+        "connectFullMesh",
+    )
+    is_torchs = isinstance(error, RuntimeError | torch.distributed.DistError)
+    return is_torchs and any(each in str(error) for each in words)
+
+
 def join(place: Place, *, backend: str, device: torch.device) -> Group:
     """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices."""
-    from torch import distributed
-
+    distributed: Any = torch.distributed  # its names are there, and not typed
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
-    store = None
-    more: dict[str, Any] = {"init_method": "env://"} if place.by == "torchrun" else {}
     if place.by == "srun":
-        store = distributed.TCPStore(  # type: ignore[attr-defined]  # it is there, and documented
-            place.address, place.port, place.num, is_master=place.rank == 0, timeout=timedelta(minutes=10)
-        )
-        more = {"store": store, "rank": place.rank, "world_size": place.num}
+        is_first, wait = place.rank == 0, timedelta(minutes=10)
+        store = distributed.TCPStore(place.address, place.port, place.num, is_first, timeout=wait)
+    else:
+        store = next(iter(distributed.rendezvous("env://")))[0]
+    # torch's launcher keeps one store for all attempts: what the processes before have left there is not for these
+    store = distributed.PrefixStore(f"runner-{told.attempt()}", store)
+    more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
     if backend == "gloo":
         distributed.init_process_group(backend, timeout=PATIENCE, **more)
         return Group(place.rank, place.num, distributed.group.WORLD)

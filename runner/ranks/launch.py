@@ -49,8 +49,9 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
             _agent(folder, num, max_restarts)
             result.append(Outcome())
         except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            result.append(Outcome(failure=_how(rank, failure.exitcode), attempt=max_restarts))
+            # a process that was killed before one that says that it misses it
+            rank, code = min(((rank, each.exitcode) for rank, each in error.failures.items()), key=lambda it: it[1] > 0)
+            result.append(Outcome(failure=_how(rank, code), attempt=max_restarts))
         except BaseException as error:
             errors.append(error)
 

@@ -16,6 +16,8 @@ from typing import Any
 from runner.errors import Fault
 
 FOLDER = "ranks"
+#: the last words of one that knows no more than that
+LOST = "another process of this run is gone"
 GIVEN, STOPPING = "given.json", "stopping"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
@@ -59,7 +61,7 @@ def given_in(folder: Path) -> Given:
 def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
     """Leaves a process's last words; the first ones count, of this attempt."""
     words = LastWords(rank, time.time(), text, [vars(fault) for fault in faults])
-    file = _file(folder, rank, _attempt())
+    file = _file(folder, rank, attempt())
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_suffix(".writing")
@@ -67,12 +69,12 @@ def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) ->
         beside.replace(file)
 
 
-def first_words(folder: Path, *, attempt: int | None = None) -> LastWords | None:
+def first_words(folder: Path, *, of: int | None = None) -> LastWords | None:
     """The earliest of the last words, of an attempt (None: this one); a person's mistake goes before all else."""
-    number = _attempt() if attempt is None else attempt
+    number = attempt() if of is None else of
     files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
     found = [LastWords(**json.loads(file.read_text())) for file in files]
-    return min(found, key=lambda words: (not words.faults, words.time), default=None)
+    return min(found, key=lambda words: (not words.faults, words.text == LOST, words.time), default=None)
 
 
 def faults_of(folder: Path) -> list[Fault]:
@@ -91,5 +93,6 @@ def _file(folder: Path, rank: int, attempt: int) -> Path:
     return folder / FOLDER / f"{rank}-{attempt}.words"
 
 
-def _attempt() -> int:
+def attempt() -> int:
+    """How often the launcher has started the processes again."""
     return int(os.environ.get(RESTARTS, "0"))
