@@ -13,13 +13,16 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from runner import several
 from runner.card import write_card
 from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.failure import fail
+from runner.following import follow
 from runner.illustrate import illustrate
-from runner.parts import Parts, check, prepare
+from runner.parts import Parts, check
 from runner.passwords import hide, kept
+from runner.ranks.group import Ranks
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.screen import Screen
 from runner.stop import Stop, listening
@@ -56,15 +59,26 @@ def run(
     clock = _Clock()
     check_folder(folder)
     hardware = hardware or probe()
-    choice = check(cfg, hardware, choice=choice)
+    is_given, choice = choice is not None, check(cfg, hardware, choice=choice)
+    place = several.place_here(cfg)
+    if place is not None and place.rank:
+        return follow(cfg, place, choice=choice if is_given else None)
+    choices = several.devices_here(cfg, hardware, choice, place, is_given=is_given, has_trial=trial is not None)
+    if len(choices) > 1:
+        rerun = _rerun(kept(_own(cfg)))
+        return several.run_in_several(cfg, folder, choices, rerun=rerun, member=member, repetition=repetition)
+    choice = choices[0]
+    ranks = several.joined(place, choice)
+    ranks.from_first(str(folder.absolute()))
     screen = Screen()
     folder.mkdir(parents=True, exist_ok=True)
     screen.say(f"device: {choice.device} ({choice.reason})")
-    own = kept(_own(cfg))  # before the data fills in the facts
-    rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
+    rerun = _rerun(kept(_own(cfg)))  # before the data fills in the facts
     hide(folder, str(cfg.tracking.uri))
     with _publishing(cfg, folder, member) as publisher:
-        parts = prepare(cfg, torch.device(choice.here), goes_on=any((folder / "checkpoints").glob("last*.pt")))
+        goes_on = any((folder / "checkpoints").glob("last*.pt"))
+        local_num = place.local_num if place else 1
+        parts = several.prepare_in_turn(cfg, ranks, torch.device(choice.here), goes_on=goes_on, local_num=local_num)
         if repetition is not None:
             repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)
@@ -99,10 +113,14 @@ def run(
                 stop=stop,
                 folder=folder,
                 trial=trial,
+                ranks=ranks,
             )
+            if record.status != "failed":  # else another one may be gone, and nobody waits for it
+                ranks.leave()
             clock.lap()
             _close(journal, cfg, parts, record, folder, screen)
-        summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
+        summary = summarise(cfg, parts, record, choice)
+        summary |= {"num_processes": ranks.num, "exit_code": stop.exit_code}
         with _failing(record):
             write_summary(folder, summary)  # it is there even if nobody waits for the tracker
         if publisher is not None:
@@ -126,6 +144,7 @@ def _train(
     stop: Stop,
     folder: Path,
     trial: Trial | None,
+    ranks: Ranks,
 ) -> None:
     rows = cfg.train.batch_size * cfg.train.accumulate_steps
     training = Training(
@@ -140,6 +159,8 @@ def _train(
         guard=cfg.placement.guard,
         compiles=cfg.train.compile,
         trial=trial,
+        ranks=ranks,
+        unused_parameters=cfg.placement.unused_parameters,
     )
     train_and_test(
         training,
@@ -239,6 +260,11 @@ def _ender(
 def _own(cfg: DictConfig) -> DictConfig:
     """The run's own keys: how a sweep was run, or a plan made, is no part of running it again."""
     return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")])
+
+
+def _rerun(own: DictConfig) -> str:
+    """The text of rerun.yaml."""
+    return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
 
 
 def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> None:

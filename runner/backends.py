@@ -61,13 +61,13 @@ def set_switches(
         torch.mps.set_per_process_memory_fraction(memory_fraction)
 
 
-def automatic_threads() -> int:
-    """Threads of a training on the CPU: all but one, which is left to the process that publishes.
+def automatic_threads(num_processes: int = 1) -> int:
+    """Threads of a training on the CPU: all but one, which is left to the process that publishes; shared by its processes.
 
     A core that two share stalls every parallel kernel at its end: with both cores of a busy machine a small MLP took 68
     steps a second, with one of them over 1,000 (2 cores, 2026-11). OMP_NUM_THREADS, where it is set, is obeyed.
     """
-    return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, THREADS - 1)
+    return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, (THREADS - 1) // num_processes)
 
 
 def seed_everything(seed: int) -> None:

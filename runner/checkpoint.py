@@ -109,8 +109,9 @@ class Keeper:
     `notes`: what was wrong with a file when it was read, and what was taken instead.
     """
 
-    def __init__(self, folder: Path, background: Background) -> None:
-        self._folder, self._background = folder, background
+    def __init__(self, folder: Path, background: Background, *, writes: bool = True) -> None:
+        """writes: False for a process whose checkpoints another one writes; it keeps the newest in memory alone."""
+        self._folder, self._background, self._writes = folder, background, writes
         self._lock, self._turn = threading.Lock(), 0
         self._waiting: dict[str, tuple[int, dict[str, Any]]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
@@ -133,6 +134,9 @@ class Keeper:
         with self._lock:
             _, overtaken = self._waiting.pop(name, (0, None))
             free = overtaken or self._free.pop(name, None)
+        if not self._writes:
+            self.newest[name] = snapshot(state, self.newest.get(name))
+            return
         self.newest[name] = snapshot(state, free)
         self._turn = turn = self._turn + 1
         with self._lock:

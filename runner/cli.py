@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 from runner import config, mistakes, trust
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
-from runner.errors import Fault, RunnerError, report
+from runner.errors import MISTAKE, Fault, RunnerError, report
+from runner.ranks.around import Place, place_of
 from runner.summary import read_summary
 from runner.words import MULTIRUN, sorted_words
 
@@ -35,7 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         verb = words.pop(0) if words and words[0] in VERBS else "train"
         return VERBS[verb](words)
     except RunnerError as error:
-        return report(error)
+        place = place_of(os.environ)
+        return (
+            MISTAKE if place is not None and place.rank else report(error)
+        )  # of several processes the first one tells it
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
@@ -50,7 +54,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
-    return _train(*sorted_words(words, VERBS))
+    flags, overrides = sorted_words(words, VERBS)
+    place = place_of(os.environ)  # of torchrun or srun
+    if place is not None and MULTIRUN & set(flags):
+        so = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
+        raise RunnerError(Fault("-m", so, "python -m runner -m ..., once; or one run at a time"))
+    if place is not None and place.rank:
+        return _follow(flags, overrides, place)
+    return _train(flags, overrides)
+
+
+def _follow(flags: list[str], overrides: list[str], place: Place) -> int:
+    """A process beside the first one of a run: no folder and no log of Hydra's."""
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        cfg = composed_with(compose, overrides)
+        from runner.following import follow
+
+        done = follow(cfg, place)
+    return int(done["exit_code"] or done["status"] == "failed")
 
 
 def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None) -> int:
@@ -118,7 +140,7 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
-        with _logging_to(folder):
+        with logging_to(folder):
             return app.run(cfg, folder)
 
 
@@ -133,8 +155,8 @@ def resume(words: list[str]) -> int:
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
-            before = _composed(compose, [])
-            cfg = _composed(compose, overrides)
+            before = composed_with(compose, [])
+            cfg = composed_with(compose, overrides)
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
         resuming.check(before, cfg)
@@ -143,7 +165,7 @@ def resume(words: list[str]) -> int:
             return 0
         from runner import app
 
-        with _logging_to(folder):
+        with logging_to(folder):
             done = app.run(cfg, folder, owns_process=True)
     return int(done["exit_code"] or done["status"] == "failed")
 
@@ -183,7 +205,8 @@ def plan(words: list[str]) -> int:
         try:
             compose(overrides) if not is_sweep else None
             jobs = [
-                command.Job(name, _composed(compose, given)) for given, name in _planned(overrides, is_sweep=is_sweep)
+                command.Job(name, composed_with(compose, given))
+                for given, name in _planned(overrides, is_sweep=is_sweep)
             ]
         except RunnerError:
             raise
@@ -204,7 +227,7 @@ def _planned(overrides: list[str], *, is_sweep: bool) -> list[tuple[tuple[str, .
         return combinations(overrides, GlobalHydra.instance().config_loader())
 
 
-def _composed(compose: Compose, overrides: Sequence[str]) -> DictConfig:
+def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:
     cfg = compose(list(overrides))
     HydraConfig.instance().set_config(cfg)
     name_data(cfg)
@@ -290,7 +313,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 
 @contextmanager
-def _logging_to(folder: Path) -> Iterator[None]:
+def logging_to(folder: Path) -> Iterator[None]:
     """runner.log, where Hydra does not see to it."""
     root = logging.getLogger()
     handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -59,6 +59,35 @@ class Limits:
     save_every_steps: int | None = None
 
 
+class Asked(Protocol):
+    """What is asked after each step: "stopped" and "max_seconds" end the training, "save" wants a checkpoint, None goes on."""
+
+    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
+        """at_once: at an epoch's end; there it is "stopped" or None, and no word waits for a later step."""
+        ...
+
+
+class AskedAlone:
+    """The answers of one process; costs a look at the clock."""
+
+    def __init__(self, stop: Stop, limits: Limits) -> None:
+        self._stop, self._limits = stop, limits
+        self._started = self._saved = time.monotonic()
+
+    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
+        if self._stop.signal is not None:
+            return "stopped"
+        if at_once:
+            return None
+        now, limits = time.monotonic(), self._limits
+        if limits.max_seconds is not None and now - self._started >= limits.max_seconds:
+            return "max_seconds"
+        if _is_due(limits, step, now - self._saved):
+            self._saved = now
+            return "save"
+        return None
+
+
 def train(
     step: Step,
     batches: Batches,
@@ -71,7 +100,7 @@ def train(
     accumulate_steps: int,
     evaluate: Callable[[], Mapping[str, float]],
     keep: Callable[[str], None],
-    stop: Stop,
+    asked: Asked,
     gives_up: Callable[[Mapping[str, float]], bool] | None = None,
 ) -> str:
     """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).
@@ -79,10 +108,10 @@ def train(
     progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
     evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
         A StoppedError of it ends the training before the epoch counts as done.
+    asked: whether somebody wants an end or a checkpoint.
     keep: writes the state as "last" or "best". Nothing else here waits for the device.
     gives_up: asked with each epoch's values, the pruner of a search (None: there is none).
     """
-    started = saved = time.monotonic()
     rate = progress.rate
     if _is_out_of_patience(progress, limits):  # taken up again after its end
         return "patience"
@@ -98,14 +127,11 @@ def train(
                 schedule.step()
             if progress.step >= limits.num_steps:
                 break
-            if stop.signal is not None:
-                return "stopped"
-            now = time.monotonic()
-            if limits.max_seconds is not None and now - started >= limits.max_seconds:
-                return "max_seconds"
-            if _is_due(limits, progress.step, now - saved):
+            word = asked(progress.step)
+            if word == "save":
                 keep("last")
-                saved = now
+            elif word is not None:
+                return word
         try:
             values = evaluate()
         except StoppedError:
@@ -118,7 +144,7 @@ def train(
         # asked at the last epoch, too, for the values that later trials are compared with; there it is not given up any more
         if gives_up is not None and gives_up(values) and not _is_over(progress, limits):
             return "pruned"
-        if stop.signal is not None:
+        if asked(progress.step, at_once=True) is not None:
             return "stopped"
     return "finished"
 

@@ -47,6 +47,8 @@ class MetricBuffer:
     pull_every: steps between copies. every: a point each so many steps, the mean over them, taken on the device.
     sink: gets each Window, in order, in the background thread.
     watch: the name whose values must be finite.
+    mean: of several processes that write at the same steps, the mean over them; each pull is one for its rows (None: this
+        process is alone).
     """
 
     def __init__(
@@ -59,12 +61,13 @@ class MetricBuffer:
         every: int = 1,
         watch: str = "train/loss",
         first_step: int = 0,
+        mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
         self.points = 0
         self.step = first_step
         self._device, self._sink, self._background, self._watch = device, sink, background, watch
-        self._every = every
+        self._every, self._mean = every, mean
         self._half = math.ceil(pull_every / every) * every
         self._names: tuple[str, ...] = ()
         self._ring = torch.empty(0)
@@ -92,7 +95,7 @@ class MetricBuffer:
     def state(self) -> dict[str, Any]:
         """What has been written and not pulled yet, for a checkpoint. Waits for the device once it is copied."""
         begin = self._pulled % max(1, len(self._rows))
-        rows = self._ring[begin : begin + self._filled - self._pulled]
+        rows = self._over_all(self._ring[begin : begin + self._filled - self._pulled])
         notes = {name: list(points) for name, points in self._notes.items()}
         return {"names": list(self._names), "rows": rows, "notes": notes}
 
@@ -102,7 +105,7 @@ class MetricBuffer:
         if split_names:
             self._allocate(dict.fromkeys(split_names, torch.zeros(())))
             rows = state["rows"]
-            self._ring[: len(rows)].copy_(rows)
+            self._ring[: len(rows)].copy_(rows)  # of one process they are the mean already, so that each has them
             self._filled = len(rows)
         self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
 
@@ -142,10 +145,10 @@ class MetricBuffer:
 
     def _copy(self, rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self._side is None:
-            return self._means(rows).to("cpu", copy=True), None
+            return self._over_all(self._means(rows)).to("cpu", copy=True), None
         self._side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._side):
-            means = self._means(rows)
+            means = self._over_all(self._means(rows))
             host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
             host.copy_(means, non_blocking=True)
             copied = torch.cuda.Event(blocking=True)  # waiting for it sleeps instead of spinning
@@ -158,6 +161,10 @@ class MetricBuffer:
         whole = len(rows) // self._every * self._every
         means = rows[:whole].view(-1, self._every, rows.shape[1]).mean(1)
         return means if whole == len(rows) else torch.cat([means, rows[whole:].mean(0, keepdim=True)])
+
+    def _over_all(self, rows: Tensor) -> Tensor:
+        """The mean over the processes; one that has no rows asks nobody, as all have as many."""
+        return rows if self._mean is None or not len(rows) else self._mean(rows)
 
     def _wait_for_copy_out_of(self, half: int) -> None:
         """Before a half is written again its copy must be over: the device waits for that, the host does not."""

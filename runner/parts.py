@@ -118,18 +118,19 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     return choice
 
 
-def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False) -> Parts:
+def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False, num_processes: int = 1) -> Parts:
     """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
 
     goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
+    num_processes: that train on this machine, and share its cores.
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
-    return prepare_training(cfg, device, prepare_data(cfg, device), goes_on=goes_on)
+    return prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on)
 
 
-def prepare_data(cfg: DictConfig, device: torch.device) -> Data:
+def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
     """The first half of prepare()."""
-    _set_switches(cfg, device)
+    _set_switches(cfg, device, num_processes)
     shared, node = config.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
@@ -191,8 +192,10 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     )
 
 
-def _set_switches(cfg: DictConfig, device: torch.device) -> None:
+def _set_switches(cfg: DictConfig, device: torch.device, num_processes: int) -> None:
     settings = dict(cfg.backends.get(device.type, {}))
+    if device.type == "cpu":
+        settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
     backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
     backends.seed_everything(cfg.seed)
 
@@ -274,8 +277,4 @@ def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
     if config.value(cfg, "train.compile") is True and config.value(cfg, "placement.guard") == "always":
         so = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
-    num_processes = config.value(cfg, "train.num_processes")
-    if isinstance(num_processes, int) and num_processes > 1:
-        asked = f"train.num_processes={num_processes}"
-        found.append(Fault(asked, "this version trains in one process", "train.num_processes=auto"))
     return found

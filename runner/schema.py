@@ -100,6 +100,7 @@ class Train:
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)
     num_processes: Any = _auto_or_count()
+    max_restarts: int = _at_least(0)
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Metrics:
 class Placement:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
+    unused_parameters: bool = MISSING
 
 
 @dataclass

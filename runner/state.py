@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from runner import backends
 from runner.checkpoint import Keeper
+from runner.data.order import mixed
 from runner.errors import Fault, RunnerError
 from runner.loop import Progress
 from runner.metrics import MetricBuffer
 from runner.parts import Parts
+from runner.ranks.group import Ranks
 
 #: what of a checkpoint are counts
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
@@ -21,9 +25,10 @@ def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
     return {"model": parts.kept_model.state_dict(), "step": best.step, "metric": best.metric, "value": best.value}
 
 
-def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict[str, Any]:
-    """Everything that a run goes on from."""
+def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
+    """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
+    generators = ranks.gathered(backends.generator_states(parts.device))
     return {
         "format": 3,
         "step": progress.step,
@@ -39,17 +44,19 @@ def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer) -> dict[
         "optimizer": parts.optimizer.state_dict(),
         "schedule": parts.schedule.state_dict() if parts.schedule else None,
         "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
-        "generators": backends.generator_states(parts.device),
+        "generators": generators[0] if generators else {},
+        "generators_of_others": generators[1:],
     }
 
 
-def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer, ranks: Ranks) -> None:
     """Puts everything where the folder's last checkpoint says; without one, nothing."""
     state = keeper.last()
     if state is None:
         return
     try:
         _put_back(state, parts, progress, keeper, buffer)
+        _draw_on(state, parts, ranks)
     except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
         so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
         write = "the run in a new folder, or the checkpoint that its own run wrote"
@@ -75,7 +82,15 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: K
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
-    backends.set_generator_states(state["generators"], parts.device)
+
+
+def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
+    """The generators where this process's stood; one that was not there before begins with numbers of its own."""
+    generators = [state["generators"], *state.get("generators_of_others", [])]
+    if ranks.rank < len(generators):
+        backends.set_generator_states(generators[ranks.rank], parts.device)
+    else:
+        backends.seed_everything(mixed(torch.initial_seed(), state["step"]))
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.backends import Precision
+from runner.data.shard import Share
 from runner.optim import AveragedWeights
 from runner.placement import num_rows
 from runner.tasks.metrics import named_values
@@ -19,6 +20,7 @@ from runner.update import Update, make_update
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Forward = Callable[[Any], Mapping[str, Tensor]]
 Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+Parted = Callable[[Sequence[Any]], Iterable[tuple[Any, float]]]
 
 
 def make_step(
@@ -32,12 +34,14 @@ def make_step(
     around: Callable[[Step], Step] | None = None,
     update: Update | None = None,
     through: Callable[[Forward], Forward] | None = None,
+    parted: Parted | None = None,
 ) -> Step:
     """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
 
     around: put around forward and backward of a group of batches (runner.out_of_memory.Pieces).
     update: what takes the optimizer's step, and leaves no gradients (None: runner.update's). through: what the forward
     pass with its loss is put through, e.g. torch.compile.
+    parted: what of a group of batches is learnt here, and how much each counts (None: all, by their rows).
     More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
     """
@@ -75,10 +79,12 @@ def make_step(
         return norm
 
     def learn_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        if parted is not None:
+            return _mean_over(parted(batches), learn)
         if len(batches) == 1:
             values = learn(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
-        return _mean_over(batches, learn)
+        return _mean_over(_by_rows(batches), learn)
 
     whole = learn_all if around is None else around(learn_all)
 
@@ -90,11 +96,17 @@ def make_step(
     return step
 
 
-def _mean_over(batches: Sequence[Any], learn: Callable[[Any, float | None], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _by_rows(batches: Sequence[Any]) -> Iterator[tuple[Any, float]]:
     rows = [num_rows(batch) for batch in batches]
-    means: dict[str, Tensor] = {}
     for batch, count in zip(batches, rows, strict=True):
-        share = count / sum(rows)
+        yield batch, count / sum(rows)
+
+
+def _mean_over(
+    parts: Iterable[tuple[Any, float]], learn: Callable[[Any, float | None], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    means: dict[str, Tensor] = {}
+    for batch, share in parts:
         for name, value in learn(batch, share).items():
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
@@ -133,10 +145,12 @@ def evaluate(
     precision: Precision,
     judge: Judge | None = None,
     labels: Sequence[str] = (),
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
     """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
 
     judge: what make_judge() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
+    total: the sum over all processes, where the batches are Shares; each gets the values of the whole split.
     Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
     Raises: RunnerError for a metric that gives no number.
     """
@@ -151,13 +165,14 @@ def evaluate(
     try:
         for module in modules:
             module.eval()
-        for batch in batches:
+        for item in batches:
+            batch, rows, of = _counted(item)
             values = judge(model, batch)
-            rows = num_rows(batch)
             part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
             sums = sums + part if names else part
             names = tuple(values)
-            count += rows
+            count += of
+        sums = sums if total is None else total(sums)
         gathered = _computed(metrics, labels)
     finally:
         for module, before in zip(modules, was_training, strict=True):
@@ -169,6 +184,14 @@ def evaluate(
     found = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
     derived: Mapping[str, float] = getattr(task, "derived", dict)(found)
     return {**found, **derived}
+
+
+def _counted(item: Any) -> tuple[Any, int, int]:
+    """A batch, its rows that count, and those of all processes."""
+    if isinstance(item, Share):
+        return item.batch, item.rows.num, item.rows.of
+    rows = num_rows(item)
+    return item, rows, rows
 
 
 def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:

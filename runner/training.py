@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -16,12 +16,17 @@ from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
 from runner.compiled import make_compiled
+from runner.data.shard import Shard, Sharded
 from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
-from runner.loop import Progress, train
+from runner.loop import Asked, AskedAlone, Progress, train
 from runner.metrics import MetricBuffer, Window
 from runner.out_of_memory import Pieces, explain
 from runner.parts import Parts
+from runner.ranks import told
+from runner.ranks.asking import AskedTogether
+from runner.ranks.group import Ranks, is_lost
+from runner.ranks.learning import Together
 from runner.record import Record
 from runner.screen import Screen
 from runner.state import best_state, take_up, whole_state
@@ -111,6 +116,19 @@ class Reporter:
         return step > self._record.journaled.get(name, 0)
 
 
+class Unheard:
+    """A Reporter's stand-in for processes beside the first one, which tells what all have measured."""
+
+    def window(self, window: Window) -> None:
+        pass
+
+    def values(self, values: Mapping[str, float], *, step: int) -> None:
+        pass
+
+    def means(self) -> dict[str, float]:
+        return {}
+
+
 class Training:
     """What a training reports, measures and keeps while it lasts."""
 
@@ -119,7 +137,7 @@ class Training:
         parts: Parts,
         record: Record,
         *,
-        reporter: Reporter,
+        reporter: Reporter | Unheard,
         screen: Screen,
         stop: Stop,
         folder: Path,
@@ -128,18 +146,29 @@ class Training:
         guard: str,
         compiles: bool,
         trial: Trial | None,
+        ranks: Ranks,
+        unused_parameters: bool = False,
     ) -> None:
-        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends."""
+        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends.
+
+        ranks: the processes that train together; all of them make the same calls.
+        """
         self.parts, self.record, self.stop = parts, record, stop
         self._reporter, self.screen, self._trial = reporter, screen, trial
         self.background = Background()
-        self.keeper = Keeper(folder / "checkpoints", self.background)
+        self.ranks, self.folder, self._unused_parameters = ranks, folder, unused_parameters
+        self.keeper = Keeper(folder / "checkpoints", self.background, writes=ranks.is_first)
         self.buffer = MetricBuffer(
-            parts.device, reporter.window, background=self.background, pull_every=pull_every, every=every
+            parts.device,
+            reporter.window,
+            background=self.background,
+            pull_every=pull_every,
+            every=every,
+            mean=ranks.mean if ranks.num > 1 else None,
         )
         self.progress = Progress(best=parts.best)
         try:
-            take_up(parts, self.progress, self.keeper, self.buffer)
+            take_up(parts, self.progress, self.keeper, self.buffer, ranks)
         except BaseException:
             self.background.close()
             raise
@@ -166,14 +195,15 @@ class Training:
             return {}
         began, generators = time.perf_counter(), backends.generator_states(parts.device)
         try:
-            batches = self.stop.while_not_asked(loader.epoch(0))
+            shared = self._share_evaluation()
             found = evaluate(
                 parts.kept_model,
                 parts.task,
-                batches,
+                self._while_not_asked(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
                 precision=parts.precision,
                 judge=self._judges[split],
                 labels=parts.source.classes or parts.source.targets,
+                total=self.ranks.total if shared else None,
             )
         except StoppedError:  # it is measured from its beginning when the run goes on
             backends.set_generator_states(generators, parts.device)
@@ -187,6 +217,51 @@ class Training:
                 self.screen.say(f"best: the last weights are kept, as {fault.so}; write {fault.write}")
         self.record.seconds["evaluate"] += time.perf_counter() - began
         return values
+
+    def _share_evaluation(self) -> Shard | None:
+        """Which rows of a split this process measures; None for all of them.
+
+        Metrics over a whole split are measured by each process: nobody can tell how theirs would be put together.
+        """
+        if self.ranks.num == 1:
+            return None
+        models = [self.parts.model, self.parts.kept_model]
+        self.ranks.alike([buffer for model in models for buffer in model.buffers()])  # each has seen rows of its own
+        return None if getattr(self.parts.task, "metrics", None) else Shard(self.ranks.rank, self.ranks.num)
+
+    def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Stop.while_not_asked(), such that all processes leave, or none."""
+        if self.ranks.num == 1:
+            yield from self.stop.while_not_asked(batches)
+            return
+        for batch in batches:
+            if self.stop.signal is not None:
+                break
+            yield batch
+        if self.ranks.highest([float(self.stop.signal is not None)])[0]:
+            raise StoppedError
+
+    def together(self) -> Together | None:
+        """What several processes take a step with; None for one alone."""
+        if self.ranks.num == 1:
+            return None
+        return Together(
+            self.parts.model, self.parts.task, num=self.ranks.num, unused_parameters=self._unused_parameters
+        )
+
+    def asked(self) -> Asked:
+        """What is asked after each step."""
+        limits = self.parts.limits
+        return AskedAlone(self.stop, limits) if self.ranks.num == 1 else AskedTogether(self.stop, limits, self.ranks)
+
+    def failed(self, error: BaseException) -> None:
+        """Makes an error the record's; where several processes train, the first error of any of them."""
+        fail(self.record, error)
+        if self.ranks.num > 1:
+            text = told.LOST if is_lost(error) else self.record.error
+            told.tell(self.folder, self.ranks.rank, text or "interrupted")
+            words = told.first_words(self.folder)
+            self.record.error = words.text if words is not None else self.record.error
 
     def end_epoch(self) -> Mapping[str, float]:
         """Measures the validation split and tells of it."""
@@ -211,7 +286,9 @@ class Training:
             self.keeper.keep(name, best_state(self.parts, self.progress))
             return
         self.progress.num_pieces = self.pieces.num if self.pieces else 1
-        self.keeper.keep(name, whole_state(self.parts, self.progress, self.buffer) | {"seconds": self.seconds})
+        state = whole_state(self.parts, self.progress, self.buffer, self.ranks)
+        if self.ranks.is_first:
+            self.keeper.keep(name, state | {"seconds": self.seconds})
 
     def use_best(self) -> None:
         """Puts the best weights back for the test; without a validation split the last ones are the best there are."""
@@ -230,7 +307,8 @@ class Training:
             lambda: self.buffer.pull(is_end=record.ending != "stopped"),
             self.background.close,
         )
-        for end in ends:
+        is_left_alone = self.ranks.num > 1 and record.status == "failed"  # the others may be gone
+        for end in ends[is_left_alone:]:
             try:
                 end()
             except Exception as error:
@@ -267,7 +345,7 @@ def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm:
     except StoppedError:  # in the test
         record.status = "killed"
     except BaseException as error:
-        fail(record, error)
+        training.failed(error)
         if backends.is_out_of_memory(error):
             record.ending = "out_of_memory"
             record.error = explain(error, parts, may_split=training.pieces is None)
@@ -285,16 +363,17 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
         training.pieces = Pieces(
             parts.device, model=parts.model, optimizer=parts.optimizer, say=screen.say, num=num_pieces
         )
-
+    together = training.together()
     make = partial(
         make_step,
         parts.model,
-        parts.task,
+        together.task if together else parts.task,
         optimizer=parts.optimizer,
         precision=parts.precision,
         clip_grad_norm=clip_grad_norm,
         average=parts.average,
         around=training.pieces.around if training.pieces else None,
+        parted=together.parted if together else None,
     )
     step = make()
     if training.compiles:
@@ -309,7 +388,7 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
     with screen.training(num_steps=parts.limits.num_steps, num_epochs=parts.limits.num_epochs):
         record.ending = train(
             training.watch.on(step, of_groups=True),
-            parts.train,
+            Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train,
             optimizer=parts.optimizer,
             schedule=parts.schedule,
             buffer=training.buffer,
@@ -318,7 +397,7 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
             accumulate_steps=accumulate_steps,
             evaluate=training.end_epoch,
             keep=training.keep,
-            stop=training.stop,
+            asked=training.asked(),
             gives_up=training.gives_up,
         )
         training.buffer.pull(is_end=record.ending != "stopped")

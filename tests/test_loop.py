@@ -9,7 +9,7 @@ from torch import nn
 from runner.backends import precision
 from runner.background import Background
 from runner.data.loaders import Resident
-from runner.loop import Best, Limits, Progress, train
+from runner.loop import AskedAlone, Best, Limits, Progress, train
 from runner.metrics import MetricBuffer
 from runner.optim import warmup_cosine
 from runner.step import make_step
@@ -37,6 +37,7 @@ def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, 
     data = torch.randn(50, 4, generator=generator), torch.randint(2, (50,), generator=generator)
     buffer = MetricBuffer(CPU, windows.append, background=background, pull_every=7)
     progress = Progress(best=Best("val/loss", "min"))
+    limits = Limits(**{"num_epochs": 4, "num_steps": 20, **limits})
     step = make_step(model, Classification(), optimizer=optimizer, precision=precision("fp32", device=CPU))
 
     def watched(batches):
@@ -51,11 +52,11 @@ def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, 
         schedule=schedule(optimizer) if schedule else None,
         buffer=buffer,
         progress=progress,
-        limits=Limits(**{"num_epochs": 4, "num_steps": 20, **limits}),
+        limits=limits,
         accumulate_steps=accumulate_steps,
         evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
         keep=lambda name: kept.update([name]),
-        stop=stop or Stop(),
+        asked=AskedAlone(stop or Stop(), limits),
         gives_up=gives_up,
     )
     buffer.pull()

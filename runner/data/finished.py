@@ -10,6 +10,7 @@ from torch import nn
 
 from runner.data.loaders import Batches
 from runner.data.order import FINISH, generator
+from runner.data.shard import Shard, Share
 from runner.placement import move, num_bytes
 
 
@@ -33,17 +34,21 @@ class Finished:
     def num_batches(self) -> int:
         return self._batches.num_batches
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on. Waits for what the batches wait for, and no more."""
         draws = torch.empty(self.num_rows, 0, device=self._device)
         if self._num_draws:
             draws = torch.rand(self.num_rows, self._num_draws, generator=generator(self._seed, FINISH, number))
             is_cuda = self._device.type == "cuda"
             draws = move(draws.pin_memory() if is_cuda else draws, self._device, non_blocking=is_cuda)
-        batches = self._batches.epoch(number, first_batch=first_batch)
+        batches = self._batches.epoch(number, first_batch=first_batch, shard=shard)
         for batch, some in zip(batches, draws.split(self.batch_size)[first_batch:], strict=True):
             with torch.no_grad():
-                finished = self._module(batch, some)
+                if isinstance(batch, Share):  # what is drawn for a row is the same whichever process has it
+                    own = some[batch.rows.start : batch.rows.stop]
+                    finished: Any = Share(self._module(batch.batch, own), batch.rows)
+                else:
+                    finished = self._module(batch, some)
             yield finished
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from runner.data.order import permutation
 from runner.data.resident import Resident
+from runner.data.shard import Shard
 from runner.data.streamed import Streamed
 from runner.errors import Fault, RunnerError
 from runner.placement import num_bytes
@@ -32,8 +33,11 @@ class Batches(Protocol):
         """Of a whole epoch; the last batch may be smaller."""
         ...
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
-        """The epoch's batches, on the device; from `first_batch` on they are the same as without it."""
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        """The epoch's batches, on the device; from `first_batch` on they are the same as without it.
+
+        shard: of several processes, the one whose rows are wanted: each batch comes as a Share (None: whole batches).
+        """
         ...
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runner.data.order import permutation
+from runner.data.shard import Shard, Share
 from runner.placement import map_tensors, move, num_bytes, num_rows, tensors
 
 #: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
@@ -43,7 +44,7 @@ class Resident:
     def num_batches(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on. Waits for nothing: the host runs ahead of the device."""
         size = self.batch_size * self._batches_a_gather
         order = None
@@ -51,11 +52,21 @@ class Resident:
             order = permutation(self.num_rows, seed=self._seed, epoch=number)
             is_cuda = self._device.type == "cuda"  # from pinned memory the copy waits for nothing
             order = move(order.pin_memory() if is_cuda else order, self._device, non_blocking=is_cuda)
+        if shard is not None:
+            yield from self._shares(shard, order, first_batch)
+            return
         for start in range(first_batch * self.batch_size, self.num_rows, size):
             gather = _gather(order, start, min(start + size, self.num_rows))
             parts = [gather(tensor).split(self.batch_size) for tensor in self._tensors]
             batches = zip(*parts, strict=True)
             yield from batches if self._is_flat else map(self._nested, batches)
+
+    def _shares(self, shard: Shard, order: Tensor | None, first_batch: int) -> Iterator[Share]:
+        """One process's rows of each batch."""
+        parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
+        for index, rows in enumerate(parts, start=first_batch):
+            start = index * self.batch_size
+            yield Share(map_tensors(self._rows, _gather(order, start + rows.start, start + rows.stop)), rows)
 
     def _nested(self, batch: tuple[Tensor, ...]) -> Any:
         """The rows' own nesting around the tensors of a batch."""

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from runner.data.order import BATCH, mixed, permutation
 from runner.data.reader import Planned, Reader
+from runner.data.shard import Shard, Share
 from runner.placement import move, num_rows, tensors
 
 #: processes that read a Dataset, where nothing is said: more only help where a row takes very long
@@ -47,12 +48,21 @@ class Streamed:
     def num_batches(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
-    def epoch(self, number: int, *, first_batch: int = 0) -> Iterator[Any]:
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on; waits for the host's reading, on CUDA never for a copy."""
+        batches = self._batches(number, first_batch, shard)
+        if shard is None:
+            yield from batches
+            return
+        parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
+        for batch, rows in zip(batches, parts, strict=True):
+            yield Share(batch, rows)
+
+    def _batches(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
         reader, finished = self._idle or self._reader(), False
         self._idle = None  # another epoch beside this one gets its own
         try:
-            batches = reader.read(self._plan(number, first_batch))
+            batches = reader.read(self._plan(number, first_batch, shard))
             if self._side is None:
                 for batch in batches:
                     yield move(batch, self._device)
@@ -71,13 +81,20 @@ class Streamed:
             self._idle.close()
             self._idle = None
 
-    def _plan(self, number: int, first_batch: int) -> Iterator[Planned]:
-        """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before."""
+    def _plan(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Planned]:
+        """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before.
+
+        Processes that share a batch draw different numbers for it, the first one those of a run alone.
+        """
+        others = (shard.rank,) if shard is not None and shard.rank else ()
         order = permutation(self.num_rows, seed=self._seed, epoch=number) if self._shuffle else None
         for index in range(first_batch, self.num_batches):
             rows = range(index * self.batch_size, min((index + 1) * self.batch_size, self.num_rows))
+            if shard is not None:
+                own = shard.rows(len(rows))
+                rows = rows[own.start : own.stop]
             chosen = list(rows) if order is None else order[rows.start : rows.stop].tolist()
-            yield mixed(self._seed, BATCH, number, index), chosen
+            yield mixed(self._seed, BATCH, number, index, *others), chosen
 
     def _reader(self) -> Reader:
         return Reader(self._rows, num_workers=self._num_workers, pin_memory=self._side is not None)

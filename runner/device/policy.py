@@ -117,15 +117,10 @@ def _auto(hardware: Hardware) -> Choice:
     return Choice("cpu", "; ".join(["auto: no accelerator here", *reasons]))
 
 
-def _all(hardware: Hardware) -> Choice | Fault:
-    accelerators = [name for name in hardware.devices() if name != "cpu"]
+def _all(hardware: Hardware) -> Choice:
+    accelerators = [name for name in hardware.devices() if name != "cpu" and why_not(name, hardware) is None]
     if len(accelerators) > 1:
-        so = f"there are {len(accelerators)} ({', '.join(accelerators)}), and this version trains on one device at a time"
-        return Fault(
-            "device=all",
-            so,
-            f"device=cuda for the one with the most free memory, or -m device={','.join(accelerators)} for a run on each",
-        )
+        return Choice(accelerators[0], f"all: the first of {', '.join(accelerators)}")
     device = accelerators[0] if accelerators else "cpu"
     return Choice(device, "all: the only accelerator" if accelerators else "all: no accelerator here")
 

@@ -1,0 +1,99 @@
+"""A configuration and a place beside the first of several processes go in; the same training comes out, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+
+from runner import several
+from runner.device import Choice, probe
+from runner.errors import RunnerError
+from runner.parts import check
+from runner.ranks import told
+from runner.ranks.around import Place
+from runner.record import Record
+from runner.screen import Screen
+from runner.stop import Stop, listening
+from runner.training import Training, Unheard, train_and_test
+
+
+def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> dict[str, Any]:
+    """Trains with the others and says nothing: what it prints lies in the run's ranks/RANK.log. Returns how it ended.
+
+    choice: the device, where the process that launched this one has chosen it.
+    Raises: RunnerError for what is wrong with the configuration, as the first one does.
+    """
+    hardware = probe()
+    chosen = check(cfg, hardware, choice=choice)
+    (own,) = several.devices_here(cfg, hardware, chosen, place, is_given=choice is not None, has_trial=False)
+    ranks = several.joined(place, own)
+    folder = Path(ranks.from_first(""))
+    record = Record()
+    with _log(folder / told.FOLDER / f"{place.rank}.log"):
+        try:
+            goes_on = any((folder / "checkpoints").glob("last*.pt"))
+            device = torch.device(own.here)
+            parts = several.prepare_in_turn(cfg, ranks, device, goes_on=goes_on, local_num=place.local_num)
+        except RunnerError as error:
+            told.tell(folder, place.rank, str(error), faults=error.faults)
+            raise
+        record.best = parts.best
+        with listening(grace_seconds=cfg.train.grace_seconds, end_now=_end_now) as stop:
+            training = Training(
+                parts,
+                record,
+                reporter=Unheard(),
+                screen=Screen(Console(file=StringIO())),
+                stop=stop,
+                folder=folder,
+                pull_every=cfg.metrics.pull_every,
+                every=cfg.metrics.every,
+                guard=cfg.placement.guard,
+                trial=None,
+                ranks=ranks,
+                unused_parameters=cfg.placement.unused_parameters,
+            )
+            train_and_test(
+                training,
+                accumulate_steps=cfg.train.accumulate_steps,
+                clip_grad_norm=cfg.train.clip_grad_norm,
+                on_oom=cfg.train.on_oom,
+            )
+            for batches in (parts.train, parts.val, parts.test):
+                if batches is not None:
+                    batches.close()
+    if record.status != "failed":
+        ranks.leave()
+    return {"status": record.status, "error": record.error, "ending": record.ending, "exit_code": stop.exit_code}
+
+
+def _end_now(stop: Stop, why: str) -> NoReturn:
+    os._exit(stop.exit_code)
+
+
+@contextmanager
+def _log(file: Path) -> Iterator[None]:
+    """What this process prints, and what is printed from C, goes there; an empty one is taken away."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log: Any = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not file.stat().st_size:
+            file.unlink()

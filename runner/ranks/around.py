@@ -1,0 +1,89 @@
+"""Environment variables go in; the place that torchrun, Slurm's srun or our own launcher has given this process comes out."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from runner.errors import Fault, RunnerError
+
+#: ports that nobody is given by the system, for a job's number to choose among
+FIRST_PORT, NUM_PORTS = 15_000, 10_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of several; `local` counts those of its own machine."""
+
+    rank: int
+    num: int
+    local_rank: int
+    local_num: int
+    address: str
+    port: int
+    by: str  # torchrun | srun
+
+
+def place_of(environ: Mapping[str, str], *, first_host: Callable[[str], str] | None = None) -> Place | None:
+    """The place that the environment names; None for a process that is alone. Costs nothing, but a `scontrol` in Slurm.
+
+    first_host: of a list of hosts as Slurm writes it (None: `scontrol` is asked).
+    Raises: RunnerError for variables that are not whole numbers, or name no place.
+    """
+    if "WORLD_SIZE" in environ and "RANK" in environ:
+        num = _number(environ, "WORLD_SIZE")
+        if num <= 1:
+            return None
+        rank, local_rank = _number(environ, "RANK"), _number(environ, "LOCAL_RANK", "0")
+        local_num = _number(environ, "LOCAL_WORLD_SIZE", str(num))
+        port = _number(environ, "MASTER_PORT", "29500")
+        address = environ.get("MASTER_ADDR", "127.0.0.1")
+        return _sound(Place(rank, num, local_rank, local_num, address, port, "torchrun"))
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # the second: srun's own, not of a batch script
+        num = _number(environ, "SLURM_STEP_NUM_TASKS")
+        if num <= 1:
+            return None
+        rank, local_rank = _number(environ, "SLURM_PROCID"), _number(environ, "SLURM_LOCALID", "0")
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", str(num))
+        local_num = _tasks_of(tasks, _number(environ, "SLURM_NODEID", "0"))
+        port = FIRST_PORT + _number(environ, "SLURM_JOB_ID", "0") % NUM_PORTS
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+        address = (first_host or _first_host)(nodes) or environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+        return _sound(Place(rank, num, local_rank, local_num, address, port, "srun"))
+    return None
+
+
+def _first_host(nodes: str) -> str:
+    """Asks Slurm, which alone knows how it writes several hosts in one word; "" where it gives no answer."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (done.stdout.split() or [""])[0]
+
+
+def _tasks_of(text: str, node: int) -> int:
+    """The processes on a machine, of a text such as 4(x2),3: four on each of two machines, three on the next."""
+    counts: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts[min(node, len(counts) - 1)]
+
+
+def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = environ.get(name, default)
+    if text is None or not text.isdigit():
+        so = "it is no whole number, and says which of several processes this one is"
+        raise RunnerError(Fault(f"{name}={text}", so, f"unset {name}, or torchrun, which sets it"))
+    return int(text)
+
+
+def _sound(place: Place) -> Place:
+    if not (place.rank < place.num and place.local_rank < place.local_num):
+        so = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
+        raise RunnerError(Fault(f"what {place.by} has set", so, "unset RANK WORLD_SIZE LOCAL_RANK"))
+    return place

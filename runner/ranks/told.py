@@ -1,0 +1,98 @@
+"""What processes of one run tell each other when they can't talk any more goes in; who failed first, and why, comes out.
+
+All of it lies in the run's folder, in ranks/: what a launched process is given, its log, its number, and its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Fault
+
+FOLDER = "ranks"
+#: the last words of one that knows no more than that
+LOST = "another process of this run is gone"
+GIVEN, STOPPING = "given.json", "stopping"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the launching process hands on besides the configuration; plain values, no password among them."""
+
+    parent: int  # its process
+    choices: list[dict[str, Any]]  # a device for each rank
+    path: list[str]  # where it imports from
+    member: dict[str, Any] | None = None  # of a sweep
+    reproduces: str | None = None
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """Why a process could not go on."""
+
+    rank: int
+    time: float
+    text: str
+    faults: list[dict[str, str]] = field(default_factory=list)  # a person's mistakes
+
+
+def give(folder: Path, rerun: str, given: Given) -> Path:
+    """Lays down what launched processes start from, and takes away what those of an earlier time have left."""
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    for old in [*place.glob("*.pid"), *place.glob("*.words"), *place.glob("*.log"), place / STOPPING]:
+        old.unlink(missing_ok=True)
+    (place / "rerun.yaml").write_text(rerun)
+    (place / GIVEN).write_text(json.dumps(asdict(given)))
+    return place
+
+
+def given_in(folder: Path) -> Given:
+    return Given(**json.loads((folder / FOLDER / GIVEN).read_text()))
+
+
+def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
+    """Leaves a process's last words; the first ones count, of this attempt."""
+    words = LastWords(rank, time.time(), text, [vars(fault) for fault in faults])
+    file = _file(folder, rank, attempt())
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_suffix(".writing")
+        beside.write_text(json.dumps(asdict(words)))
+        beside.replace(file)
+
+
+def first_words(folder: Path, *, of: int | None = None) -> LastWords | None:
+    """The earliest of the last words, of an attempt (None: this one); a person's mistake goes before all else."""
+    number = attempt() if of is None else of
+    files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
+    found = [LastWords(**json.loads(file.read_text())) for file in files]
+    return min(found, key=lambda words: (not words.faults, words.text == LOST, words.time), default=None)
+
+
+def faults_of(folder: Path) -> list[Fault]:
+    """The mistakes that any process has met, in any attempt."""
+    files = sorted((folder / FOLDER).glob("*.words"))
+    found = [Fault(**fault) for file in files for fault in json.loads(file.read_text())["faults"]]
+    return list(dict.fromkeys(found))
+
+
+def is_ending(folder: Path) -> bool:
+    """Whether nothing is to be started again: somebody asked for an end, or it is the person's mistake."""
+    return (folder / FOLDER / STOPPING).exists() or bool(faults_of(folder))
+
+
+def _file(folder: Path, rank: int, attempt: int) -> Path:
+    return folder / FOLDER / f"{rank}-{attempt}.words"
+
+
+def attempt() -> int:
+    """How often the launcher has started the processes again."""
+    return int(os.environ.get(RESTARTS, "0"))

@@ -1,0 +1,166 @@
+"""One run's configuration goes in; how many processes train it and on what comes out, and this one's place among them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from runner import config
+from runner.backends import seed_everything
+from runner.config import without_password
+from runner.data.order import mixed
+from runner.device import Choice, Hardware, parse
+from runner.device.processes import backend_of, device_of_process, devices_of_processes
+from runner.errors import Fault, RunnerError
+from runner.parts import Parts, prepare
+from runner.ranks import told
+from runner.ranks.around import Place, place_of
+from runner.ranks.group import Alone, Ranks, join
+from runner.ranks.launch import Outcome, launch
+from runner.record import Membership, Repetition
+from runner.screen import Screen
+from runner.summary import FILE, read_summary, write_summary
+
+
+def place_here(cfg: DictConfig) -> Place | None:
+    """Where torchrun, srun or our own launcher has put this process; None: it is alone. Raises: RunnerError."""
+    place = place_of(os.environ)
+    count = config.value(cfg, "train.num_processes")
+    if place is not None and count not in ("auto", place.num):
+        so = f"{place.by} has started {place.num} processes"
+        write = f"train.num_processes=auto, or train.num_processes={place.num}"
+        raise RunnerError(Fault(f"train.num_processes={count}", so, write))
+    return place
+
+
+def devices_here(
+    cfg: DictConfig, hardware: Hardware, choice: Choice, place: Place | None, *, is_given: bool, has_trial: bool
+) -> tuple[Choice, ...]:
+    """The device of each process that this one is to start; of one that is a member already, its own.
+
+    is_given: whether somebody else has chosen (a sweep's slot, the process that launched this one).
+    Raises: RunnerError for what several processes can't do, and for devices that are not there.
+    """
+    if place is not None:
+        found = choice if is_given else device_of_process(_policy(cfg), place.local_rank, place.local_num, hardware)
+        _refuse(cfg, place.num, has_trial=has_trial)
+        return (found,)
+    if is_given and choice.device != "cpu":
+        policy, count = _policy(cfg), cfg.train.num_processes
+        if policy == ("all",) or (count != "auto" and count > 1):
+            so = "a sweep gives each of its jobs one device"
+            write = "device=cuda train.num_processes=1, or this run outside of a sweep"
+            asked = f"device={','.join(policy)} train.num_processes={count}"
+            if count != "auto" or len(devices_of_processes(policy, "auto", hardware)) > 1:
+                raise RunnerError(Fault(asked, so, write))
+        return (choice,)
+    found_all = devices_of_processes(_policy(cfg), cfg.train.num_processes, hardware, choice=choice)
+    _refuse(cfg, len(found_all), has_trial=has_trial)
+    return found_all
+
+
+def joined(place: Place | None, choice: Choice) -> Ranks:
+    """This process among the others; it waits until all are there."""
+    if place is None:
+        return Alone()
+    return join(place, backend=backend_of(choice.here), device=torch.device(choice.here))
+
+
+def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, goes_on: bool, local_num: int) -> Parts:
+    """parts.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
+
+    Each draws numbers of its own from then on, the first one those of a run alone.
+    """
+    if not ranks.is_first:
+        ranks.from_first(None)
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=local_num)
+    if ranks.is_first:
+        ranks.from_first(None)
+    else:
+        seed_everything(mixed(cfg.seed, ranks.rank))
+    return parts
+
+
+def run_in_several(
+    cfg: DictConfig,
+    folder: Path,
+    choices: tuple[Choice, ...],
+    *,
+    rerun: str,
+    member: Membership | None,
+    repetition: Repetition | None,
+) -> dict[str, Any]:
+    """Runs it in processes of their own, one for each choice, and returns the summary that they left.
+
+    rerun: the configuration that they compose. Raises: RunnerError for what they found wrong with it.
+    """
+    if repetition is not None:
+        repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
+    uri = str(cfg.tracking.uri)
+    given = told.Given(
+        parent=os.getpid(),
+        choices=[vars(choice) for choice in choices],
+        path=[path or str(Path.cwd()) for path in sys.path],
+        member=vars(member) if member else None,
+        reproduces=repetition.of if repetition else None,
+    )
+    told.give(folder, rerun, given)
+    (folder / FILE).unlink(missing_ok=True)  # of the time before
+    outcome = launch(
+        folder,
+        num=len(choices),
+        max_restarts=cfg.train.max_restarts,
+        environment={"MLFLOW_TRACKING_URI": uri} if without_password(uri) != uri else {},
+    )
+    if faults := told.faults_of(folder):
+        shutil.rmtree(folder / told.FOLDER)
+        raise RunnerError(*faults)
+    summary = read_summary(folder)
+    if outcome.failure is not None or not summary:
+        shown = summary.get("error")
+        summary = _of_a_death(folder, summary, outcome)
+        if summary["error"] != shown:
+            Screen().say(f"status  {summary['status']}: {summary['error']}")
+        write_summary(folder, summary)
+    return summary
+
+
+def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """What is to be said of a run one of whose processes died; `summary`: what the first one left, if it could."""
+    words = told.first_words(folder, of=outcome.attempt)
+    has_more = words is not None and words.text != told.LOST
+    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
+    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
+    more = {"status": "killed" if code else "failed", "error": error, "exit_code": code}
+    return {"ending": "", "run_id": None, "metrics": {}, **summary, **more}
+
+
+def _policy(cfg: DictConfig) -> tuple[str, ...]:
+    return parse(config.value(cfg, "device"))
+
+
+def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
+    """What several processes can't do, all of it at once."""
+    if num <= 1:
+        return
+    asked, one = f"train.num_processes={num}", "train.num_processes=1"
+    found = []
+    if cfg.train.on_oom == "split":
+        so = "processes that wait for each other can't each repeat a step in parts"
+        found.append(Fault(f"train.on_oom=split with {asked}", so, f"train.on_oom=fail and a smaller batch, or {one}"))
+    if cfg.train.cuda_graph:
+        so = "a captured step does not wait for other processes"
+        found.append(Fault(f"train.cuda_graph=true with {asked}", so, f"train.cuda_graph=false, or {one}"))
+    if has_trial:
+        so = "a search asks one process whether its trial goes on"
+        found.append(Fault(f"{asked} in a search with a pruner", so, f"hydra.sweeper.pruner=none, or {one}"))
+    if found:
+        raise RunnerError(*found)
