@@ -158,6 +158,7 @@ def _train(
         every=cfg.metrics.every,
         guard=cfg.placement.guard,
         compiles=cfg.train.compile,
+        captures=cfg.train.cuda_graph,
         trial=trial,
         ranks=ranks,
         unused_parameters=cfg.placement.unused_parameters,

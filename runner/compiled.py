@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.errors import Fault, RunnerError
-from runner.update import CannotTraceError, Traceable
+from runner.update import CannotTraceError, FixedUpdate
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
@@ -73,7 +73,7 @@ class _Whole:
         if not hasattr(config, "trace_autograd_ops"):
             raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
         config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
-        self._update = Traceable(optimizer)
+        self._update = FixedUpdate(optimizer, as_formula=True)
         self._step = torch.compile(make(update=self._update.update), dynamic=dynamic, fullgraph=True)
         self._say, self._is_new = say, True
 

@@ -1,20 +1,13 @@
-"""A step, batches and a metric buffer go in; a trained model and how the training went come out. No files, no YAML."""
+"""The steps to take go in; a trained model and how the training went come out. No files, no YAML."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from runner.data.loaders import Batches
-from runner.metrics import MetricBuffer
-from runner.step import Step
 from runner.stop import Stop, StoppedError
 
 
@@ -58,6 +51,15 @@ class Limits:
     save_every_seconds: float | None = None
     save_every_steps: int | None = None
 
+    def room(self, step: int) -> int:
+        """Steps that may be taken at once after `step`, so that none of these numbers is passed by."""
+        to_the_end = self.num_steps - step
+        return (
+            min(to_the_end, self.save_every_steps - step % self.save_every_steps)
+            if self.save_every_steps
+            else to_the_end
+        )
+
 
 class Asked(Protocol):
     """What is asked after each step: "stopped" and "max_seconds" end the training, "save" wants a checkpoint, None goes on."""
@@ -88,16 +90,22 @@ class AskedAlone:
         return None
 
 
+class Epochs(Protocol):
+    """The steps to take, epoch by epoch."""
+
+    @property
+    def steps_per_epoch(self) -> int: ...
+
+    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
+        """Takes the epoch's steps from `first_step` on, and gives word after one or several of them: how many they were."""
+        ...
+
+
 def train(
-    step: Step,
-    batches: Batches,
+    epochs: Epochs,
     *,
-    optimizer: Optimizer,
-    schedule: LRScheduler | None,
-    buffer: MetricBuffer,
     progress: Progress,
     limits: Limits,
-    accumulate_steps: int,
     evaluate: Callable[[], Mapping[str, float]],
     keep: Callable[[str], None],
     asked: Asked,
@@ -112,19 +120,12 @@ def train(
     keep: writes the state as "last" or "best". Nothing else here waits for the device.
     gives_up: asked with each epoch's values, the pruner of a search (None: there is none).
     """
-    rate = progress.rate
     if _is_out_of_patience(progress, limits):  # taken up again after its end
         return "patience"
-    first_batch = _take_up(progress, batches, limits, accumulate_steps)
+    first_step = _take_up(progress, epochs.steps_per_epoch, limits)
     while not _is_over(progress, limits):
-        for group in _groups(batches.epoch(progress.epoch, first_batch=first_batch), accumulate_steps):
-            if optimizer.param_groups[0]["lr"] != rate:
-                rate = progress.rate = float(optimizer.param_groups[0]["lr"])
-                buffer.note("train/lr", rate)
-            buffer.write(step(group))
-            progress.step += 1
-            if schedule is not None:
-                schedule.step()
+        for taken in epochs.steps(progress.epoch, first_step=first_step):
+            progress.step += taken
             if progress.step >= limits.num_steps:
                 break
             word = asked(progress.step)
@@ -137,7 +138,7 @@ def train(
         except StoppedError:
             return "stopped"
         progress.epoch, progress.measured = progress.epoch + 1, progress.step
-        first_batch = 0
+        first_step = 0
         _judge(values, progress, keep)
         if _is_out_of_patience(progress, limits):
             return "patience"
@@ -160,15 +161,14 @@ def _is_over(progress: Progress, limits: Limits) -> bool:
     return all_trained and progress.measured == progress.step
 
 
-def _take_up(progress: Progress, batches: Batches, limits: Limits, accumulate_steps: int) -> int:
-    """Sets the epoch to go on with and returns its first batch. An epoch that `num_steps` broke off may go on, too."""
+def _take_up(progress: Progress, steps_per_epoch: int, limits: Limits) -> int:
+    """Sets the epoch to go on with and returns its first step. An epoch that `num_steps` broke off may go on, too."""
     if progress.step >= limits.num_steps:  # there is nothing to train
-        return batches.num_batches
-    steps_per_epoch = -(-batches.num_batches // accumulate_steps)
+        return steps_per_epoch
     progress.epoch, steps = divmod(progress.step, steps_per_epoch)
     if progress.step and steps == 0 and progress.measured != progress.step:
         progress.epoch, steps = progress.epoch - 1, steps_per_epoch
-    return steps * accumulate_steps
+    return steps
 
 
 def _is_out_of_patience(progress: Progress, limits: Limits) -> bool:
@@ -185,9 +185,3 @@ def _judge(values: Mapping[str, float], progress: Progress, keep: Callable[[str]
         best.value, best.step = values[best.metric], progress.step
         progress.epochs_without_best = 0
         keep("best")
-
-
-def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
-    iterator = iter(items)
-    while group := tuple(islice(iterator, size)):
-        yield group

@@ -72,6 +72,7 @@ class MetricBuffer:
         self._names: tuple[str, ...] = ()
         self._ring = torch.empty(0)
         self._rows: list[Tensor] = []
+        self._place: Tensor | None = None  # (1,) of the next row, where the device writes by itself
         self._filled = self._pulled = 0  # rows since the start; the ring wraps
         self._notes: dict[str, list[tuple[int, float]]] = {}
         self._seen = time.perf_counter(), time.time()
@@ -83,14 +84,36 @@ class MetricBuffer:
         if not self._rows:
             self._allocate(values)
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
-        self._filled += 1
-        self.step += 1
+        self.wrote(1)
+
+    def write_on_device(self, values: Mapping[str, Tensor]) -> None:
+        """Like write(), but the row's place is read and moved on by the device, as a captured step needs it.
+
+        Whoever has the device do it calls wrote() then, with no more steps at a time than there is room for; and calls this
+        once before it captures it.
+        """
+        if not self._rows:
+            self._allocate(values)
+        if self._place is None:
+            self._place = torch.tensor([self._filled % len(self._rows)], device=self._device)
+        self._ring.index_copy_(0, self._place, torch.stack(tuple(values.values())).float()[None])
+        self._place.add_(1).remainder_(len(self._rows))
+
+    def wrote(self, num_steps: int) -> None:
+        """Counts what the device has written, or will have, by itself. Raises what the background met, at a pull."""
+        self._filled += num_steps
+        self.step += num_steps
         if self._filled % self._half == 0:
             self.pull()
 
-    def note(self, name: str, value: float) -> None:
-        """Keeps a host number for the step to come; it travels with the next window."""
-        self._notes.setdefault(name, []).append((self.step + 1, value))
+    @property
+    def room(self) -> int:
+        """Rows until the next pull."""
+        return self._half - self._filled % self._half
+
+    def note(self, name: str, value: float, *, ahead: int = 0) -> None:
+        """Keeps a host number for the step to come, or for one `ahead` of it; it travels with the next window."""
+        self._notes.setdefault(name, []).append((self.step + 1 + ahead, value))
 
     def state(self) -> dict[str, Any]:
         """What has been written and not pulled yet, for a checkpoint. Waits for the device once it is copied."""
@@ -132,6 +155,8 @@ class MetricBuffer:
             self._filled % self._half and not left
         ):  # a part of a half, at the end of the run: begin the next half afresh
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
+            if self._place is not None:
+                self._place.fill_(self._filled % len(self._rows))
         self._wait_for_copy_out_of(1 - half)
         notes, self._notes = self._notes, {}
         last_step = self.step - left

@@ -112,7 +112,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
             if key in SHARED:
                 schema, usual = SHARED[key]
                 found += config.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
-    found += _not_in_this_version(cfg)
+    found += _not_together(cfg, choice)
     if found or choice is None:
         raise RunnerError(*found)
     return choice
@@ -141,6 +141,9 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_on: bool = False) -> Parts:
     """The other half: model, task, optimizer and what they need."""
     source, loaders = data.source, data.loaders
+    if cfg.train.cuda_graph and loaders["train"].indexed() is None:
+        so = f"a captured step reads its rows on the device, and they are {data.residency}"
+        raise RunnerError(Fault("train.cuda_graph=true", so, "data.residency=device, or train.cuda_graph=false"))
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
@@ -268,13 +271,34 @@ def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
     return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
 
 
-def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
+def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """Settings that are right each by itself."""
     found = []
     if config.value(cfg, "train.cuda_graph") is True:
-        found.append(
-            Fault("train.cuda_graph=true", "this version captures no CUDA graphs yet", "train.cuda_graph=false")
-        )
+        found += _not_captured(cfg, choice)
     if config.value(cfg, "train.compile") is True and config.value(cfg, "placement.guard") == "always":
         so = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
+    return found
+
+
+def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """What a CUDA graph does not go with."""
+    asked, found = "train.cuda_graph=true", []
+    if choice is not None and not choice.device.startswith("cuda"):
+        so = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
+        found.append(Fault(asked, so, "train.compile=true, or device=cuda"))
+    for setting, value, so, write in (
+        ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
+        ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
+        ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
+        ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
+        ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
+    ):
+        if config.value(cfg, setting) == value:
+            words = "true" if value is True else value
+            found.append(Fault(f"{asked} {setting}={words}", so, write))
+    if config.value(cfg, "device") == "all" or config.value(cfg, "train.num_processes") not in ("auto", 1):
+        so = "the steps of several processes are not captured in this version"
+        found.append(Fault(f"{asked} with several processes", so, "train.num_processes=1 and one device"))
     return found

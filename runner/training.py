@@ -16,10 +16,13 @@ from runner import backends
 from runner.background import Background
 from runner.checkpoint import Keeper
 from runner.compiled import make_compiled
+from runner.data.loaders import Batches
 from runner.data.shard import Shard, Sharded
+from runner.epochs import Rates, StepByStep
 from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
-from runner.loop import Asked, AskedAlone, Progress, train
+from runner.graphed import Graphed, cuda_graphs
+from runner.loop import Asked, AskedAlone, Epochs, Progress, train
 from runner.metrics import MetricBuffer, Window
 from runner.out_of_memory import Pieces, explain
 from runner.parts import Parts
@@ -30,7 +33,7 @@ from runner.ranks.learning import Together
 from runner.record import Record
 from runner.screen import Screen
 from runner.state import best_state, take_up, whole_state
-from runner.step import evaluate, make_judge, make_step
+from runner.step import Step, evaluate, make_judge, make_step
 from runner.stop import Stop, StoppedError
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
@@ -145,6 +148,7 @@ class Training:
         every: int,
         guard: str,
         compiles: bool,
+        captures: bool,
         trial: Trial | None,
         ranks: Ranks,
         unused_parameters: bool = False,
@@ -177,7 +181,7 @@ class Training:
         self.pieces: Pieces | None = None
         if compiles and self.progress.step:
             guard = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
-        self.compiles = compiles
+        self.compiles, self.captures = compiles, captures
         self.watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
         judge = make_judge(parts.task, precision=parts.precision)
         self._judges = {split: self.watch.on(judge) for split in ("val", "test")}
@@ -355,6 +359,33 @@ def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm:
     record.num_samples = whole * parts.train.num_rows + rest * parts.train.batch_size * accumulate_steps
 
 
+def _epochs(
+    training: Training, make: Callable[..., Step], step: Step, batches: Batches, *, accumulate_steps: int
+) -> Epochs:
+    """The epochs' steps, one call each or as graphs of the device."""
+    parts, buffer, progress = training.parts, training.buffer, training.progress
+    rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
+    if not training.captures:
+        return StepByStep(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=buffer)
+    capture, warm = cuda_graphs()
+    return Graphed(
+        make,
+        batches.indexed(),
+        first=step,
+        num_rows=batches.num_rows,
+        batch_size=batches.batch_size,
+        accumulate_steps=accumulate_steps,
+        optimizer=parts.optimizer,
+        rates=rates,
+        buffer=buffer,
+        progress=progress,
+        limits=parts.limits,
+        capture=capture,
+        warm=warm,
+        device=parts.device,
+    )
+
+
 def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float | None, on_oom: str) -> None:
     """To the end, whichever comes first, and its last checkpoint."""
     parts, record, screen = training.parts, training.record, training.screen
@@ -384,17 +415,15 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
             fixed_shapes=not isinstance(parts.splits.train, Dataset),
             say=screen.say,
         )
+    batches = Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train
     parts.model.train()
     with screen.training(num_steps=parts.limits.num_steps, num_epochs=parts.limits.num_epochs):
         record.ending = train(
-            training.watch.on(step, of_groups=True),
-            Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train,
-            optimizer=parts.optimizer,
-            schedule=parts.schedule,
-            buffer=training.buffer,
+            _epochs(
+                training, make, training.watch.on(step, of_groups=True), batches, accumulate_steps=accumulate_steps
+            ),
             progress=training.progress,
             limits=parts.limits,
-            accumulate_steps=accumulate_steps,
             evaluate=training.end_epoch,
             keep=training.keep,
             asked=training.asked(),

@@ -17,6 +17,8 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 Update = Callable[[], None]
+#: settings of a group, beside the rate, that schedules are known to move
+NUMBERS = {"betas", "momentum", "weight_decay"}
 
 
 def make_update(optimizer: Optimizer) -> Update:
@@ -38,7 +40,7 @@ def make_update(optimizer: Optimizer) -> Update:
         else:
             with torch.no_grad():
                 for kernel in kernels:
-                    kernel.launch()
+                    kernel.launch(kernel.group["lr"])
         for parameter in parameters:
             parameter.grad = None
 
@@ -49,39 +51,56 @@ class CannotTraceError(Exception):
     """An optimizer that has to take its steps itself."""
 
 
-class Traceable:
-    """An optimizer's step in operations that a compiler can fuse with those before it; Adam's, AdamW's and SGD's.
+class FixedUpdate:
+    """An optimizer's step in which nothing but tensors changes from step to step: to be compiled, or captured once.
 
-    The rates of the groups are read from tensors, so that a schedule that moves them compiles nothing anew.
+    Adam's, AdamW's and SGD's. The rates of the groups are tensors, which set_rates() writes.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, *, as_formula: bool) -> None:
         """After the optimizer's first step, when its state is there.
 
+        as_formula: written out in operations that a compiler can fuse with those before them; else by the fused kernels.
         Raises: CannotTraceError for another optimizer, or one with settings out of the ordinary.
         """
+        self._as_formula = as_formula
         self._kernels = _kernels(optimizer)
         if not self._kernels:
             raise CannotTraceError(f"{type(optimizer).__name__} with these settings takes its steps itself")
         self._parameters = [parameter for kernel in self._kernels for parameter in kernel.parameters]
         device = self._parameters[0].device
-        self.rates = [torch.tensor(float(kernel.group["lr"]), device=device) for kernel in self._kernels]
-        self._set = [float(kernel.group["lr"]) for kernel in self._kernels]
+        self._fixed = [{name: kernel.group[name] for name in NUMBERS & kernel.group.keys()} for kernel in self._kernels]
+        # a GPU's kernels read rates of 32 bits; the CPU's are those of the optimizer's own step, to the bit, with 64
+        dtype = torch.float64 if device.type == "cpu" else torch.float32
+        self.rates = torch.tensor(self.now(), dtype=dtype, device=device)  # (G,)
+        self._each = list(self.rates)  # the views, made once
+        self._set = self.now()
+
+    def now(self) -> list[float]:
+        """The groups' rates, as a schedule has left them. Raises: CannotTraceError where it has moved anything else."""
+        for kernel, fixed in zip(self._kernels, self._fixed, strict=True):
+            for name, value in fixed.items():
+                if kernel.group[name] != value:
+                    raise CannotTraceError(f"the schedule moves {name}, and that is a number in the optimizer's step")
+        return [float(kernel.group["lr"]) for kernel in self._kernels]
 
     def set_rates(self) -> None:
-        """Brings the groups' rates to their tensors where they have changed: a small kernel each, nothing waits."""
-        for at, kernel in enumerate(self._kernels):
-            if kernel.group["lr"] != self._set[at]:
-                self._set[at] = kernel.group["lr"]
-                self.rates[at].fill_(self._set[at])
+        """Brings the groups' rates to their tensor where they have changed: a small kernel each, nothing waits."""
+        for at, rate in enumerate(self.now()):
+            if rate != self._set[at]:
+                self._set[at] = rate
+                self._each[at].fill_(rate)
 
     def update(self) -> None:
-        """The step, and no gradients any more. To be traced: it is looked at once what has a gradient."""
+        """The step, and no gradients any more. What is compiled or captured looks once at what has a gradient."""
         with torch.no_grad():
-            for kernel, rate in zip(self._kernels, self.rates, strict=True):
+            for kernel, rate in zip(self._kernels, self._each, strict=True):
                 if kernel.has_newcomers():
                     raise CannotTraceError("a parameter has its first gradient after the first step")
-                kernel.write_out(rate)
+                if self._as_formula:
+                    kernel.write_out(rate)
+                else:
+                    kernel.launch(rate)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -94,16 +113,16 @@ class _Kernel:
     parameters: list[Tensor]
     others: list[Tensor]  # of the group, without a state: they never had a gradient
     states: Mapping[str, list[Tensor]]
-    fused: Callable[[_Kernel, Any], None]
+    fused: Callable[[_Kernel, float | Tensor, Any], None]
     formula: Callable[[_Kernel, Tensor, Any], None]
 
     def has_newcomers(self) -> bool:
         """Whether a parameter has a gradient that never had one."""
         return any(parameter.grad is not None for parameter in self.others)
 
-    def launch(self) -> None:
+    def launch(self, rate: float | Tensor) -> None:
         kernel = self._of_gradients()
-        kernel.fused(kernel, [parameter.grad for parameter in kernel.parameters])
+        kernel.fused(kernel, rate, [parameter.grad for parameter in kernel.parameters])
 
     def write_out(self, rate: Tensor) -> None:
         kernel = self._of_gradients()
@@ -118,7 +137,7 @@ class _Kernel:
         return replace(self, parameters=list(compress(self.parameters, takes_part)), states=states)
 
 
-def _fused_adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
+def _fused_adam(op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     """What torch.optim.Adam and AdamW do with fused=True, which take their betas as numbers."""
     group, states = kernel.group, kernel.states
     torch._foreach_add_(states["step"], 1)
@@ -129,7 +148,7 @@ def _fused_adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
         states["exp_avg_sq"],
         [],
         states["step"],
-        lr=group["lr"],
+        lr=rate,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
         weight_decay=group["weight_decay"],
@@ -141,7 +160,7 @@ def _fused_adam(op: Callable[..., None], kernel: _Kernel, grads: Any) -> None:
     )
 
 
-def _fused_sgd(kernel: _Kernel, grads: Any) -> None:
+def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     """What torch.optim.SGD does with fused=True, from its second step on."""
     group = kernel.group
     torch._fused_sgd_(
@@ -150,7 +169,7 @@ def _fused_sgd(kernel: _Kernel, grads: Any) -> None:
         kernel.states.get("momentum_buffer", []),
         weight_decay=group["weight_decay"],
         momentum=group["momentum"],
-        lr=group["lr"],
+        lr=rate,
         dampening=group["dampening"],
         nesterov=group["nesterov"],
         maximize=group["maximize"],

@@ -148,6 +148,10 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
     ("settings", "reason"),
     [
         ({"model": Deciding}, "as the step can't be one function: Data-dependent branching"),
+        (
+            {"schedule": lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=20)},
+            "the schedule moves betas",
+        ),
         ({"optimizer": partial(torch.optim.RMSprop, lr=0.01)}, "RMSprop with these settings takes its steps itself"),
     ],
 )
@@ -155,7 +159,7 @@ def test_what_is_no_one_function_is_compiled_in_parts(traced, settings, reason):
     said: list[str] = []
     rows, _, _ = train(batches(), compiled=True, said=said, **settings)
     torch.testing.assert_close(rows, train(batches(), compiled=False, **settings)[0], rtol=1e-4, atol=1e-5)
-    assert len(said) == 1 and said[0].startswith("compile: the forward pass alone") and reason in said[0]
+    assert said[-1].startswith("compile: the forward pass alone") and reason in said[-1]
     assert counters["stats"]["unique_graphs"] >= 1
 
 

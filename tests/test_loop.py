@@ -9,6 +9,7 @@ from torch import nn
 from runner.backends import precision
 from runner.background import Background
 from runner.data.loaders import Resident
+from runner.epochs import Rates, StepByStep
 from runner.loop import AskedAlone, Best, Limits, Progress, train
 from runner.metrics import MetricBuffer
 from runner.optim import warmup_cosine
@@ -46,14 +47,15 @@ def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, 
         return step(batches)
 
     ending = train(
-        watched,
-        Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
-        optimizer=optimizer,
-        schedule=schedule(optimizer) if schedule else None,
-        buffer=buffer,
+        StepByStep(
+            watched,
+            Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
+            accumulate_steps=accumulate_steps,
+            rates=Rates(optimizer, schedule(optimizer) if schedule else None, buffer=buffer, progress=progress),
+            buffer=buffer,
+        ),
         progress=progress,
         limits=limits,
-        accumulate_steps=accumulate_steps,
         evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
         keep=lambda name: kept.update([name]),
         asked=AskedAlone(stop or Stop(), limits),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from runner.data.loaders import Batches
 from runner.data.order import FINISH, generator
+from runner.data.resident import sent
 from runner.data.shard import Shard, Share
-from runner.placement import move, num_bytes
+from runner.placement import num_bytes
 
 
 class Finished:
@@ -38,9 +39,7 @@ class Finished:
         """The batches of epoch `number` from `first_batch` on. Waits for what the batches wait for, and no more."""
         draws = torch.empty(self.num_rows, 0, device=self._device)
         if self._num_draws:
-            draws = torch.rand(self.num_rows, self._num_draws, generator=generator(self._seed, FINISH, number))
-            is_cuda = self._device.type == "cuda"
-            draws = move(draws.pin_memory() if is_cuda else draws, self._device, non_blocking=is_cuda)
+            draws = self._draws(number)
         batches = self._batches.epoch(number, first_batch=first_batch, shard=shard)
         for batch, some in zip(batches, draws.split(self.batch_size)[first_batch:], strict=True):
             with torch.no_grad():
@@ -51,5 +50,31 @@ class Finished:
                     finished = self._module(batch, some)
             yield finished
 
+    def indexed(self) -> IndexedFinished | None:
+        """The same, for steps that read on the device where they are; None where the rows don't lie there."""
+        indexed = self._batches.indexed()
+        draws = torch.empty(self.num_rows, self._num_draws, device=self._device)
+        return None if indexed is None else IndexedFinished(indexed, self._module, draws, self._draws)
+
+    def _draws(self, epoch: int) -> Tensor:  # (N, num_draws)
+        drawn = torch.rand(self.num_rows, self._num_draws, generator=generator(self._seed, FINISH, epoch))
+        return sent(drawn, self._device)
+
     def close(self) -> None:
         self._batches.close()
+
+
+class IndexedFinished:
+    """Finished batches that are read where a tensor says; see runner.data.resident.Indexed."""
+
+    def __init__(self, indexed: Any, module: nn.Module, draws: Tensor, draw: Callable[[int], Tensor]) -> None:
+        self._indexed, self._module, self._draws, self._draw = indexed, module, draws, draw
+
+    def begin(self, epoch: int) -> None:
+        self._indexed.begin(epoch)
+        if self._draws.numel():
+            self._draws.copy_(self._draw(epoch))
+
+    def batch(self, places: Tensor) -> Any:
+        with torch.no_grad():
+            return self._module(self._indexed.batch(places), self._draws.index_select(0, places))

@@ -40,6 +40,10 @@ class Batches(Protocol):
         """
         ...
 
+    def indexed(self) -> Any:
+        """The rows for steps that read on the device where they are (runner.data.resident.Indexed); None if they aren't there."""
+        ...
+
     def close(self) -> None:
         """Ends what the loader started. A later epoch starts it again."""
         ...

@@ -49,9 +49,7 @@ class Resident:
         size = self.batch_size * self._batches_a_gather
         order = None
         if self._shuffle:
-            order = permutation(self.num_rows, seed=self._seed, epoch=number)
-            is_cuda = self._device.type == "cuda"  # from pinned memory the copy waits for nothing
-            order = move(order.pin_memory() if is_cuda else order, self._device, non_blocking=is_cuda)
+            order = sent(permutation(self.num_rows, seed=self._seed, epoch=number), self._device)
         if shard is not None:
             yield from self._shares(shard, order, first_batch)
             return
@@ -68,6 +66,10 @@ class Resident:
             start = index * self.batch_size
             yield Share(map_tensors(self._rows, _gather(order, start + rows.start, start + rows.stop)), rows)
 
+    def indexed(self) -> Indexed:
+        """The same rows, for steps that read on the device where they are."""
+        return Indexed(self._rows, self.num_rows, seed=self._seed, shuffle=self._shuffle, device=self._device)
+
     def _nested(self, batch: tuple[Tensor, ...]) -> Any:
         """The rows' own nesting around the tensors of a batch."""
         leaves = iter(batch)
@@ -75,6 +77,34 @@ class Resident:
 
     def close(self) -> None:
         pass
+
+
+class Indexed:
+    """A set on the device whose batches are read where a tensor says, and not where the host does.
+
+    A CUDA graph holds addresses: the order of each epoch is written into the same memory.
+    """
+
+    def __init__(self, rows: Any, num_rows: int, *, seed: int, shuffle: bool, device: torch.device) -> None:
+        self._rows, self._num_rows, self._seed, self._shuffle, self._device = rows, num_rows, seed, shuffle, device
+        self._order = torch.arange(num_rows, device=device)
+
+    def begin(self, epoch: int) -> None:
+        """Brings the epoch's order over; waits for nothing."""
+        if self._shuffle:
+            self._order.copy_(sent(permutation(self._num_rows, seed=self._seed, epoch=epoch), self._device))
+
+    def batch(self, places: Tensor) -> Any:
+        """The rows at `places` of the epoch's order, (B,) int64 on the device."""
+        chosen = self._order.index_select(0, places)
+        return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on its way to the device; on CUDA through pinned memory, so that nothing waits for it."""
+    if device.type == "cuda":
+        return move(tensor.pin_memory(), device, non_blocking=True)
+    return move(tensor, device)
 
 
 def _gather(order: Tensor | None, start: int, stop: int) -> Callable[[Tensor], Tensor]:

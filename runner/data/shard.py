@@ -64,5 +64,8 @@ class Sharded:
         shares: Iterator[Share] = self._batches.epoch(number, first_batch=first_batch, shard=shard or self._shard)
         return shares
 
+    def indexed(self) -> None:
+        """A process's share is not read that way."""
+
     def close(self) -> None:
         self._batches.close()

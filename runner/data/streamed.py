@@ -75,6 +75,9 @@ class Streamed:
             else:
                 reader.close()
 
+    def indexed(self) -> None:
+        """Its rows are not on the device."""
+
     def close(self) -> None:
         """Ends the processes that wait for the next epoch; another epoch would start new ones."""
         if self._idle is not None:
