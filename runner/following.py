@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,3 +99,5 @@ def _log(file: Path) -> Iterator[None]:
         sys.stderr.flush()
         if not file.stat().st_size:
             file.unlink()
+            with suppress(OSError):  # others are there
+                file.parent.rmdir()

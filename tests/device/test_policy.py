@@ -198,9 +198,10 @@ def test_a_list_with_nothing_there_tells_each_cause():
     assert len(caught.value.faults) == 2
 
 
-def test_several_accelerators_at_once_are_refused_with_the_way_out():
-    with pytest.raises(RunnerError, match="-m device=cuda:0,cuda:1"):
-        resolve(parse("all"), FULL)
+def test_one_process_alone_takes_the_first_of_all():
+    """What several take: test_processes."""
+    choice = resolve(parse("all"), FULL)
+    assert choice.device == "cuda:0" and "the first of cuda:0, cuda:1" in choice.reason
 
 
 @pytest.mark.parametrize(
