@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import torch
@@ -58,6 +58,19 @@ def tensors(tree: Any) -> list[Tensor]:
 
     map_tensors(tree, see)
     return found
+
+
+def in_batches(tree: Any, sizes: int | list[int]) -> Iterator[Any]:
+    """The rows of a nested batch in smaller ones of those sizes, views of it."""
+    parts = zip(*(tensor.split(sizes) for tensor in tensors(tree)), strict=True)
+    if type(tree) is tuple and all(isinstance(part, Tensor) for part in tree):
+        return parts  # (inputs, targets), the most common case: the nesting is zip's own
+
+    def nested(batch: tuple[Tensor, ...]) -> Any:
+        leaves = iter(batch)
+        return map_tensors(tree, lambda _: next(leaves))
+
+    return map(nested, parts)
 
 
 def num_bytes(tree: Any) -> int:

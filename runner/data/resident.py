@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.order import permutation
 from runner.data.shard import Shard, Share
-from runner.placement import map_tensors, move, num_bytes, num_rows, tensors
+from runner.placement import in_batches, map_tensors, move, num_bytes, num_rows
 
 #: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
 #: its caches: 128 of 60,000 rows of 64 floats take 6 us a batch with 1 MiB, 13 with 4 MiB, 14 singly, and 28 as x[rows]
@@ -31,14 +31,9 @@ class Resident:
     def __init__(self, rows: Any, *, batch_size: int, device: torch.device, seed: int, shuffle: bool) -> None:
         self.num_rows, self.batch_size = num_rows(rows), batch_size
         self._rows = move(rows, device)
-        self._tensors = tensors(self._rows)
-        # (inputs, targets), the most common case: the nesting is zip's own
-        self._is_flat = type(rows) is tuple and all(isinstance(part, Tensor) for part in rows)
         self._device, self._seed, self._shuffle = device, seed, shuffle
-        gather_bytes = GATHER_BYTES.get(device.type, GATHER_BYTES_ELSEWHERE)
-        batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, self.num_rows))
         self.device_bytes = num_bytes(self._rows)
-        self._batches_a_gather = min(MOST_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
+        self._batches_a_gather = batches_a_gather(rows, batch_size, device)
 
     @property
     def num_batches(self) -> int:
@@ -55,9 +50,7 @@ class Resident:
             return
         for start in range(first_batch * self.batch_size, self.num_rows, size):
             gather = _gather(order, start, min(start + size, self.num_rows))
-            parts = [gather(tensor).split(self.batch_size) for tensor in self._tensors]
-            batches = zip(*parts, strict=True)
-            yield from batches if self._is_flat else map(self._nested, batches)
+            yield from in_batches(map_tensors(self._rows, gather), self.batch_size)
 
     def _shares(self, shard: Shard, order: Tensor | None, first_batch: int) -> Iterator[Share]:
         """One process's rows of each batch."""
@@ -70,13 +63,15 @@ class Resident:
         """The same rows, for steps that read on the device where they are."""
         return Indexed(self._rows, self.num_rows, seed=self._seed, shuffle=self._shuffle, device=self._device)
 
-    def _nested(self, batch: tuple[Tensor, ...]) -> Any:
-        """The rows' own nesting around the tensors of a batch."""
-        leaves = iter(batch)
-        return map_tensors(self._rows, lambda _: next(leaves))
-
     def close(self) -> None:
         pass
+
+
+def batches_a_gather(rows: Any, batch_size: int, device: torch.device) -> int:
+    """How many batches are gathered at once."""
+    gather_bytes = GATHER_BYTES.get(device.type, GATHER_BYTES_ELSEWHERE)
+    batch_bytes = max(1, num_bytes(rows) * batch_size // max(1, num_rows(rows)))
+    return min(MOST_BATCHES_A_GATHER, max(1, gather_bytes // batch_bytes))
 
 
 class Indexed:
