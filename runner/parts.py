@@ -60,6 +60,7 @@ class Parts:
     test: Batches | None
     model: nn.Module
     weights: str  # what it starts from, in words; empty: drawn from the seed
+    layout: str  # how its weights lie in memory, in words; empty: as torch makes them
     task: Task
     card: Card
     optimizer: Optimizer
@@ -156,6 +157,10 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     weights = _start(inner, shared, goes_on=goes_on)
     model = place(model, device)
+    asked = cfg.backends.get(device.type, {}).get("channels_last")
+    channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
+    if channels_last:  # the convolutions hand it on: the batches need not be changed
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
@@ -177,6 +182,7 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
         test=loaders.get("test"),
         model=model,
         weights=weights,
+        layout=f"channels last ({why})" if channels_last else "",
         task=place(task, device) if isinstance(task, nn.Module) else task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
@@ -196,7 +202,7 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
 
 
 def _set_switches(cfg: DictConfig, device: torch.device, num_processes: int) -> None:
-    settings = dict(cfg.backends.get(device.type, {}))
+    settings = {name: value for name, value in cfg.backends.get(device.type, {}).items() if name != "channels_last"}
     if device.type == "cpu":
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
     backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)

@@ -129,12 +129,14 @@ class Tracking:
 @dataclass
 class Cpu:
     num_threads: int | None = _at_least(1)
+    channels_last: bool | None = MISSING
 
 
 @dataclass
 class Cuda:
     memory_fraction: float | None = _fraction(one=True)
     cudnn_benchmark: bool = MISSING
+    channels_last: bool | None = MISSING
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from judged import SOUND, WRONG
 
-from runner.cli import _composed
+from runner.cli import composed_with
 from runner.compose import composer, hydra_session
 from runner.plan.child import look
 from runner.simulated import simulated_device
@@ -26,7 +26,9 @@ def main():
     with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
         for case in (*WRONG, *SOUND):
             words = [f"model.name={case.name!r}", f"task.name={case.name!r}", f"data.case={case.name!r}"]
-            cfg = _composed(composer([]), ["model=judged", "task=judged", "data=judged", *words, "data.num_workers=0"])
+            cfg = composed_with(
+                composer([]), ["model=judged", "task=judged", "data=judged", *words, "data.num_workers=0"]
+            )
             found[case.name] = look(cfg, device, REQUEST)
     Path(answer).write_text(json.dumps(found))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from runner.cli import _composed
+from runner.cli import composed_with
 from runner.compose import composer, hydra_session
 from runner.plan.child import look
 from runner.simulated import simulated_device
@@ -40,7 +40,7 @@ def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
-        found = {name: look(_composed(composer([]), words), device, REQUEST) for name, words in CASES.items()}
+        found = {name: look(composed_with(composer([]), words), device, REQUEST) for name, words in CASES.items()}
     Path(answer).write_text(json.dumps(found))
 
 

@@ -18,7 +18,7 @@ from truth import measure
 from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, case_of, words
 
 from runner.background import Background
-from runner.cli import _composed
+from runner.cli import composed_with
 from runner.compose import composer, hydra_session
 from runner.metrics import MetricBuffer
 from runner.parts import prepare
@@ -39,9 +39,9 @@ def plans(device_name):
         for case in (*SOUND, *BY_VALUES):
             if device.type == "mps" and case.name not in ON_MPS:
                 continue
-            found[case.name] = look(_composed(composer([]), words(case)), device, REQUEST)
+            found[case.name] = look(composed_with(composer([]), words(case)), device, REQUEST)
             if device.type == "cuda" and case.name in IN_HALVES:
-                found[f"{case.name}, bf16"] = look(_composed(composer([]), words(case, "bf16")), device, REQUEST)
+                found[f"{case.name}, bf16"] = look(composed_with(composer([]), words(case, "bf16")), device, REQUEST)
     return found
 
 
@@ -67,7 +67,7 @@ class Seen:
 
 
 def real_steps(words_of_case):
-    cfg = _composed(composer([]), words_of_case)
+    cfg = composed_with(composer([]), words_of_case)
     parts = prepare(cfg, torch.device("cpu"))
     group = tuple(islice(parts.train.epoch(0), 1))
     step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
@@ -82,7 +82,7 @@ def real_steps(words_of_case):
 
 
 def simulated_steps(words_of_case, device):
-    trial = build(_composed(composer([]), words_of_case), device, speeds=Speeds())
+    trial = build(composed_with(composer([]), words_of_case), device, speeds=Speeds())
     trial.take_steps()
     seen, step = Seen(), trial.step()
     with HostReads(device, observers=(seen,)):

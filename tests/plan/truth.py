@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runner.background import Background
-from runner.cli import _composed
+from runner.cli import composed_with
 from runner.compose import composer, hydra_session
 from runner.metrics import MetricBuffer
 from runner.parts import prepare
@@ -28,7 +28,7 @@ def storages(trees):
 
 def measure(words):
     with hydra_session(["runner"]):
-        cfg = _composed(composer([]), words)
+        cfg = composed_with(composer([]), words)
     parts = prepare(cfg, torch.device("cpu"))
     group = tuple(islice(parts.train.epoch(0), cfg.train.accumulate_steps))
     buffer = MetricBuffer(parts.device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
