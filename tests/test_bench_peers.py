@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -51,20 +52,39 @@ def bench(monkeypatch):
             del sys.modules[name]
 
 
-def told(folder: Path, file: str, *words: str) -> dict[str, float]:
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory) -> Path:
+    """Made once: MLflow takes seconds for each."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    said("-c", f"import mlflow; mlflow.MlflowClient('sqlite:///{path}').search_experiments()", folder=path.parent)
+    return path
+
+
+@pytest.fixture
+def told(tmp_path, empty_store):
+    """Runs a file of tests/bench on a store of its own; returns its JSON line."""
+
+    def told(file: str, *words: str) -> dict[str, float]:
+        shutil.copy(empty_store, tmp_path)
+        return json.loads(said(str(BENCH / file), f"--store={tmp_path}/mlflow.db", *words, folder=tmp_path)[-1])
+
+    return told
+
+
+def said(*words: str, folder: Path) -> list[str]:
     quiet = {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(BENCH / file), f"--store={folder}/mlflow.db", *words]
+    command = [sys.executable, *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=os.environ | quiet, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout.strip().splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "package", "points"), PEERS, ids=[file for file, _, _ in PEERS])
-def test_a_peer_trains_logs_and_tells(file, package, points, tmp_path, device):
+def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed here (pip install -c .constraints.txt -e '.[bench]')")
-    result = told(tmp_path, file, "--steps=60", "--log-every=20", f"--device={device}")
+    result = told(file, "--steps=60", "--log-every=20", f"--device={device}")
     assert set(result) == TOLD
     assert (result["num_steps"], result["num_steps_steady"], result["points"]) == (60, 10, 3 * points)
     assert 0 < result["seconds_steady"] < result["seconds"]
@@ -74,8 +94,8 @@ def test_a_peer_trains_logs_and_tells(file, package, points, tmp_path, device):
 
 
 @pytest.mark.slow
-def test_ours_tells_the_same_and_what_its_publisher_took(tmp_path, device):
-    result = told(tmp_path, "ours.py", "--steps=150", f"--device={device}", "--words=metrics.pull_every=50")
+def test_ours_tells_the_same_and_what_its_publisher_took(told, device):
+    result = told("ours.py", "--steps=150", f"--device={device}", "--words=metrics.pull_every=50")
     of_points = {"process_seconds", "publisher_cpu_seconds", "seconds_after_last_step"}
     assert set(result) == TOLD | of_points
     assert (result["num_steps"], result["num_steps_steady"]) == (150, 50)
@@ -87,10 +107,10 @@ def test_ours_tells_the_same_and_what_its_publisher_took(tmp_path, device):
 
 
 @pytest.mark.slow
-def test_the_bare_script_trains_as_many_steps_and_logs_each(tmp_path):
+def test_the_bare_script_trains_as_many_steps_and_logs_each(told, tmp_path):
     draw = np.random.default_rng(0)
     np.savez(tmp_path / "rows.npz", x=draw.random((300, 64), np.float32), y=draw.integers(10, size=300))
-    result = told(tmp_path, "bare.py", "--data=rows.npz", "--steps=7")
+    result = told("bare.py", "--data=rows.npz", "--steps=7")
     assert (result["num_steps"], result["points"]) == (7, 14)
     assert result["seconds"] > 0
 
@@ -151,6 +171,24 @@ def test_the_table_compares_with_the_limit_of_the_same_turn(bench):
     assert cells["lowest to highest"] == "80,000 to 240,000"
     assert cells["times the limit that logs nothing, median of the turns"] == "3.00"  # not 5 / 2
     assert cells["first steps, s"] == "2.00"
+
+
+def test_a_peer_that_fails_is_told_and_the_others_are_measured(bench, monkeypatch, capsys):
+    table = bench("table")
+
+    def measure(file, words, threads):
+        if file == "textbook.py":
+            raise RuntimeError("it broke")
+        return result_of(seconds=2.0, seconds_steady=1.0)
+
+    monkeypatch.setattr(table, "measure", measure)
+    rows = [(table.PEERS[name], 50) for name in ("textbook", "ours")]
+    turns = [table.turn(rows, "cnn", SimpleNamespace(steps=7, most_steps=300, device="cpu", threads=1))]
+    _, _, broken, whole = table.table(rows, turns)
+    assert "it broke" in capsys.readouterr().err
+    assert broken.startswith(f"| {rows[0][0].name} | each 50th step | failed |")
+    assert whole.startswith("| runner | each 50th step | 20,000 |")
+    assert broken.count("|") == whole.count("|")
 
 
 def test_a_step_of_a_short_run_is_that_of_the_whole(bench):

@@ -122,17 +122,24 @@ def _accompany(process: subprocess.Popen[bytes], terminal: int, file: BinaryIO) 
     """Waits for the end, reads what the terminal shows, and looks now and then at the publisher."""
     publisher, cpu_seconds = None, 0.0
     while process.poll() is None:
-        if terminal >= 0 and select.select([terminal], [], [], 0.1)[0]:
-            file.write(os.read(terminal, 65536))
-        elif terminal < 0:
+        if terminal < 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
+        _read(terminal, file, wait_seconds=0.1)
         with contextlib.suppress(psutil.Error):
             publisher = publisher or _publisher(process.pid)
             if publisher is not None:
                 times = publisher.cpu_times()
                 cpu_seconds = times.user + times.system
+    _read(terminal, file, wait_seconds=0.0)
     return cpu_seconds
+
+
+def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
+    """What the terminal shows, where there is one: unread, it would stop who writes."""
+    while terminal >= 0 and select.select([terminal], [], [], wait_seconds)[0]:
+        file.write(os.read(terminal, 65536))
+        wait_seconds = 0.0
 
 
 def _publisher(pid: int) -> psutil.Process | None:

@@ -19,7 +19,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 STEPS = {"mlp": 2345, "cnn": 400, "transformer": 200}
 PACKAGES = ("torch", "mlflow", "numpy")
-LOGGED = {0: "nothing", 1: "each step"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,9 @@ PEERS = {
 }
 DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
 
+NOTES = """A step is without the first 50 (of ours, 100), told apart as the first steps. Memory is of the process, its largest; of
+ours, of its larger one, as a second one publishes. The loss is of the first 2,048 rows, after the training."""
+
 Result = dict[str, float]
 Row = tuple[Peer, int]  # a peer, and each how many steps it logs
 
@@ -67,7 +69,7 @@ def measure(file: str, words: dict[str, object], *, threads: int = 1) -> Result:
             command, capture_output=True, text=True, env=environment(threads), cwd=folder, check=False
         )
         if done.returncode:
-            sys.exit(f"{file} failed:\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"{file} failed:\n{done.stdout}{done.stderr}")
         return {"process_seconds": time.perf_counter() - began, **json.loads(done.stdout.strip().splitlines()[-1])}
 
 
@@ -86,11 +88,11 @@ def main() -> None:
         rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]
         turns = [turn(rows, size, given) for _ in range(given.repeats)]
         print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
-        print("\n".join(table(rows, turns)), flush=True)
+        print("\n".join(table(rows, turns)))
         for peer in peers:
             if not find_spec(peer.package):
-                print(f"| {peer.name} | not installed |" + " |" * 7)
-        print()
+                print(f"| {peer.name} | | not installed |" + " |" * 7)
+        print("\n" + NOTES + "\n", flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -118,31 +120,39 @@ def rows_of(peers: list[Peer], every: int, device: str) -> list[Row]:
 
 
 def turn(rows: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
-    """Each row once, and the limit that logs nothing, which all are compared with."""
+    """Each row once, and the limit that logs nothing, which all are compared with. A row that fails is told and left out."""
     results = {}
     for peer, every in dict.fromkeys([(REFERENCE, 0), *rows]):
         steps = given.steps or STEPS[size]
         if peer.is_slow and every == 1:
             steps = min(steps, given.most_steps)
         words = {"size": size, "steps": steps, "log-every": every, "device": given.device, "variant": peer.variant}
-        results[peer, every] = measure(peer.file, words, threads=given.threads)
+        try:
+            results[peer, every] = measure(peer.file, words, threads=given.threads)
+        except RuntimeError as error:
+            if (peer, every) == (REFERENCE, 0):
+                raise
+            print(f"{peer.name}, {words}: {error}", file=sys.stderr)
     return results
 
 
 def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
-    """Medians over the turns. A step's time is without the first 50 steps (of ours: 100), where there are more."""
+    """Medians over the turns."""
     lines = [
         "| loop | logged | µs a step, median | lowest to highest | times the limit that logs nothing, median of the turns "
         "| points stored | loss at the end | first steps, s | beside training, s | memory, MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
+        if not all(row in found for found in turns):
+            lines.append(f"| {row[0].name} | {logged(row)} | failed |" + " |" * 7)
+            continue
         results = [found[row] for found in turns]
         steps = [step_us(result) for result in results]
         ratios = [step_us(found[row]) / step_us(found[REFERENCE, 0]) for found in turns]
         cells = [
             row[0].name,
-            LOGGED.get(row[1], f"each {row[1]}th step"),
+            logged(row),
             f"{statistics.median(steps):,.0f}",
             f"{min(steps):,.0f} to {max(steps):,.0f}",
             f"{statistics.median(ratios):.2f}",
@@ -154,6 +164,10 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def logged(row: Row) -> str:
+    return {0: "nothing", 1: "each step"}.get(row[1], f"each {row[1]}th step")
 
 
 def step_us(result: Result) -> float:

@@ -13,6 +13,7 @@ from composer import Callback, Trainer
 from composer.loggers import MLFlowLogger
 from composer.models import ComposerClassifier
 from torch.nn import functional as F
+from torchmetrics import MetricCollection
 from work import Clock, Work, adam, arguments, loader, network, tell
 
 
@@ -45,7 +46,8 @@ def main() -> None:
     clock = Clock(work)
     net = network(work)
     clock.watch(net)
-    model = ComposerClassifier(net, num_classes=10 if work.log_every else None, loss_fn=F.cross_entropy)
+    unmeasured = {} if work.log_every else {"train_metrics": MetricCollection([]), "val_metrics": MetricCollection([])}
+    model = ComposerClassifier(net, num_classes=10, loss_fn=F.cross_entropy, **unmeasured)
     trainer = Trainer(
         model=model,
         train_dataloader=loader(work),
