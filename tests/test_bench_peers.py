@@ -216,7 +216,12 @@ def test_rows_are_what_is_installed_and_fits_the_device_and_the_logging(bench, m
 def test_a_slow_peer_is_cut_where_it_logs_each_step(bench, monkeypatch):
     table = bench("table")
     asked = []
-    monkeypatch.setattr(table, "measure", lambda file, words, threads: asked.append((file, *list(words.values())[1:3])))
+
+    def measure(file, words, threads):
+        asked.append((file, words["steps"], words["log-every"]))
+        return result_of(seconds=2.0, seconds_steady=1.0)
+
+    monkeypatch.setattr(table, "measure", measure)
     given = SimpleNamespace(steps=None, most_steps=300, device="cpu", threads=1)
     rows = [(table.PEERS[name], every) for name in ("limit", "ours", "textbook") for every in (1, 0)]
     table.turn(rows, "mlp", given)

@@ -128,7 +128,8 @@ def turn(rows: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Res
             steps = min(steps, given.most_steps)
         words = {"size": size, "steps": steps, "log-every": every, "device": given.device, "variant": peer.variant}
         try:
-            results[peer, every] = measure(peer.file, words, threads=given.threads)
+            result = results[peer, every] = measure(peer.file, words, threads=given.threads)
+            print(f"{size}, {peer.name}, {logged((peer, every))}: {step_us(result):,.0f} µs a step", file=sys.stderr)
         except RuntimeError as error:
             if (peer, every) == (REFERENCE, 0):
                 raise

@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
@@ -84,6 +83,8 @@ def arrays(size: str = "mlp") -> tuple[np.ndarray, np.ndarray]:
     """Inputs and int64 classes: (60000, 64) float32, (4096, 3, 32, 32) float32 or (4096, 32) int64."""
     draw = np.random.default_rng(SEED)
     if size == "mlp":
+        from sklearn.datasets import load_digits  # a second, which no loop should be charged with
+
         digits = load_digits()
         rows = np.arange(NUM_ROWS) % len(digits.target)
         return (digits.data / 16).astype(np.float32)[rows], digits.target.astype(np.int64)[rows]
