@@ -1,56 +1,180 @@
-"""This project, by its own command line, every step's loss and accuracy tracked.
+"""This project, by its own command line, with the network and the data of all the others.
 
---variant untracked: without MLflow; unguarded: without MLflow and without the guard on the first step.
+--variant: any of compiled, graph, unguarded, terminal (with a progress bar), joined with +. --words: more words for our
+command line. Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import resource
+import select
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from work import BATCH_SIZE, HIDDEN, LEARNING_RATE, SEED, arguments, arrays, tell
+import psutil
+import torch
+import work_models
+from omegaconf import OmegaConf
+from work import LEARNING_RATE, SEED, Work, arguments, arrays, judged, peak_memory_bytes, say, stored_points
+
+HERE = Path(__file__).parent
+WARM_STEPS = 100  # the journal knows the time of each window's end, and between two of them it guesses
+SWITCHES = {
+    "compiled": "train.compile=true",
+    "graph": "train.cuda_graph=true",
+    "unguarded": "placement.guard=off",
+    "terminal": "",
+}
 
 
 def main() -> None:
     work = arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        inputs, targets = arrays()
-        np.savez(Path(folder) / "digits60k.npz", x=inputs, y=targets)
-        words = [
-            "data=arrays",
-            "model=mlp",
-            f"data.path={folder}/digits60k.npz",
-            "data.val_fraction=0",
-            "data.test_fraction=0",
-            f"model.hidden_sizes=[{HIDDEN}]",
-            "optimizer=adam",
-            f"optimizer.lr={LEARNING_RATE}",
-            "scheduler=constant",
-            f"train.batch_size={BATCH_SIZE}",
-            f"train.num_epochs={work.epochs}",
-            f"backends.cpu.num_threads={work.threads}",
-            f"seed={SEED}",
-            "device=cpu",
-            f"tracking.uri=sqlite:///{work.store}",
-            f"tracking.enabled={str(not work.variant.startswith('un')).lower()}",
-            f"placement.guard={'off' if work.variant == 'unguarded' else 'first_step'}",
-            f"hydra.run.dir={folder}/run",
-        ]
-        done = subprocess.run([sys.executable, "-m", "runner", *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
-        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-    written = summary["tracker"]["points_written"]
-    tell(
-        num_steps=summary["num_steps"],
-        seconds=summary["seconds"]["train"],
-        points=written,
-        loss=summary["metrics"]["train/loss"],
-    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(work, folder)
+        command = [sys.executable, "-m", "runner", *words(work, folder)]
+        began = time.time()
+        publisher_cpu_seconds = run(command, folder, in_terminal="terminal" in work.variant)
+        ended = time.time()
+        summary = json.loads((folder / "run" / "summary.json").read_text())
+        steps, times = journal(folder / "run")
+        say(
+            num_steps=summary["num_steps"],
+            seconds=summary["seconds"]["train"],
+            **steady(steps, times, warm_steps=max(WARM_STEPS, window_steps(folder / "run"))),
+            points=stored_points(work),
+            loss=judged(work, trained(work, folder / "run")),
+            peak_memory_bytes=peak_memory_bytes(resource.RUSAGE_CHILDREN),
+            import_seconds=summary["seconds"]["start"],
+            process_seconds=ended - began,
+            publisher_cpu_seconds=publisher_cpu_seconds,
+            seconds_after_last_step=ended - times[-1],
+        )
 
 
-main()
+def prepare(work: Work, folder: Path) -> None:
+    """A person's folder: the rows, the network's module and the file of conf/ that names it."""
+    inputs, targets = arrays(work.size)
+    np.savez(folder / "rows.npz", x=inputs, y=targets)
+    shutil.copy(work_models.__file__, folder)
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "net.yaml").write_text(f"_target_: work_models.Net\nsize: {work.size}\n")
+
+
+def words(work: Work, folder: Path) -> list[str]:
+    """What is typed after `python -m runner`; nothing that the others do not do either."""
+    switches = [SWITCHES[name] for name in work.variant.split("+") if name]
+    return [
+        "data=arrays",
+        "model=net",
+        "data.path=rows.npz",
+        "data.val_fraction=0",
+        "data.test_fraction=0",
+        f"data.float_inputs={str(work.size != 'transformer').lower()}",
+        "optimizer=adam",
+        f"optimizer.lr={LEARNING_RATE}",
+        "scheduler=constant",
+        "task.plots=false",
+        f"train.batch_size={work.batch_size}",
+        f"train.num_steps={work.steps}",
+        f"metrics.every={work.log_every or 1}",
+        f"backends.cpu.num_threads={work.threads}",
+        f"seed={SEED}",
+        f"device={work.device}",
+        f"tracking.uri={work.uri}",
+        f"tracking.enabled={str(work.log_every > 0).lower()}",
+        "tracking.log_model=false",
+        "tracking.system_metrics=false",
+        f"hydra.run.dir={folder}/run",
+        *filter(None, switches),
+        *work.words,
+    ]
+
+
+def run(command: list[str], folder: Path, *, in_terminal: bool = False) -> float:
+    """Runs it in the folder; returns the publisher's CPU seconds. What it says is shown when it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    said = folder / "said.txt"
+    terminal, inside = pty.openpty() if in_terminal else (-1, -1)
+    with said.open("wb") as file:
+        output = inside if in_terminal else file
+        with subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder) as process:
+            cpu_seconds = _accompany(process, terminal, file)
+    if in_terminal:
+        os.close(terminal)
+        os.close(inside)
+    if process.returncode:
+        sys.exit(said.read_text(errors="replace"))
+    return cpu_seconds
+
+
+def _accompany(process: subprocess.Popen[bytes], terminal: int, file: BinaryIO) -> float:
+    """Waits for the end, reads what the terminal shows, and looks now and then at the publisher."""
+    publisher, cpu_seconds = None, 0.0
+    while process.poll() is None:
+        if terminal < 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        _read(terminal, file, wait_seconds=0.1)
+        with contextlib.suppress(psutil.Error):
+            publisher = publisher or _publisher(process.pid)
+            if publisher is not None:
+                times = publisher.cpu_times()
+                cpu_seconds = times.user + times.system
+    _read(terminal, file, wait_seconds=0.0)
+    return cpu_seconds
+
+
+def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
+    """What the terminal shows, where there is one: unread, it would stop who writes."""
+    while terminal >= 0 and select.select([terminal], [], [], wait_seconds)[0]:
+        file.write(os.read(terminal, 65536))
+        wait_seconds = 0.0
+
+
+def _publisher(pid: int) -> psutil.Process | None:
+    found = psutil.Process(pid).children()
+    return next((child for child in found if "runner.publish" in child.cmdline()), None)
+
+
+def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and the seconds since 1970 when each of them had ended."""
+    sys.path.insert(0, str(HERE.parents[1]))
+    from runner.tracking.memory import read_series
+
+    steps, times_ms, _ = read_series(folder)["train/loss"]
+    return steps, times_ms / 1000
+
+
+def window_steps(folder: Path) -> int:
+    return OmegaConf.load(folder / ".hydra" / "config.yaml").metrics.pull_every
+
+
+def steady(steps: np.ndarray, times: np.ndarray, *, warm_steps: int) -> dict[str, float | None]:
+    """Without the first window, in which things are compiled."""
+    later = np.flatnonzero(steps >= warm_steps)
+    if not len(later) or steps[later[0]] == steps[-1]:
+        return {"seconds_steady": None, "num_steps_steady": 0}
+    first = later[0]
+    return {"seconds_steady": times[-1] - times[first], "num_steps_steady": int(steps[-1] - steps[first])}
+
+
+def trained(work: Work, folder: Path) -> torch.nn.Module:
+    model = work_models.Net(work.size)
+    state = torch.load(folder / "checkpoints" / "last.pt", map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    return model
+
+
+if __name__ == "__main__":
+    main()

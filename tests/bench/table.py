@@ -1,4 +1,4 @@
-"""Runs the peers side by side, in turns, and prints one table: `python tests/bench/table.py --repeats 5`."""
+"""Runs the peers side by side, in turns, and prints a table for each size: `python tests/bench/table.py --repeats 5`."""
 
 from __future__ import annotations
 
@@ -10,62 +10,184 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: name in the table, file, its own words; the textbook's loop stores 130 steps a second, so it stops early
-PEERS = (
-    ("hand-written limit, nothing tracked", "limit.py", ()),
-    ("runner, every step tracked", "ours.py", ()),
-    ("runner, tracking off", "ours.py", ("--variant", "untracked")),
-    ("runner, tracking off, guard off", "ours.py", ("--variant", "unguarded")),
-    ("textbook: DataLoader, item(), log_metrics", "textbook.py", ("--most-steps", "300")),
-)
+STEPS = {"mlp": 2345, "cnn": 400, "transformer": 200}
+PACKAGES = ("torch", "mlflow", "numpy")
 
 
-def measure(file: str, words: tuple[str, ...], *, epochs: int, threads: int) -> dict[str, float]:
-    """One run of one peer in a process of its own, with a store of its own."""
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    file: str
+    package: str = "torch"  # that it needs
+    variant: str = ""
+    only_logged: int | None = None  # None: measured with all that is asked for
+    only_on: str = ""  # a kind of device; "": all
+    is_slow: bool = True  # at each step it takes no more than --most-steps
+
+
+REFERENCE = Peer("hand-written limit", "limit.py", is_slow=False)
+PEERS = {
+    "limit": REFERENCE,
+    "limit_compiled": Peer("hand-written limit, compiled", "limit.py", variant="compiled", only_logged=0),
+    "ours": Peer("runner", "ours.py", is_slow=False),
+    "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
+    "ours_graph": Peer(
+        "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
+    ),
+    "textbook": Peer("textbook: DataLoader, item(), log_metrics", "textbook.py"),
+    "lightning": Peer("Lightning", "with_lightning.py", "lightning"),
+    "accelerate": Peer("Accelerate", "with_accelerate.py", "accelerate"),
+    "transformers": Peer("Hugging Face Trainer", "with_transformers.py", "accelerate"),
+    "ignite": Peer("Ignite", "with_ignite.py", "ignite"),
+    "composer": Peer("Composer", "with_composer.py", "composer"),
+    "skorch": Peer("skorch", "with_skorch.py", "skorch"),
+    "keras": Peer("Keras on torch", "with_keras.py", "keras"),
+}
+DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
+
+NOTES = """A step is without the first 50 (of ours, 100), told apart as the first steps. Memory is of the process, its largest; of
+ours, of its larger one, as a second one publishes. The loss is of the first 2,048 rows, after the training."""
+
+Result = dict[str, float]
+Row = tuple[Peer, int]  # a peer, and each how many steps it logs
+
+
+def measure(file: str, words: dict[str, object], *, threads: int = 1) -> Result:
+    """One run of one peer in a process of its own, with a store of its own. words: its flags without the dashes."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(HERE / file), "--store", f"{folder}/mlflow.db", "--epochs", str(epochs)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+        flags = {"threads": threads, "store": f"{folder}/mlflow.db", **words}
+        command = [sys.executable, str(HERE / file), *(f"--{name}={value}" for name, value in flags.items())]
+        began = time.perf_counter()
         done = subprocess.run(
-            [*command, "--threads", str(threads), *words],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=folder,
-            check=False,
+            command, capture_output=True, text=True, env=environment(threads), cwd=folder, check=False
         )
         if done.returncode:
-            sys.exit(f"{file} failed:\n{done.stdout}{done.stderr}")
-        return json.loads(done.stdout.strip().splitlines()[-1])
+            raise RuntimeError(f"{file} failed:\n{done.stdout}{done.stderr}")
+        return {"process_seconds": time.perf_counter() - began, **json.loads(done.stdout.strip().splitlines()[-1])}
+
+
+def environment(threads: int) -> dict[str, str]:
+    """No banners, no news for anybody, and the threads of all libraries."""
+    quiet = {"PYTHONWARNINGS": "ignore", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **quiet, "OMP_NUM_THREADS": str(threads)}
 
 
 def main() -> None:
+    given = arguments()
+    peers = [PEERS[name] for name in given.peers]
+    found = tuple(DISTRIBUTIONS.get(p.package, p.package) for p in peers if find_spec(p.package))
+    print(header(given.repeats, given.threads, packages=(*PACKAGES, *found)))
+    for size in STEPS if given.size == "all" else (given.size,):
+        rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]
+        turns = [turn(rows, size, given) for _ in range(given.repeats)]
+        print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
+        print("\n".join(table(rows, turns)))
+        for peer in peers:
+            if not find_spec(peer.package):
+                print(f"| {peer.name} | | not installed |" + " |" * 7)
+        print("\n" + NOTES + "\n", flush=True)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", choices=(*STEPS, "all"), default="mlp")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--steps", type=int, help=f"by default {STEPS}")
+    parser.add_argument("--most-steps", type=int, default=300, help="of a slow peer that logs each step")
+    parser.add_argument("--log-every", type=lambda text: [int(part) for part in text.split(",")], default=[1, 50, 0])
+    parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    rates: dict[str, list[float]] = {name: [] for name, _, _ in PEERS}
-    for _ in range(given.repeats):
-        for name, file, words in PEERS:
-            result = measure(file, words, epochs=given.epochs, threads=given.threads)
-            rates[name].append(result["num_steps"] / result["seconds"])
-    print(header(given.repeats, given.threads))
-    limit = rates[PEERS[0][0]]
-    print("| loop | steps/s, median | lowest to highest | of the limit, median of the turns |")
-    print("|---|---|---|---|")
-    for name, found in rates.items():
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(found, limit, strict=True))
-        print(f"| {name} | {statistics.median(found):,.0f} | {min(found):,.0f} to {max(found):,.0f} | {ratio:.2f} |")
+    if unknown := [name for name in given.peers if name not in PEERS]:
+        parser.error(f"--peers {','.join(unknown)}: it takes {', '.join(PEERS)}")
+    return given
 
 
-def header(repeats: int, threads: int) -> str:
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "mlflow", "numpy"))
+def rows_of(peers: list[Peer], every: int, device: str) -> list[Row]:
+    return [
+        (peer, every)
+        for peer in peers
+        if peer.only_logged in (None, every) and device.startswith(peer.only_on) and find_spec(peer.package)
+    ]
+
+
+def turn(rows: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
+    """Each row once, and the limit that logs nothing, which all are compared with. A row that fails is told and left out."""
+    results = {}
+    for peer, every in dict.fromkeys([(REFERENCE, 0), *rows]):
+        steps = given.steps or STEPS[size]
+        if peer.is_slow and every == 1:
+            steps = min(steps, given.most_steps)
+        words = {"size": size, "steps": steps, "log-every": every, "device": given.device, "variant": peer.variant}
+        try:
+            result = results[peer, every] = measure(peer.file, words, threads=given.threads)
+            print(f"{size}, {peer.name}, {logged((peer, every))}: {step_us(result):,.0f} µs a step", file=sys.stderr)
+        except RuntimeError as error:
+            if (peer, every) == (REFERENCE, 0):
+                raise
+            print(f"{peer.name}, {words}: {error}", file=sys.stderr)
+    return results
+
+
+def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
+    """Medians over the turns."""
+    lines = [
+        "| loop | logged | µs a step, median | lowest to highest | times the limit that logs nothing, median of the turns "
+        "| points stored | loss at the end | first steps, s | beside training, s | memory, MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if not all(row in found for found in turns):
+            lines.append(f"| {row[0].name} | {logged(row)} | failed |" + " |" * 7)
+            continue
+        results = [found[row] for found in turns]
+        steps = [step_us(result) for result in results]
+        ratios = [step_us(found[row]) / step_us(found[REFERENCE, 0]) for found in turns]
+        cells = [
+            row[0].name,
+            logged(row),
+            f"{statistics.median(steps):,.0f}",
+            f"{min(steps):,.0f} to {max(steps):,.0f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{results[-1]['points']:,}",
+            f"{statistics.median(result['loss'] for result in results):.3f}",
+            f"{statistics.median(r['seconds'] - (r['seconds_steady'] or 0) for r in results):.2f}",
+            f"{statistics.median(r['process_seconds'] - r['seconds'] for r in results):.1f}",
+            f"{statistics.median(result['peak_memory_bytes'] for result in results) / 2**20:,.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def logged(row: Row) -> str:
+    return {0: "nothing", 1: "each step"}.get(row[1], f"each {row[1]}th step")
+
+
+def step_us(result: Result) -> float:
+    if result["seconds_steady"] is None:
+        return result["seconds"] / result["num_steps"] * 1e6
+    return result["seconds_steady"] / result["num_steps_steady"] * 1e6
+
+
+def header(repeats: int, threads: int, *, packages: tuple[str, ...] = PACKAGES) -> str:
+    versions = ", ".join(f"{name} {_version(name)}" for name in dict.fromkeys(packages))
     machine = f"{platform.machine()}, {os.cpu_count()} cores ({_processor()}), Python {platform.python_version()}"
     return f"{machine}; {versions}; {threads} thread(s); n = {repeats}, in turns\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of unknown version"
 
 
 def _processor() -> str:

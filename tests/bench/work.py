@@ -1,53 +1,203 @@
-"""The same work for every peer: digits repeated to 60,000 rows, MLP 64-128-10, batch 128, Adam, loss and accuracy each step."""
+"""What is the same for every peer: the command line, the data, the network, the clock, and the JSON line at the end.
+
+Sizes: `mlp` is digits repeated to 60,000 rows and 64-128-10; `cnn` 32x32x3 images and `transformer` rows of 32 tokens, both
+made from a seed. Batches of 128 (`transformer`: 32), Adam, cross-entropy; loss and accuracy of a step are what is logged.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import resource
+import sqlite3
+import sys
 import time
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
-from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from work_models import NUM_TOKENS, VOCAB_SIZE, Net
 
 NUM_ROWS, HIDDEN, BATCH_SIZE, LEARNING_RATE, SEED = 60_000, 128, 128, 1e-3, 0
+NUM_MADE_ROWS = 4096  # of images and of tokens
+NUM_JUDGED_ROWS = 2048  # that the loss at the end is of
+WARM_STEPS = 50  # what a library does once, it does in these
 
 
 @dataclass(frozen=True)
 class Work:
-    epochs: int
+    size: str
+    steps: int
+    log_every: int  # 0: nothing is logged
+    device: torch.device
     threads: int
     store: str  # an sqlite file of this measurement's own
-    most_steps: int | None  # a peer that is too slow for whole epochs stops here
     variant: str
+    words: tuple[str, ...]  # of our command line
+    import_seconds: float  # from the start of the process to its own first line
 
+    @property
+    def batch_size(self) -> int:
+        return 32 if self.size == "transformer" else BATCH_SIZE
 
-def arrays() -> tuple[np.ndarray, np.ndarray]:
-    """(60000, 64) float32 in 0..1 and (60000,) int64."""
-    digits = load_digits()
-    rows = np.arange(NUM_ROWS) % len(digits.target)
-    return (digits.data / 16).astype(np.float32)[rows], digits.target.astype(np.int64)[rows]
+    @property
+    def uri(self) -> str:
+        return f"sqlite:///{self.store}"
 
-
-def network() -> nn.Module:
-    torch.manual_seed(SEED)
-    return nn.Sequential(nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
+    def is_logged(self, step: int) -> bool:
+        return self.log_every > 0 and step % self.log_every == 0
 
 
 def arguments() -> Work:
+    """The command line of every peer; silences what libraries say of themselves."""
+    work = parsed(sys.argv[1:])
+    torch.set_num_threads(work.threads)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    return work
+
+
+def parsed(words: list[str]) -> Work:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--size", choices=("mlp", "cnn", "transformer"), default="mlp")
+    parser.add_argument("--steps", type=int, default=2345)
+    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--device", type=torch.device, default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--store", required=True)
-    parser.add_argument("--most-steps", type=int)
     parser.add_argument("--variant", default="")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    return Work(given.epochs, given.threads, given.store, given.most_steps, given.variant)
+    parser.add_argument("--words", default="", help="more words for our command line, with spaces between them")
+    given = vars(parser.parse_args(words))
+    import_seconds = time.time() - psutil.Process().create_time()
+    return Work(**given | {"words": tuple(given["words"].split()), "import_seconds": import_seconds})
 
 
-def tell(*, num_steps: int, seconds: float, points: int, loss: float) -> None:
+def arrays(size: str = "mlp") -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and int64 classes: (60000, 64) float32, (4096, 3, 32, 32) float32 or (4096, 32) int64."""
+    draw = np.random.default_rng(SEED)
+    if size == "mlp":
+        from sklearn.datasets import load_digits  # a second, which no loop should be charged with
+
+        digits = load_digits()
+        rows = np.arange(NUM_ROWS) % len(digits.target)
+        return (digits.data / 16).astype(np.float32)[rows], digits.target.astype(np.int64)[rows]
+    targets = draw.integers(10, size=NUM_MADE_ROWS)
+    if size == "cnn":
+        patterns = draw.standard_normal((10, 3, 32, 32), dtype=np.float32)
+        return 0.2 * patterns[targets] + draw.standard_normal((NUM_MADE_ROWS, 3, 32, 32), dtype=np.float32), targets
+    tokens = draw.integers(VOCAB_SIZE, size=(NUM_MADE_ROWS, NUM_TOKENS))
+    of_class = targets[:, None] * 25 + draw.integers(25, size=tokens.shape)
+    return np.where(draw.random(tokens.shape) < 0.2, of_class, tokens), targets
+
+
+def tensors(work: Work) -> tuple[Tensor, Tensor]:
+    inputs, targets = arrays(work.size)
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def network(work: Work) -> Net:
+    """From the same weights for every peer that builds it here."""
+    torch.manual_seed(SEED)
+    return Net(work.size)
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    """The fastest that torch has: no peer should be slower for its optimizer."""
+    return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+
+
+def sampler(dataset: Dataset, work: Work) -> RandomSampler:
+    """Whole permutations one after the other: one long epoch of exactly the steps that are asked for."""
+    return RandomSampler(dataset, num_samples=work.steps * work.batch_size)
+
+
+def loader(work: Work) -> DataLoader:
+    """No workers: for rows that lie in memory they take longer than they save."""
+    dataset = TensorDataset(*tensors(work))
+    pins = work.device.type == "cuda"
+    return DataLoader(dataset, batch_size=work.batch_size, sampler=sampler(dataset, work), pin_memory=pins)
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> Tensor:
+    return (logits.detach().argmax(1) == targets).float().mean()
+
+
+class Clock:
+    """begin() before the first step, tick() as each step begins, end() after the last; the device is waited for."""
+
+    def __init__(self, work: Work) -> None:
+        self.num_steps = 0
+        self.seconds = 0.0
+        self.seconds_steady: float | None = None
+        self._device = work.device
+        self._began = self._warm = 0.0
+
+    def begin(self, *_: object) -> None:
+        self.num_steps = 0  # a library may look through the network before
+        self._began = self._now()
+
+    def tick(self, *_: object) -> None:
+        if self.num_steps == WARM_STEPS:
+            self._warm = self._now()
+        self.num_steps += 1
+
+    def end(self, *_: object) -> None:
+        now = self._now()
+        self.seconds = now - self._began
+        self.seconds_steady = now - self._warm if self.num_steps > WARM_STEPS else None
+
+    def watch(self, model: nn.Module) -> None:
+        """Ticks at each forward pass, where the loop is the library's."""
+        model.register_forward_pre_hook(self.tick)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def tell(work: Work, clock: Clock, model: nn.Module) -> None:
+    """The line of a peer that trained here."""
+    say(
+        num_steps=clock.num_steps,
+        seconds=clock.seconds,
+        seconds_steady=clock.seconds_steady,
+        num_steps_steady=max(0, clock.num_steps - WARM_STEPS),
+        points=stored_points(work),
+        loss=judged(work, model),
+        peak_memory_bytes=peak_memory_bytes(resource.RUSAGE_SELF),
+        import_seconds=work.import_seconds,
+    )
+
+
+def say(**fields: float | None) -> None:
     """One JSON line, the last thing that a peer prints."""
-    print(json.dumps({"num_steps": num_steps, "seconds": seconds, "points": points, "loss": loss, "at": time.time()}))
+    print(json.dumps(fields), flush=True)
+
+
+def judged(work: Work, model: nn.Module) -> float:
+    """The mean loss over the first rows, without gradients and with the statistics of training."""
+    inputs, targets = (part[:NUM_JUDGED_ROWS] for part in tensors(work))
+    model.cpu().eval()
+    with torch.no_grad():
+        return F.cross_entropy(model(inputs), targets).item()
+
+
+def stored_points(work: Work) -> int:
+    """Counted in the store, after its run: what was only promised does not count."""
+    if not Path(work.store).exists():
+        return 0
+    with sqlite3.connect(work.store) as store:
+        return store.execute("select count(*) from metrics").fetchone()[0]
+
+
+def peak_memory_bytes(whose: int) -> int:
+    peak = resource.getrusage(whose).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

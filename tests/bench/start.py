@@ -1,0 +1,77 @@
+"""From Enter to the prompt: a short run of ours beside a bare script and the imports alone: `python tests/bench/start.py`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from table import HERE, environment, header
+from work import HIDDEN, arrays
+
+BARE = "bare script: torch, mlflow, the same steps, logged once"
+RUNNER = [sys.executable, "-m", "runner", "data=arrays", "model=mlp", f"model.hidden_sizes=[{HIDDEN}]", "device=cpu"]
+OFF = ["tracking.log_model=false", "task.plots=false"]
+
+
+def commands(*, steps: int, threads: int) -> dict[str, list[str]]:
+    """What is typed, by its name in the table, in a folder of its own beside rows.npz."""
+    data, store = "../rows.npz", "mlflow.db"
+    ours = [*RUNNER, f"data.path={data}", f"tracking.uri=sqlite:///{store}", f"backends.cpu.num_threads={threads}"]
+    bare = ["--data", data, "--store", store, "--steps", str(steps), "--threads", str(threads)]
+    return {
+        BARE: [sys.executable, str(HERE / "bare.py"), *bare],
+        'python -c "import torch, hydra, mlflow"': [sys.executable, "-c", "import torch, hydra, mlflow"],
+        f"runner, {steps} steps, as it is": [*ours, f"train.num_steps={steps}"],
+        f"runner, {steps} steps, no model logged, no pictures of predictions": [
+            *ours,
+            f"train.num_steps={steps}",
+            *OFF,
+        ],
+        "runner, 1 step, as it is": [*ours, "train.num_steps=1"],
+        "runner, 1 step, no model logged, no pictures of predictions": [*ours, "train.num_steps=1", *OFF],
+    }
+
+
+def timed(command: list[str], folder: Path, *, threads: int) -> float:
+    """The seconds until the prompt is there again."""
+    folder.mkdir()
+    environs = environment(threads) | {"PYTHONPATH": str(HERE.parents[1])}
+    began = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environs, check=False)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        inputs, targets = arrays()
+        np.savez(Path(place) / "rows.npz", x=inputs, y=targets)
+        for turn in range(given.repeats):
+            typed = commands(steps=given.steps, threads=given.threads)
+            for number, (name, command) in enumerate(typed.items()):
+                folder = Path(place) / f"{turn}-{number}"
+                found.setdefault(name, []).append(timed(command, folder, threads=given.threads))
+    print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
+    print("| from Enter to the prompt | s, median | lowest to highest | times the bare script, median of the turns |")
+    print("|---|---|---|---|")
+    for name, seconds in found.items():
+        ratio = statistics.median(mine / theirs for mine, theirs in zip(seconds, found[BARE], strict=True))
+        spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
+        print(f"| {name} | {statistics.median(seconds):.1f} | {spread} | {ratio:.2f} |")
+
+
+main()

@@ -1,0 +1,54 @@
+"""What each switch of ours costs a step of the small MLP, all others off: `python tests/bench/switches.py`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from table import Result, header, measure, step_us
+
+TRACKED, UNTRACKED = {"log-every": 1}, {"log-every": 0}
+OFF = "placement.guard=off train.checkpoint_every_seconds=null"
+ALL_OFF = "all off"
+#: name in the table, flags of ours.py, words of our command line beside those that turn all off
+SWITCHES: dict[str, tuple[dict[str, object], str]] = {
+    ALL_OFF: (UNTRACKED, ""),
+    "tracking": (TRACKED, ""),
+    "guard, first_step": (UNTRACKED, "placement.guard=first_step"),
+    "progress bar, in a terminal": (UNTRACKED | {"variant": "terminal"}, ""),
+    "a checkpoint each second": (UNTRACKED, "train.checkpoint_every_seconds=1"),
+    "metrics.every=10": (UNTRACKED, "metrics.every=10"),
+    "metrics.pull_every=10": (UNTRACKED, "metrics.pull_every=10"),
+    "metrics.pull_every=1000": (UNTRACKED, "metrics.pull_every=1000"),
+    "tracking, metrics.every=10": (TRACKED, "metrics.every=10"),
+    "tracking, metrics.pull_every=10": (TRACKED, "metrics.pull_every=10"),
+    "tracking, metrics.pull_every=1000": (TRACKED, "metrics.pull_every=1000"),
+}
+
+
+def run(name: str, *, steps: int, threads: int) -> Result:
+    flags, words = SWITCHES[name]
+    return measure("ours.py", {"steps": steps, **flags, "words": f"{OFF} {words}"}, threads=threads)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=9380)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    turns = [
+        {name: run(name, steps=given.steps, threads=given.threads) for name in SWITCHES} for _ in range(given.repeats)
+    ]
+    print(header(given.repeats, given.threads))
+    print("| on | µs a step, median | lowest to highest | times all off, median of the turns | first steps, s |")
+    print("|---|---|---|---|---|")
+    for name in SWITCHES:
+        steps = [step_us(turn[name]) for turn in turns]
+        ratio = statistics.median(step_us(turn[name]) / step_us(turn[ALL_OFF]) for turn in turns)
+        first = statistics.median(turn[name]["seconds"] - (turn[name]["seconds_steady"] or 0) for turn in turns)
+        spread = f"{min(steps):,.0f} to {max(steps):,.0f}"
+        print(f"| {name} | {statistics.median(steps):,.0f} | {spread} | {ratio:.2f} | {first:.2f} |")
+
+
+main()
