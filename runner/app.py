@@ -24,7 +24,9 @@ from runner.record import Membership, Record, Repetition, introduce, model_name,
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
+from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
+from runner.tracking.logged_model import GRAPH
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Training, Trial, train_and_test
 from runner.trust import check_folder
@@ -63,6 +65,7 @@ def run(
     own = kept(_own(cfg))  # before the data fills in the facts
     rerun = "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(own)
     hide(folder, str(cfg.tracking.uri))
+    forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
     with _publishing(cfg, folder, member) as publisher:
         parts = prepare(cfg, torch.device(choice.here), goes_on=any((folder / "checkpoints").glob("last*.pt")))
         if repetition is not None:
@@ -101,7 +104,7 @@ def run(
                 trial=trial,
             )
             clock.lap()
-            _close(journal, cfg, parts, record, folder, screen)
+            _close(journal, cfg, parts, record, folder, screen, publisher)
         summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
         with _failing(record):
             write_summary(folder, summary)  # it is there even if nobody waits for the tracker
@@ -166,8 +169,21 @@ def _publishing(cfg: DictConfig, folder: Path, member: Membership | None) -> Ite
         yield publisher
 
 
-def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path, screen: Screen) -> None:
-    """Pictures, the model and the status: the last of the journal."""
+def _close(
+    journal: Journal,
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    folder: Path,
+    screen: Screen,
+    publisher: Publisher | None,
+) -> None:
+    """The model, pictures and the status: the last of the journal."""
+    with _failing(record):
+        if record.status == "finished" and cfg.tracking.log_model:
+            publish_model(journal, parts, folder, is_tracked=cfg.tracking.enabled)
+            if publisher is not None:
+                publisher.wake()  # it goes while the pictures are drawn
     with _failing(record):
         _illustrate(journal, cfg, parts, record, folder, screen)
     with _failing(record):
@@ -189,8 +205,6 @@ def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record,
         parts, record, folder, of=f"{model_name(cfg)} on {parts.source.name}, {parts.device}", say=screen.say
     ):
         journal.event("artifact", path="plots", to="plots")
-    if record.status == "finished" and cfg.tracking.log_model:
-        publish_model(journal, parts, folder)
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

@@ -35,11 +35,11 @@ def main(argv: list[str]) -> int:
     machine = Machine()
 
     def upload(folder: Path, lives: bool) -> Uploader:
-        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest)
+        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
 
     try:
         rounds = Rounds(folder, run_of=lambda folder: Followed(folder, upload), ask=lambda: _what_is_wrong(uri))
-        return follow(rounds, line, warm_up=_warm_up)
+        return follow(rounds, line)
     except Exception:
         log.exception("this should not happen")
         return BROKEN
@@ -66,15 +66,6 @@ def _open_sqlite(uri: str) -> None:
             log.warning("the store does not open: %s", store.explain(error, uri=uri))
         finally:
             signal.signal(signal.SIGTERM, ended)
-
-
-def _warm_up() -> None:
-    from runner.tracking.logged_model import warm_up
-
-    try:
-        warm_up()
-    except Exception:
-        log.exception("the warm-up for the model failed; the model will say what is wrong")
 
 
 def _write_masked(uri: str) -> None:
