@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import time
@@ -18,6 +19,7 @@ from runner.config import without_password
 from runner.device import Choice, Hardware, probe
 from runner.failure import fail
 from runner.illustrate import illustrate
+from runner.loading import loading
 from runner.parts import Parts, check, prepare
 from runner.passwords import hide, kept
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
@@ -67,6 +69,8 @@ def run(
     hide(folder, str(cfg.tracking.uri))
     forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
     with _publishing(cfg, folder, member) as publisher:
+        with loading():
+            importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
         parts = prepare(cfg, torch.device(choice.here), goes_on=any((folder / "checkpoints").glob("last*.pt")))
         if repetition is not None:
             repetition.check(parts)

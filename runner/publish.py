@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from runner.loading import loading
 from runner.tracking import place, store
 from runner.tracking.followed import Followed
 from runner.tracking.line import Line
@@ -56,12 +57,14 @@ def _what_is_wrong(uri: str) -> str | None:
 
 def _open_sqlite(uri: str) -> None:
     """Imports MLflow and makes the store where there is none: 2 s each, while the training is still reading its data."""
-    import mlflow  # noqa: F401
+    with loading():
+        import mlflow  # noqa: F401
 
     if place.sqlite_path(uri):
         ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave a store half made
         try:
-            store.open_store(uri)
+            with loading():  # alembic imports 60 migrations
+                store.open_store(uri)
         except Exception as error:  # it is told when there is something to send
             log.warning("the store does not open: %s", store.explain(error, uri=uri))
         finally:

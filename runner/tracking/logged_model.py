@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.loading import loading
 from runner.tracking.events import Event, LeftOutError, own_file
 from runner.tracking.graph import as_model, forget_graph, has_graph, write_graph
 
@@ -66,7 +67,10 @@ def leave_graph(folder: Path, event: Event) -> bool:
     import torch
 
     try:
-        with torch.random.fork_rng(devices=[]):  # a text that the model writes afterwards is the same without a tracker
+        with (
+            loading(),
+            torch.random.fork_rng(devices=[]),
+        ):  # a text that the model writes afterwards is the same without a tracker
             return write_graph(folder / GRAPH, *_rebuilt(folder, event, _build), requirements=_requirements())
     except Exception as error:  # told by publish_model
         log.info("no graph was left: %s", error)
