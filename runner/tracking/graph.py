@@ -6,12 +6,13 @@ import both first, 3.5 s of a core while a person waits for the prompt (2 cores,
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirem
         example = torch.cat([example, example])  # an export takes a dimension of 1 for a constant
     try:
         (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # where torch prints the part that it has got
             warnings.simplefilter("ignore")  # they are about torch's own code
             graph = torch.export.export(module, (example,), dynamic_shapes=[{0: torch.export.Dim.AUTO}])
             torch.export.save(graph, folder / FILE)
@@ -50,7 +51,7 @@ def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirem
         about = {"torch": str(torch.__version__), "requirements": requirements}
         (folder / ABOUT).write_text(json.dumps(about) + "\n")
     except Exception as error:
-        log.info("the model has no graph for any number of rows: %s", error)
+        log.info("the model has no graph for any number of rows: %s", str(error).partition("\n")[0])
         forget_graph(folder)
         return False
     return True

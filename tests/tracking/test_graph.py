@@ -22,6 +22,13 @@ class OnlyFour(nn.Linear):
         return super().forward(rows.reshape(4, 8) if len(rows) == 4 else rows)
 
 
+class Branching(nn.Linear):
+    """No graph at all: it looks at its values."""
+
+    def forward(self, rows):
+        return super().forward(rows if float(rows.sum()) > 0 else -rows)
+
+
 class Drifting(nn.Linear):
     """Its graph keeps the first answer."""
 
@@ -39,13 +46,15 @@ class Drifting(nn.Linear):
     [
         (OnlyFour, torch.rand(4, 8)),
         (Drifting, torch.rand(4, 8)),
+        (Branching, torch.rand(4, 8)),
         (nn.Linear, {"a": torch.rand(4, 8)}),
         (nn.Linear, torch.rand(4, 7)),  # it does not take these rows
     ],
 )
-def test_what_has_no_graph_for_any_number_of_rows_leaves_nothing(make, example, tmp_path):
+def test_what_has_no_graph_for_any_number_of_rows_leaves_and_says_nothing(make, example, tmp_path, capfd):
     assert not graph.write_graph(tmp_path / "graph", make(8, 3).eval(), example, requirements=[])
     assert not graph.has_graph(tmp_path / "graph") and list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")  # it is made on the terminal of the training
 
 
 MAKE = """
