@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import time
@@ -20,6 +21,7 @@ from runner.device import Choice, Hardware, probe
 from runner.failure import fail
 from runner.following import follow
 from runner.illustrate import illustrate
+from runner.loading import loading
 from runner.parts import Parts, check
 from runner.passwords import hide, kept
 from runner.ranks.group import Ranks
@@ -27,7 +29,9 @@ from runner.record import Membership, Record, Repetition, introduce, model_name,
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
+from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
+from runner.tracking.logged_model import GRAPH
 from runner.tracking.publisher import Publisher
 from runner.training import Reporter, Training, Trial, train_and_test
 from runner.trust import check_folder
@@ -75,7 +79,10 @@ def run(
     screen.say(f"device: {choice.device} ({choice.reason})")
     rerun = _rerun(kept(_own(cfg)))  # before the data fills in the facts
     hide(folder, str(cfg.tracking.uri))
+    forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
     with _publishing(cfg, folder, member) as publisher:
+        with loading():
+            importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
         goes_on = any((folder / "checkpoints").glob("last*.pt"))
         local_num = place.local_num if place else 1
         parts = several.prepare_in_turn(cfg, ranks, torch.device(choice.here), goes_on=goes_on, local_num=local_num)
@@ -118,7 +125,7 @@ def run(
             if record.status != "failed":  # else another one may be gone, and nobody waits for it
                 ranks.leave()
             clock.lap()
-            _close(journal, cfg, parts, record, folder, screen)
+            _close(journal, cfg, parts, record, folder, screen, publisher)
         summary = summarise(cfg, parts, record, choice)
         summary |= {"num_processes": ranks.num, "exit_code": stop.exit_code}
         with _failing(record):
@@ -189,8 +196,21 @@ def _publishing(cfg: DictConfig, folder: Path, member: Membership | None) -> Ite
         yield publisher
 
 
-def _close(journal: Journal, cfg: DictConfig, parts: Parts, record: Record, folder: Path, screen: Screen) -> None:
-    """Pictures, the model and the status: the last of the journal."""
+def _close(
+    journal: Journal,
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    folder: Path,
+    screen: Screen,
+    publisher: Publisher | None,
+) -> None:
+    """The model, pictures and the status: the last of the journal."""
+    with _failing(record):
+        if record.status == "finished" and cfg.tracking.log_model:
+            publish_model(journal, parts, folder, is_tracked=cfg.tracking.enabled)
+            if publisher is not None:
+                publisher.wake()  # it goes while the pictures are drawn
     with _failing(record):
         _illustrate(journal, cfg, parts, record, folder, screen)
     with _failing(record):
@@ -212,8 +232,6 @@ def _illustrate(journal: Journal, cfg: DictConfig, parts: Parts, record: Record,
         parts, record, folder, of=f"{model_name(cfg)} on {parts.source.name}, {parts.device}", say=screen.say
     ):
         journal.event("artifact", path="plots", to="plots")
-    if record.status == "finished" and cfg.tracking.log_model:
-        publish_model(journal, parts, folder)
 
 
 def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within: float) -> dict[str, Any]:

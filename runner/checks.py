@@ -10,11 +10,13 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from runner.errors import RunnerError, report
+from runner.loading import loading
 
 
 def check(cfg: DictConfig) -> None:
     """Raises a RunnerError with everything that is wrong with a composed configuration."""
-    from runner import parts  # torch
+    with loading():
+        from runner import parts  # torch
     from runner.device import probe
 
     parts.check(cfg, probe())

@@ -20,6 +20,7 @@ from runner import config, mistakes, trust
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
+from runner.loading import loading
 from runner.ranks.around import Place, place_of
 from runner.summary import read_summary
 from runner.words import MULTIRUN, sorted_words
@@ -89,7 +90,8 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def job(cfg: DictConfig) -> None:
         composed.append(True)
-        from runner import app  # torch: not on the way to --help
+        with loading():
+            from runner import app  # torch: not on the way to --help
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
@@ -134,7 +136,8 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
             cfg = compose(overrides)
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
-        from runner import app
+        with loading():
+            from runner import app
 
         folder = folder or Path(cfg.hydra.run.dir).absolute()
         HydraConfig.instance().set_config(cfg)
@@ -163,7 +166,8 @@ def resume(words: list[str]) -> int:
         if resuming.is_over(read_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
             return 0
-        from runner import app
+        with loading():
+            from runner import app
 
         with logging_to(folder):
             done = app.run(cfg, folder, owns_process=True)

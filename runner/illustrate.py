@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from runner.loading import loading
 from runner.models.generate import sample
 from runner.parts import Parts
 from runner.plots.collect import collect
@@ -27,6 +28,9 @@ def illustrate(parts: Parts, record: Record, folder: Path, *, of: str, say: Say)
     """
     plots, task = folder / "plots", parts.task
     best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
+    with loading():
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
     drawn = draw_curves(read_points(folder), plots, title=of, best=best)
     if record.status != "finished" or not isinstance(task, Predicting):
         return drawn

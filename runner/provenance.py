@@ -39,10 +39,19 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def environment() -> str:
-    """Python, the platform and every installed distribution, a line each; about 0.1 s."""
-    found = {f"{item.metadata['Name']}=={item.version}" for item in metadata.distributions()}
+    """Python, the platform and every installed distribution, a line each; about 20 ms."""
+    found = {f"{name}=={version}" for name, version in map(_named, metadata.distributions())}
     head = [f"python=={platform.python_version()}", f"# {platform.platform()}"]
     return "\n".join([*head, *sorted(found, key=str.lower)]) + "\n"
+
+
+def _named(item: metadata.Distribution) -> tuple[str, str]:
+    """Its name and version by the first lines of its file: parsing 150 whole files takes 0.1 s before the first step."""
+    head = (item.read_text("METADATA") or item.read_text("PKG-INFO") or "").partition("\n\n")[0].splitlines()
+    fields = dict(line.split(": ", 1) for line in reversed(head) if line.startswith(("Name: ", "Version: ")))
+    if len(fields) == 2:
+        return fields["Name"].strip(), fields["Version"].strip()
+    return str(item.metadata["Name"]), item.version
 
 
 def packages(environment: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from runner.loading import loading
 from runner.tracking import place, store
 from runner.tracking.followed import Followed
 from runner.tracking.line import Line
@@ -35,11 +36,11 @@ def main(argv: list[str]) -> int:
     machine = Machine()
 
     def upload(folder: Path, lives: bool) -> Uploader:
-        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest)
+        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
 
     try:
         rounds = Rounds(folder, run_of=lambda folder: Followed(folder, upload), ask=lambda: _what_is_wrong(uri))
-        return follow(rounds, line, warm_up=_warm_up)
+        return follow(rounds, line)
     except Exception:
         log.exception("this should not happen")
         return BROKEN
@@ -56,25 +57,18 @@ def _what_is_wrong(uri: str) -> str | None:
 
 def _open_sqlite(uri: str) -> None:
     """Imports MLflow and makes the store where there is none: 2 s each, while the training is still reading its data."""
-    import mlflow  # noqa: F401
+    with loading():
+        import mlflow  # noqa: F401
 
     if place.sqlite_path(uri):
         ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave a store half made
         try:
-            store.open_store(uri)
+            with loading():  # alembic imports 60 migrations
+                store.open_store(uri)
         except Exception as error:  # it is told when there is something to send
             log.warning("the store does not open: %s", store.explain(error, uri=uri))
         finally:
             signal.signal(signal.SIGTERM, ended)
-
-
-def _warm_up() -> None:
-    from runner.tracking.logged_model import warm_up
-
-    try:
-        warm_up()
-    except Exception:
-        log.exception("the warm-up for the model failed; the model will say what is wrong")
 
 
 def _write_masked(uri: str) -> None:

@@ -22,6 +22,7 @@ from runner.parts import Parts
 from runner.passwords import masker, shown
 from runner.placement import map_tensors
 from runner.tracking.journal import Journal
+from runner.tracking.logged_model import leave_graph
 from runner.tracking.memory import read_events, read_series
 from runner.version import __version__
 from runner.watch.finding import Finding
@@ -127,7 +128,6 @@ def introduce(
         params=parameters(cfg),
         tags=tags,
         system_metrics=cfg.tracking.system_metrics,
-        expects_model=cfg.tracking.log_model,
     )
     if member is not None:
         journal.event("parent", uid=member.uid, experiment=member.experiment)
@@ -155,13 +155,16 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def publish_model(journal: Journal, parts: Parts, folder: Path) -> None:
-    """Leaves the kept weights' recipe and a few rows in the journal; the publisher makes the model of MLflow from them."""
+def publish_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool) -> None:
+    """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them."""
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
-    journal.event("model", node=parts.card.model, weights="checkpoints/best.pt", example=EXAMPLE)
+    event = {"node": parts.card.model, "weights": "checkpoints/best.pt", "example": EXAMPLE}
+    if is_tracked:
+        leave_graph(folder, event)
+    journal.event("model", **event)
 
 
 def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:

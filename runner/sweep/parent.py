@@ -64,7 +64,6 @@ class Parent:
                     "mlflow.note.content": f"A sweep: `python -m runner -m {words}`\n\nThe report is among the artifacts: report.html.",
                 },
                 system_metrics=False,
-                expects_model=False,
             )
             parent = cls(sweep, journal, publisher, experiment, follows)
             parent._take_up()

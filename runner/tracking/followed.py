@@ -65,10 +65,6 @@ class Followed:
         return max(0.0, self._again_at - time.monotonic())
 
     @property
-    def wants_model(self) -> bool:
-        return self._uploader is not None and self._uploader.wants_model
-
-    @property
     def waits_for_predecessor(self) -> bool:
         """Whether another process has the run, and may still be expected to let it go soon."""
         return self._locked_since is not None and time.monotonic() - self._locked_since < PREDECESSOR_SECONDS

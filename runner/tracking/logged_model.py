@@ -7,12 +7,14 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.loading import loading
 from runner.tracking.events import Event, LeftOutError, own_file
+from runner.tracking.graph import as_model, forget_graph, has_graph, write_graph
 
 if TYPE_CHECKING:
     import torch
@@ -21,35 +23,58 @@ if TYPE_CHECKING:
 Build = Callable[[dict[str, Any]], Any]
 
 NAME = "model"
+GRAPH = "journal/exported"  # in a run's folder, until the store has it
 RECORD_TAG = "runner.record"  # which record of the journal the model came from
-TRIED_ROWS = (1, 2, 7)  # an exported model must take any number
 
 log = logging.getLogger("runner.publish")
 
 
 def publish_model(
-    client: MlflowClient, run_id: str, experiment_id: str, *, folder: Path, event: Event, build: Build | None = None
+    client: MlflowClient,
+    run_id: str,
+    experiment_id: str,
+    *,
+    folder: Path,
+    event: Event,
+    build: Build | None = None,
+    takes_graph: bool = False,
 ) -> None:
     """Makes `runs:/RUN/model`: an exported graph (pt2: loads without this package and without pickle) where the model
     allows one, else a pickle with the modules of the current folder.
 
+    takes_graph: the one that the training has left beside its journal, where there is one; not of a folder from
+        elsewhere: a graph is more than data.
     MLflow's own log_model is not used: it reads the whole history of every metric on the way.
     Raises: LeftOutError when the model can't be made; what MLflow raises when it can't be stored now.
     """
     with tempfile.TemporaryDirectory() as place:
         try:
-            path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build))
+            if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
+                path = _of_graph(graph, Path(place), run_id)
+            else:
+                path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build))
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
+    forget_graph(folder / GRAPH)
 
 
-def warm_up() -> None:
-    """Saves a tiny model for the imports and caches that come with it: 4 s that would else come after training."""
+def leave_graph(folder: Path, event: Event) -> bool:
+    """Makes the graph beside the training, for publish_model(takes_graph=True): its process needs no torch then.
+
+    event: of the model, as it is going to stand in the journal. False where there is none; it is made anew at the end.
+    """
     import torch
 
-    with tempfile.TemporaryDirectory() as place:
-        save(Path(place), "", torch.nn.Linear(1, 1).eval(), torch.zeros(2, 1))
+    try:
+        with (
+            loading(),
+            torch.random.fork_rng(devices=[]),
+        ):  # a text that the model writes afterwards is the same without a tracker
+            return write_graph(folder / GRAPH, *_rebuilt(folder, event, _build), requirements=_requirements())
+    except Exception as error:  # told by publish_model
+        log.info("no graph was left: %s", error)
+        return False
 
 
 def _build(node: dict[str, Any]) -> Any:
@@ -74,50 +99,43 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
 
 def save(place: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
     """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle."""
+    if write_graph(place / "graph", module, example, requirements=_requirements()):
+        return _of_graph(place / "graph", place, run_id)
+    return _pickle(place / "pickled", run_id, module, example)
+
+
+def _of_graph(graph: Path, place: Path, run_id: str) -> Path:
+    from mlflow.models import Model
+
+    as_model(graph, place / "exported", Model(run_id=run_id))
+    return place / "exported"
+
+
+def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
+    import mlflow.pytorch
     import torch
     from mlflow.models import Model, infer_signature
 
-    if isinstance(example, torch.Tensor) and len(example) == 1:
-        example = torch.cat([example, example])  # an export takes a dimension of 1 for a constant
     with torch.no_grad():
         outputs = module(example)
     rows = _to_numpy(example)
-    settings: dict[str, Any] = {
-        "signature": infer_signature(rows, _to_numpy(outputs)),
-        "input_example": rows,
-        "pip_requirements": [f"{name}=={metadata.version(name).split('+')[0]}" for name in ("torch", "numpy")],
-    }
-    exported, pickled = place / "exported", place / "pickled"
-    if isinstance(example, torch.Tensor) and _export(exported, Model(run_id=run_id), module, example, settings):
-        return exported
-    code = _own_code(module)
-    _save_with_mlflow(module, pickled, Model(run_id=run_id), "pickle", {**settings, "code_paths": code or None})
-    return pickled
-
-
-def _export(path: Path, card: Any, module: torch.nn.Module, example: torch.Tensor, settings: Mapping[str, Any]) -> bool:
-    """Saves the graph, loads it again and compares it with the module. False when the model does not bear that."""
-    import torch
-
-    try:
-        _save_with_mlflow(module, path, card, "pt2", settings)
-        graph = torch.export.load(path / "data" / "model.pt2").module()
-        with torch.no_grad():
-            for count in TRIED_ROWS:
-                rows = torch.cat([example] * count)[:count]
-                torch.testing.assert_close(graph(rows), module(rows), equal_nan=True)
-    except Exception as error:
-        log.info("the model has no graph for any number of rows: %s", error)
-        return False
-    return True
-
-
-def _save_with_mlflow(module: torch.nn.Module, path: Path, card: Any, form: str, settings: Mapping[str, Any]) -> None:
-    import mlflow.pytorch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about MLflow's and torch's own code
-        mlflow.pytorch.save_model(module, str(path), mlflow_model=card, serialization_format=form, **settings)
+        mlflow.pytorch.save_model(
+            module,
+            str(path),
+            mlflow_model=Model(run_id=run_id),
+            serialization_format="pickle",
+            signature=infer_signature(rows, _to_numpy(outputs)),
+            input_example=rows,
+            pip_requirements=_requirements(),
+            code_paths=_own_code(module) or None,
+        )
+    return path
+
+
+def _requirements() -> list[str]:
+    return [f"{name}=={metadata.version(name).split('+')[0]}" for name in ("torch", "numpy")]
 
 
 def _to_numpy(tree: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ from runner.tracking.patience import Patience
 from runner.tracking.publisher import NOT_DELIVERED
 
 LOOK_SECONDS = 0.5  # it looks by itself, too: not every point comes with a wake
-WARM_UP_AFTER_SECONDS = 30.0  # it takes 4 s of a core: worth it beside a long training, not beside a short one
 BROKEN = 1  # the exit code for what should not happen
 
 
@@ -93,10 +90,6 @@ class Rounds:
         else:
             line.wait(min([LOOK_SECONDS, *filter(None, pauses)]))
 
-    def wants_model(self) -> bool:
-        """Whether a run that does not pause is going to have a model."""
-        return any(run.wants_model and not run.is_pausing for run in self.runs.values())
-
     def is_late(self, closed_at: float, *, grace_seconds: float) -> bool:
         """Whether nothing is left, or nothing has got through for so long that nothing is going to."""
         if not self.runs:
@@ -121,10 +114,9 @@ class Rounds:
         return BROKEN if is_broken else NOT_DELIVERED if left else 0
 
 
-def follow(rounds: Rounds, line: Line, *, warm_up: Callable[[], None]) -> int:
+def follow(rounds: Rounds, line: Line) -> int:
     """Sends the journals as they grow, until all is over and sent. Returns 0, or 3 with a rest."""
     is_over = False
-    warm_at = time.monotonic() + WARM_UP_AFTER_SECONDS
     while True:
         closed_at = line.closed_at  # looked at before sending: nothing that was written before the end is missed
         for kind, folder in line.words():
@@ -141,10 +133,6 @@ def follow(rounds: Rounds, line: Line, *, warm_up: Callable[[], None]) -> int:
             rounds.is_answered()
         else:
             if not rounds.has_more:
-                if time.monotonic() > warm_at and rounds.wants_model():
-                    warm_at = math.inf
-                    warm_up()
-                else:
-                    rounds.wait(line)
+                rounds.wait(line)
             rounds.begin()
         rounds.sample()

@@ -37,6 +37,7 @@ class Uploader:
     machine: measured while the run goes on beside this (None: it does not).
     build: makes the model from its node (None: runner.targets.build).
     rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
+    takes_graph: whether a model's graph beside the journal is the training's own, see publish_model().
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class Uploader:
         machine: Machine | None = None,
         build: Build | None = None,
         rest: Callable[[float], None] | None = None,
+        takes_graph: bool = False,
     ) -> None:
-        self.wants_model = False
-        self._rest = rest
+        self._rest, self._takes_graph = rest, takes_graph
         self._folder, self._uri, self._machine, self._build = folder, uri, machine, build
         self._journal = folder / FILE
         self._progress = Progress(folder, uri)
@@ -231,7 +232,6 @@ class Uploader:
         self._progress.note(ended=False, died=False)
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
-        self.wants_model = bool(event.get("expects_model", True))
         if self._system_metrics is not None:
             self._system_metrics.leave()
         if self._machine is not None and event.get("system_metrics"):
@@ -253,7 +253,8 @@ class Uploader:
         try:
             if event["kind"] == "model":
                 experiment_id = str(self.ack.experiment_id)
-                publish_model(client, run_id, experiment_id, folder=self._folder, event=event, build=self._build)
+                how = {"build": self._build, "takes_graph": self._takes_graph}
+                publish_model(client, run_id, experiment_id, folder=self._folder, event=event, **how)  # type: ignore[arg-type]
             else:
                 send = {
                     "dataset": events.log_dataset,

@@ -78,7 +78,6 @@ def start(journal, **fields):
         "params": {"optimizer.lr": "0.1"},
         "tags": {"device": "cpu"},
         "system_metrics": False,
-        "expects_model": False,
     }
     journal.event("start", **{**given, **fields})
 

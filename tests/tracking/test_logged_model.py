@@ -253,3 +253,33 @@ def test_it_is_stored_once_and_an_attempt_that_broke_off_is_completed(folder, pu
     second = Uploader(folder, uri, build=lambda node: mlp())
     assert second.attempt(postponed=True) and second.ack.is_complete
     assert stored(client, first.ack.run_id).model_id == entry.model_id
+
+
+@pytest.mark.parametrize("takes_graph", [True, False])
+def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is_not(
+    takes_graph, folder, journal, write, uri, client
+):
+    node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
+    event = {"node": node, "weights": "w.pt", "example": "e.pt"}
+    torch.save({"model": nn.Linear(8, 10).state_dict()}, folder / "w.pt")
+    torch.save(torch.rand(4, 8), folder / "e.pt")
+    state = torch.random.get_rng_state()
+    assert logged_model.leave_graph(folder, event)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    write.start(journal)
+    journal.event("model", **event)
+    built = []
+
+    def build(node):
+        built.append(node)
+        return nn.Linear(8, 10)
+
+    uploader = Uploader(folder, uri, build=build, takes_graph=takes_graph)
+    assert uploader.attempt() and uploader.ack.warnings == () and built == ([] if takes_graph else [node])
+    assert stored(client, uploader.ack.run_id).status == "READY"
+    assert not (folder / logged_model.GRAPH).exists()
+
+
+def test_a_model_that_does_not_build_leaves_no_graph(folder):
+    event = {"node": {"_target_": "torch.nn.Linear"}, "weights": "w.pt", "example": "e.pt"}
+    assert not logged_model.leave_graph(folder, event) and not (folder / logged_model.GRAPH).exists()

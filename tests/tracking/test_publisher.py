@@ -23,7 +23,7 @@ from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
 folder, uri = Path(sys.argv[1]), sys.argv[2]
 with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
-    switches = dict(system_metrics=True, expects_model=False)
+    switches = dict(system_metrics=True)
     named = dict(uid="u1", experiment="digits", run_name="r", start_ms=int(time.time() * 1000))
     journal.event("start", params={"lr": 0.1}, tags={}, **named, **switches)
     while publisher.ack().run_id is None:
@@ -64,7 +64,7 @@ def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds)
     before = open_fds()
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         child = psutil.Process(publisher._process.pid)
-        write.start(journal, system_metrics=True, expects_model=True)
+        write.start(journal, system_metrics=True)
         wait_for(lambda: publisher.ack().run_id)
         child.send_signal(signal.SIGINT)  # Ctrl-C in the terminal
         assert os.getsid(child.pid) == child.pid  # which it does not even get

@@ -17,8 +17,8 @@ from runner.tracking.sync import LOCK
 class Upload:
     """An uploader that needs no store: things to send, and how each attempt goes."""
 
-    def __init__(self, *goes, things=0, wants_model=False):
-        self.goes, self.things, self.wants_model = list(goes), things, wants_model
+    def __init__(self, *goes, things=0):
+        self.goes, self.things = list(goes), things
         self.attempts, self.postponed, self.abandoned, self.samples = 0, [], 0, 0
         self.when, self.ack, self.waits, self.abandons = [], Ack(), False, True
 
@@ -57,7 +57,6 @@ class Runs:
     def __init__(self, root, pipe):
         self.root, self.pipe, self.uploads, self.lives = root, pipe, {}, {}
         self.turns, self.codes, self.answers, self.asked = [], [], [], 0
-        self.warm = []
 
     def add(self, name, upload=None, *, has_run=True):
         folder = self.root / name
@@ -86,14 +85,11 @@ class Runs:
         self.asked += 1
         return self.answers.pop(0) if self.answers else None
 
-    def never(self):
-        raise AssertionError("nothing to warm up for")
-
     def rounds(self, first="sweep"):
         return Rounds(self.root / first, run_of=self.run_of, ask=self.ask)
 
-    def follow(self, line, first="sweep", warm_up=None):
-        return follow(self.rounds(first), line, warm_up=warm_up or self.never)
+    def follow(self, line, first="sweep"):
+        return follow(self.rounds(first), line)
 
     def start(self, line, first="sweep"):
         self.thread = threading.Thread(target=lambda: self.codes.append(self.follow(line, first)))
@@ -207,19 +203,6 @@ def test_wakes_do_not_hurry_a_store_that_does_not_answer(runs, pipe):
     assert attempts <= 4  # at 0, 0.2, 0.6, 1.4 s
 
 
-def test_it_warms_up_once_when_there_is_nothing_else_to_do(runs, pipe, monkeypatch):
-    monkeypatch.setattr(rounds, "WARM_UP_AFTER_SECONDS", 0)
-    line, warm = pipe.line(), []
-    upload = runs.add("sweep", Upload(False, True, wants_model=True))
-
-    def warm_up():
-        warm.append(upload.attempts)
-        pipe.close()
-
-    assert runs.follow(line, warm_up=warm_up) == 0
-    assert warm == [2]
-
-
 # Many runs ----------------------------------------------------------------------------------------------------------
 
 
@@ -329,7 +312,7 @@ def test_when_the_store_is_down_it_is_asked_and_no_run_is_tried(runs, pipe):
         upload.note_outage = notes.append
     pipe.close()
     wait_for(lambda: line.closed_at)
-    assert follow(followers, line, warm_up=runs.never) == 0
+    assert follow(followers, line) == 0
     assert attempts == [1, 1, 1, 1]  # one attempt found out; three questions later the store was back
     assert notes == ["it does not answer"] * 60 and all(upload.abandoned for upload in uploads)
 

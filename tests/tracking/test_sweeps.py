@@ -25,7 +25,7 @@ from runner.tracking.journal import Journal
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 with Journal(folder) as journal:
     about = dict(experiment="digits", run_name=folder.name, start_ms=1_700_000_000_000, params={"name": folder.name})
-    journal.event("start", uid="of " + folder.name, tags={}, system_metrics=True, expects_model=False, **about)
+    journal.event("start", uid="of " + folder.name, tags={}, system_metrics=True, **about)
     journal.event("parent", uid="sweep", experiment="digits")
     (folder / "notes.txt").write_text(folder.name)
     journal.event("artifact", path="notes.txt", to="")
