@@ -276,4 +276,7 @@ def _not_in_this_version(cfg: DictConfig) -> list[Fault]:
         found.append(
             Fault("train.cuda_graph=true", "this version captures no CUDA graphs yet", "train.cuda_graph=false")
         )
+    if config.value(cfg, "placement.strategy") == "fsdp":
+        so = "this version keeps the whole model on each device, and shares out the batches alone"
+        found.append(Fault("placement.strategy=fsdp", so, "placement.strategy=ddp"))
     return found
