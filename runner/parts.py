@@ -285,6 +285,9 @@ def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     if config.value(cfg, "train.compile") is True and config.value(cfg, "placement.guard") == "always":
         so = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
+    if config.value(cfg, "placement.strategy") == "fsdp":
+        so = "this version keeps the whole model on each device, and shares out the batches alone"
+        found.append(Fault("placement.strategy=fsdp", so, "placement.strategy=ddp"))
     return found
 
 

@@ -113,6 +113,7 @@ class Metrics:
 class Placement:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
+    strategy: str = _one_of("ddp", "fsdp")
     unused_parameters: bool = MISSING
 
 

@@ -17,7 +17,7 @@ import runner.step
 from runner.backends import precision
 from runner.background import Background
 from runner.data.loaders import Resident, Streamed
-from runner.loop import Best, Limits, Progress
+from runner.loop import AskedAlone, Best, Limits, Progress
 from runner.metrics import MetricBuffer
 from runner.optim import AveragedWeights, make_optimizer, warmup_cosine
 from runner.stop import Stop
@@ -57,6 +57,7 @@ def reads_of(device, *, loop=runner.loop, step=runner.step, loader=Resident, nam
         average=AveragedWeights(model, decay=0.9),
     )
     batches = loader(rows, batch_size=10, device=device, seed=0, shuffle=True)
+    limits = Limits(num_epochs=9, num_steps=NUM_STEPS)
     try:
         with HostReads(device) as reads, detector(device):
             loop.train(
@@ -66,11 +67,11 @@ def reads_of(device, *, loop=runner.loop, step=runner.step, loader=Resident, nam
                 schedule=warmup_cosine(optimizer, num_steps=NUM_STEPS),
                 buffer=buffer,
                 progress=Progress(Best("val/loss", "min")),
-                limits=Limits(num_epochs=9, num_steps=NUM_STEPS),
+                limits=limits,
                 accumulate_steps=2,
                 evaluate=dict,
                 keep=lambda name: None,
-                stop=Stop(),
+                asked=AskedAlone(Stop(), limits),
             )
     finally:
         batches.close()

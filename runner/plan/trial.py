@@ -128,9 +128,11 @@ class Trial:
         return self.costs.peak.num_bytes
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
-        """The batch that a streaming loader copies to a GPU while the step computes."""
-        is_ahead = self.device.type == "cuda" and not self.parts.train.device_bytes
-        return [map_tensors(group[0], torch.empty_like)] if is_ahead else []
+        """What a streaming loader copies to a GPU while the step computes: as much as this batch came with."""
+        if self.device.type != "cuda" or self.parts.train.device_bytes:
+            return []
+        sizes = [tensor.untyped_storage().nbytes() for tensor in _all(group[:1])]
+        return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
 
     @contextmanager
     def _watching(self, *observers: Observer) -> Iterator[None]:

@@ -43,7 +43,7 @@ def repeat(original: Original, cfg: DictConfig, folder: Path, *, anyway: bool) -
         screen.say(line)
     check = differences.data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check)
-    summary = app.run(cfg, folder, hardware=hardware, choice=choice, repetition=repetition, owns_process=True)
+    summary = app.run(cfg, folder, hardware=hardware, repetition=repetition, owns_process=True)
 
     now = _series(folder, spelled=original.store is not None)
     is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])
