@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from runner.errors import Fault, RunnerError
+from runner.placement import num_rows
 from runner.update import CannotTraceError, FixedUpdate
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
@@ -23,6 +24,7 @@ def make_compiled(
     optimizer: Optimizer,
     is_first: bool,
     fixed_shapes: bool,
+    usual_rows: int | None = None,
     say: Callable[[str], None],
 ) -> Step:
     """The step of a run as one compiled function, where that can be had. make: runner.step.make_step without the last words.
@@ -31,11 +33,13 @@ def make_compiled(
     What can't be one function is compiled in part, the forward pass with its loss, and `say` hears why.
     fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
     torch makes one for all sizes when it meets the second. Costs seconds where it first meets a size, and none later.
+    usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
     Raises: RunnerError, from a step, where there is nothing to compile with.
     """
     dynamic = False if fixed_shapes else None
     take: Step | None = make() if is_first else None
     is_whole = False
+    plain: Step | None = None if usual_rows is None else make()
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         nonlocal take, is_first, is_whole
@@ -44,6 +48,8 @@ def make_compiled(
             if is_first:
                 is_first, take = False, None
             return values
+        if plain is not None and num_rows(batches[-1]) != usual_rows:
+            return plain(batches)
         try:
             if take is None:
                 take, is_whole = _Whole(make, optimizer, dynamic=dynamic, say=say), True

@@ -41,6 +41,10 @@ from runner.watch.finding import merged
 from runner.watch.guard import Guard
 
 
+#: batches an epoch, below which the last, smaller one is worth being compiled by itself: else it is under a twentieth
+FEW_BATCHES = 20
+
+
 class Trial(Protocol):
     """A search's view of a run that trains."""
 
@@ -359,6 +363,12 @@ def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm:
     record.num_samples = whole * parts.train.num_rows + rest * parts.train.batch_size * accumulate_steps
 
 
+def _usual_rows(batches: Batches) -> int | None:
+    """Of all batches but a smaller last one, where it is one of many; None where all are to be compiled."""
+    is_rare = batches.num_rows % batches.batch_size != 0 and batches.num_batches >= FEW_BATCHES
+    return batches.batch_size if is_rare else None
+
+
 def _epochs(
     training: Training, make: Callable[..., Step], step: Step, batches: Batches, *, accumulate_steps: int
 ) -> Epochs:
@@ -413,6 +423,7 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
             optimizer=parts.optimizer,
             is_first=training.progress.step == 0,
             fixed_shapes=not isinstance(parts.splits.train, Dataset),
+            usual_rows=_usual_rows(parts.train),
             say=screen.say,
         )
     batches = Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train

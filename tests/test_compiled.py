@@ -143,6 +143,17 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
     assert seen == [2, 2, 2, 2]
 
 
+def test_a_rare_smaller_batch_is_not_compiled(traced):
+    torch.manual_seed(0)
+    net = Mlp()
+    opt = ADAM(net.parameters())
+    make = partial(make_step, net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU))
+    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, usual_rows=16, say=lambda _: None)
+    rows = [torch.stack(list(step(group).values())) for _ in range(2) for group in batches()]
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(torch.stack(rows), train(batches(), compiled=False)[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo itself asks for it
 @pytest.mark.parametrize(
     ("settings", "reason"),
