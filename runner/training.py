@@ -40,7 +40,6 @@ from runner.tracking.publisher import Publisher
 from runner.watch.finding import merged
 from runner.watch.guard import Guard
 
-
 #: batches an epoch, below which the last, smaller one is worth being compiled by itself: else it is under a twentieth
 FEW_BATCHES = 20
 
