@@ -25,6 +25,7 @@ def make_compiled(
     is_first: bool,
     fixed_shapes: bool,
     usual_rows: int | None = None,
+    in_part: str = "",
     say: Callable[[str], None],
 ) -> Step:
     """The step of a run as one compiled function, where that can be had. make: runner.step.make_step without the last words.
@@ -34,32 +35,33 @@ def make_compiled(
     fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
     torch makes one for all sizes when it meets the second. Costs seconds where it first meets a size, and none later.
     usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
+    in_part: why the whole can't be one function, where that is known.
     Raises: RunnerError, from a step, where there is nothing to compile with.
     """
     dynamic = False if fixed_shapes else None
-    take: Step | None = make() if is_first else None
+    plain = make()
+    compiled: Step | None = None
     is_whole = False
-    plain: Step | None = None if usual_rows is None else make()
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        nonlocal take, is_first, is_whole
-        if take is not None and not is_whole:
-            values = take(batches)
-            if is_first:
-                is_first, take = False, None
-            return values
-        if plain is not None and num_rows(batches[-1]) != usual_rows:
+        nonlocal is_first, compiled, is_whole
+        if is_first or (usual_rows is not None and num_rows(batches[-1]) != usual_rows):
+            is_first = False
             return plain(batches)
+        if compiled is not None and not is_whole:
+            return compiled(batches)
+        why = in_part
+        if not why:
+            try:
+                compiled, is_whole = compiled or _Whole(make, optimizer, dynamic=dynamic, say=say), True
+                return compiled(batches)
+            except (CannotTraceError, _compiling_errors()) as error:
+                _check_compiler(error)
+                why = f"the step can't be one function: {_first_line(error)}"
+        say(f"compile: the forward pass alone, as {why}")
+        compiled, is_whole = make(through=partial(torch.compile, dynamic=dynamic)), False
         try:
-            if take is None:
-                take, is_whole = _Whole(make, optimizer, dynamic=dynamic, say=say), True
-            return take(batches)
-        except (CannotTraceError, _compiling_errors()) as error:
-            _check_compiler(error)
-            say(f"compile: the forward pass alone, as the step can't be one function: {_first_line(error)}")
-        take, is_whole = make(through=partial(torch.compile, dynamic=dynamic)), False
-        try:
-            return take(batches)
+            return compiled(batches)
         except _compiling_errors() as error:
             _check_compiler(error)
             so = f"torch can't compile this model: {_first_line(error)}"

@@ -307,7 +307,4 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
         if config.value(cfg, setting) == value:
             words = "true" if value is True else value
             found.append(Fault(f"{asked} {setting}={words}", so, write))
-    if config.value(cfg, "device") == "all" or config.value(cfg, "train.num_processes") not in ("auto", 1):
-        so = "the steps of several processes are not captured in this version"
-        found.append(Fault(f"{asked} with several processes", so, "train.num_processes=1 and one device"))
     return found

@@ -422,7 +422,8 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
             optimizer=parts.optimizer,
             is_first=training.progress.step == 0,
             fixed_shapes=not isinstance(parts.splits.train, Dataset),
-            usual_rows=_usual_rows(parts.train),
+            usual_rows=None if together else _usual_rows(parts.train),
+            in_part="processes exchange gradients in the middle of the step" if together else "",
             say=screen.say,
         )
     batches = Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train

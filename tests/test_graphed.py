@@ -210,7 +210,6 @@ WORDS = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "tr
         (["train.precision=fp16"], "bf16"),
         (["data.residency=stream"], "data.residency=auto"),
         (["placement.guard=always"], "first_step"),
-        (["train.num_processes=2"], "several processes"),
     ],
 )
 def test_what_it_does_not_go_with(words, so, own_folder):
