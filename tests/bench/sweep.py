@@ -55,14 +55,16 @@ def main() -> None:
         places = ["multirun/*/*/*", "one/*", "bare/*", "each/*"]
         found = [_training(folder, place) for place in places]
     print(
-        "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | beside training, per job |"
+        "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | beside training, per job | jobs a minute |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for (title, wall, slots), (count, training) in zip(rows, found, strict=True):
         assert count == given.jobs, f"{title}: {count} of {given.jobs} jobs finished with all their points in MLflow"
         ideal = training / slots
         per_job = (wall - ideal) * slots / given.jobs
-        print(f"| {title} | {training:.1f} s | {wall:.1f} s | {ideal:.1f} s | {wall / ideal:.2f} | {per_job:.2f} s |")
+        print(
+            f"| {title} | {training:.1f} s | {wall:.1f} s | {ideal:.1f} s | {wall / ideal:.2f} | {per_job:.2f} s | {60 * given.jobs / wall:.1f} |"
+        )
     print(f"\n{given.jobs} jobs of {given.epochs} epochs; {_machine()}.")
 
 
