@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,12 @@ def main() -> None:
     model = network(work).to(work.device)
     metrics = torch.zeros(work.steps, 2, device=work.device)
     filled: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-    writer = threading.Thread(target=write, args=(work, metrics, filled))
+    writer = threading.Thread()
     if work.log_every:
+        from mlflow import MlflowClient  # it, and a new store, take seconds that the training is not to be blamed for
+
+        client = MlflowClient(work.uri)
+        writer = threading.Thread(target=write, args=(work, client, metrics, filled))
         writer.start()
     train(work, model, clock, metrics, filled.put)
     if work.log_every:
@@ -65,12 +70,10 @@ def train(
     clock.end()
 
 
-def write(work: Work, metrics: Tensor, filled: SimpleQueue[tuple[int, int] | None]) -> None:
+def write(work: Work, client: Any, metrics: Tensor, filled: SimpleQueue[tuple[int, int] | None]) -> None:
     """Sends rows of the metrics to a run of its own, until there is None."""
-    from mlflow import MlflowClient  # takes seconds, and the training need not wait for them
     from mlflow.entities import Metric
 
-    client = MlflowClient(work.uri)
     run_id = client.create_run("0").info.run_id
     while (part := filled.get()) is not None:
         now = int(time.time() * 1000)
