@@ -1,6 +1,6 @@
 """This project, by its own command line, with the network and the data of all the others.
 
---variant: any of compiled, graph, unguarded, terminal (with a progress bar), joined with +. --words: more words for our
+--variant: any of compiled, graph, two (processes), unguarded, terminal (with a progress bar), joined with +. --words: more words for our
 command line. Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
@@ -32,6 +32,7 @@ WARM_STEPS = 100  # the journal knows the time of each window's end, and between
 SWITCHES = {
     "compiled": "train.compile=true",
     "graph": "train.cuda_graph=true",
+    "two": "train.num_processes=2",
     "unguarded": "placement.guard=off",
     "terminal": "",
 }

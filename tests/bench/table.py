@@ -41,6 +41,9 @@ PEERS = {
     "ours_graph": Peer(
         "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
     ),
+    "ours_two": Peer(
+        "runner, train.num_processes=2", "ours.py", variant="two", only_logged=1, only_on="cpu", is_slow=False
+    ),
     "textbook": Peer("textbook: DataLoader, item(), log_metrics", "textbook.py"),
     "lightning": Peer("Lightning", "with_lightning.py", "lightning"),
     "accelerate": Peer("Accelerate", "with_accelerate.py", "accelerate"),
