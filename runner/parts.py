@@ -131,7 +131,7 @@ def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False, num
 
 def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
     """The first half of prepare()."""
-    _set_switches(cfg, device, num_processes)
+    set_switches(cfg, device, num_processes)
     shared, node = config.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
@@ -201,7 +201,8 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
     )
 
 
-def _set_switches(cfg: DictConfig, device: torch.device, num_processes: int) -> None:
+def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
+    """Torch's switches as the configuration says, and seeds: a person's function may draw its rows."""
     settings = {name: value for name, value in cfg.backends.get(device.type, {}).items() if name != "channels_last"}
     if device.type == "cpu":
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, open_dict
 
-from runner import backends, parts
+from runner import parts
 from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.step import evaluate as measure
@@ -37,7 +37,7 @@ def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool)
             cfg.device = "auto"  # the run's own need not be here
     choice = parts.check(cfg, probe())
     device = torch.device(choice.here)
-    _set_switches(cfg, device)
+    parts.set_switches(cfg, device)
     trained = open_run(folder, precision=cfg.train.precision, own_device=choice)
     found = measured(cfg, trained.card, other=other)
     values = _values(trained, found, cfg)
@@ -47,12 +47,6 @@ def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool)
         report["tracked"] = _track(folder, report, overrides)
     print(json.dumps(report, indent=2)) if as_json else _show(trained, report)
     return 0
-
-
-def _set_switches(cfg: DictConfig, device: torch.device) -> None:
-    settings = dict(cfg.backends.get(device.type, {}))
-    backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
-    backends.seed_everything(cfg.seed)  # a person's function may draw its rows
 
 
 def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:
