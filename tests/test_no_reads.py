@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-import runner.loop
+import runner.epochs
 import runner.step
 from runner.backends import precision
 from runner.background import Background
 from runner.data.loaders import Resident, Streamed
-from runner.loop import AskedAlone, Best, Limits, Progress
+from runner.loop import AskedAlone, Best, Limits, Progress, train
 from runner.metrics import MetricBuffer
 from runner.optim import AveragedWeights, make_optimizer, warmup_cosine
 from runner.stop import Stop
@@ -40,7 +40,7 @@ def detector(device):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def reads_of(device, *, loop=runner.loop, step=runner.step, loader=Resident, name="fp32"):
+def reads_of(device, *, epochs=runner.epochs, step=runner.step, loader=Resident, name="fp32"):
     """What a training of some steps reads, from its first batch to its last row in the buffer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)).to(device)
@@ -60,15 +60,13 @@ def reads_of(device, *, loop=runner.loop, step=runner.step, loader=Resident, nam
     limits = Limits(num_epochs=9, num_steps=NUM_STEPS)
     try:
         with HostReads(device) as reads, detector(device):
-            loop.train(
-                take,
-                batches,
-                optimizer=optimizer,
-                schedule=warmup_cosine(optimizer, num_steps=NUM_STEPS),
-                buffer=buffer,
-                progress=Progress(Best("val/loss", "min")),
+            schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
+            progress = Progress(Best("val/loss", "min"))
+            rates = epochs.Rates(optimizer, schedule, buffer=buffer, progress=progress)
+            train(
+                epochs.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
+                progress=progress,
                 limits=limits,
-                accumulate_steps=2,
                 evaluate=dict,
                 keep=lambda name: None,
                 asked=AskedAlone(Stop(), limits),
@@ -102,15 +100,27 @@ def mutated(module, before, after):
     return new
 
 
-WRITE = "buffer.write(step(group))"
+WRITE = "self._buffer.write(self._step(group))"
 NORM = "norm = move()"
 MUTATIONS = {
-    "loss.item()": (runner.loop, WRITE, "values = step(group); values['loss'].item(); buffer.write(values)"),
-    "if loss > x": (runner.loop, WRITE, "values = step(group); 1 if values['loss'] > 9 else 0; buffer.write(values)"),
-    "f-string": (runner.loop, WRITE, "values = step(group); f\"{values['loss']:.3f}\"; buffer.write(values)"),
-    "print": (runner.loop, WRITE, "values = step(group); repr(values['loss']); buffer.write(values)"),
-    "tolist": (runner.loop, WRITE, "values = step(group); values['loss'].tolist(); buffer.write(values)"),
-    "cpu": (runner.loop, WRITE, "values = step(group); values['loss'].cpu(); buffer.write(values)"),
+    "loss.item()": (
+        runner.epochs,
+        WRITE,
+        "values = self._step(group); values['loss'].item(); self._buffer.write(values)",
+    ),
+    "if loss > x": (
+        runner.epochs,
+        WRITE,
+        "values = self._step(group); 1 if values['loss'] > 9 else 0; self._buffer.write(values)",
+    ),
+    "f-string": (
+        runner.epochs,
+        WRITE,
+        "values = self._step(group); f\"{values['loss']:.3f}\"; self._buffer.write(values)",
+    ),
+    "print": (runner.epochs, WRITE, "values = self._step(group); repr(values['loss']); self._buffer.write(values)"),
+    "tolist": (runner.epochs, WRITE, "values = self._step(group); values['loss'].tolist(); self._buffer.write(values)"),
+    "cpu": (runner.epochs, WRITE, "values = self._step(group); values['loss'].cpu(); self._buffer.write(values)"),
     "float(grad_norm)": (runner.step, NORM, "norm = move(); float(norm)"),
     "numpy": (runner.step, NORM, "norm = move(); norm.numpy()"),
 }
