@@ -14,7 +14,7 @@ from runner.tracking.memory import read_points
 TESTS = Path(__file__).parent
 RUNS = {
     "mlp, streamed, clipped": ("model=mlp", "data.residency=stream", "train.clip_grad_norm=1"),
-    "cnn, averaged, cosine": ("model=cnn", "train.ema_decay=0.9", "scheduler=cosine"),
+    "cnn, averaged, cosine": ("model=cnn", "train.ema_decay=0.9", "scheduler=cosine", "backends.cpu.channels_last=false"),
     "regression, accumulated": ("data=synthetic", "data.num_rows=700", "data.num_classes=null", "task=regression", "model=linear",
                                 "train.accumulate_steps=2"),
 }  # fmt: skip
