@@ -30,13 +30,20 @@ def make_update(optimizer: Optimizer) -> Update:
     (another optimizer, hooks, parameters of several types, a gradient that comes and goes) takes the optimizer's own way.
     """
     kernels: list[_Kernel] | None = None
+    has_state = False
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def update() -> None:
-        nonlocal kernels
+        nonlocal kernels, has_state
+        if (
+            kernels is None and has_state
+        ):  # not right after the first step: a guard that watches it has hooks of its own
+            kernels = _kernels(optimizer)
         if not kernels or any(kernel.has_newcomers() for kernel in kernels):
             optimizer.step()
-            kernels = _kernels(optimizer) if kernels != [] else []  # now there is a state
+            has_state = True
+            if kernels:  # made anew, with the newcomers, next time
+                kernels = None
         else:
             with torch.no_grad():
                 for kernel in kernels:

@@ -135,6 +135,15 @@ def test_a_hook_is_heard():
     assert len(heard) == 6
 
 
+def test_one_that_is_heard_in_the_first_step_alone_is_not_slowed_for_good():
+    """The guard watches the first step by hooks of its own."""
+    model = net()
+    optimizer = DIRECT["adam"](model.parameters())
+    calls, hook = counted(optimizer), optimizer.register_step_post_hook(lambda *_: None)
+    steps(model, optimizer, make_update(optimizer), between=lambda step: hook.remove())
+    assert len(calls) == 1
+
+
 def test_a_state_that_is_taken_up_goes_on():
     ours, theirs = net(), net()
     optimizer, other = DIRECT["adam"](ours.parameters()), DIRECT["adam"](theirs.parameters())
