@@ -93,7 +93,7 @@ def main() -> None:
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
     with hydra_session(["runner"]):
-        cfg = cli._composed(composer([]), words)
+        cfg = cli.composed_with(composer([]), words)
         train(cfg, root / "whole")  # here: what it imports, the forks have
         kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
 

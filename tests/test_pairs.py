@@ -97,7 +97,7 @@ def files(own_folder):
 def three_steps(words):
     """The losses of three steps, and the values of a split."""
     with hydra_session(["runner"]):
-        cfg = cli._composed(composer([]), words)
+        cfg = cli.composed_with(composer([]), words)
         check(cfg, probe())
         parts = prepare(cfg, torch.device("cpu"))
         step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
