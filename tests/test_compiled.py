@@ -205,8 +205,19 @@ WORDS = [
 ]
 
 
+@pytest.fixture
+def compilers():
+    """Ends the threads that torch keeps for the next thing to compile."""
+    yield
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    shutdown_compile_workers()
+    AsyncCompile.pool().shutdown()
+    AsyncCompile.pool.cache_clear()
+
+
 @pytest.mark.slow
-def test_a_run_and_its_resumption_to_the_bit(own_folder):
+def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers):
     """By the real compiler: stopped in the middle of an epoch and gone on with, as if it had not been."""
     whole = run([*WORDS, "train.num_steps=9"], folder=own_folder / "whole")
     run([*WORDS, "train.num_steps=9", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step
