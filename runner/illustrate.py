@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from runner import checkpoint, passwords
 from runner.loading import loading
 from runner.models.generate import sample
 from runner.parts import Parts
+from runner.placement import place
 from runner.plots.collect import collect
 from runner.plots.curves import draw_curves
 from runner.plots.results import draw_results
@@ -35,11 +40,22 @@ def illustrate(parts: Parts, record: Record, folder: Path, *, of: str, say: Say)
     if record.status != "finished" or not isinstance(task, Predicting):
         return drawn
     try:
+        parts = _whole(parts, folder)
         is_text = task.kind == "language"
         return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
     except Exception as error:
         say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
         return drawn
+
+
+def _whole(parts: Parts, folder: Path) -> Parts:
+    """The parts with a model that this process has alone: what the others have of it they have taken with them."""
+    if parts.shards is None:
+        return parts
+    with torch.random.fork_rng(devices=[]):
+        model = build(passwords.filled_in(parts.card.model), key="model")
+    model.load_state_dict(checkpoint.load(folder / "checkpoints" / "best.pt")["model"])
+    return replace(parts, model=place(model, parts.device), average=None, shards=None)
 
 
 def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say: Say) -> list[Path]:

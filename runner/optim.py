@@ -141,16 +141,22 @@ def warmup_cosine(
     return LambdaLR(optimizer, factor)
 
 
+def _own(model: nn.Module) -> list[torch.Tensor]:
+    """What this process has of a model's parameters and buffers; of one in parts, its part."""
+    return [value.to_local() if hasattr(value, "to_local") else value for value in model.state_dict().values()]
+
+
 class AveragedWeights:
     """An exponential moving average of a model's weights, kept on the device: average += (1 - decay) * (weight - average).
 
     torch's AveragedModel asks a tensor counter in each update, which reads the device; this does not.
     """
 
-    def __init__(self, model: nn.Module, *, decay: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False)
+    def __init__(self, model: nn.Module, *, decay: float, mean: nn.Module | None = None) -> None:
+        """mean: a copy of the model, where none can be made any more."""
+        self.model = (copy.deepcopy(model) if mean is None else mean).requires_grad_(False)
         self._decay = decay
-        pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
+        pairs = list(zip(_own(self.model), _own(model), strict=True))
         self._floating = [(mean, now) for mean, now in pairs if now.is_floating_point()]
         self._whole = [(mean, now) for mean, now in pairs if not now.is_floating_point()]
         self._means = [mean for mean, _ in self._floating]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +37,9 @@ from runner.targets import faults as target_faults
 from runner.tasks.checks import trains_nothing
 from runner.tasks.names import is_rising
 from runner.tasks.task import Task
+
+if TYPE_CHECKING:
+    from runner.ranks.sharding import Shards
 
 #: facts that most data has no word of
 OPTIONAL_FACTS = {
@@ -69,6 +73,7 @@ class Parts:
     precision: backends.Precision
     limits: Limits
     best: Best
+    shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
 
     @property
     def kept_model(self) -> nn.Module:
@@ -119,14 +124,21 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     return choice
 
 
-def prepare(cfg: DictConfig, device: torch.device, *, goes_on: bool = False, num_processes: int = 1) -> Parts:
+def prepare(
+    cfg: DictConfig,
+    device: torch.device,
+    *,
+    goes_on: bool = False,
+    num_processes: int = 1,
+    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+) -> Parts:
     """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
 
     goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
-    num_processes: that train on this machine, and share its cores.
+    num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
-    return prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on)
+    return prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on, divide=divide)
 
 
 def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
@@ -139,7 +151,14 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
     return Data(source, splits, residency, loaders)
 
 
-def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_on: bool = False) -> Parts:
+def prepare_training(
+    cfg: DictConfig,
+    device: torch.device,
+    data: Data,
+    *,
+    goes_on: bool = False,
+    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+) -> Parts:
     """The other half: model, task, optimizer and what they need."""
     source, loaders = data.source, data.loaders
     if cfg.train.cuda_graph and loaders["train"].indexed() is None:
@@ -156,11 +175,16 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
         model = build(surrounded(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     weights = _start(inner, shared, goes_on=goes_on)
-    model = place(model, device)
-    asked = cfg.backends.get(device.type, {}).get("channels_last")
-    channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
-    if channels_last:  # the convolutions hand it on: the batches need not be changed
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
+    if divide is not None:
+        mean = copy.deepcopy(model) if decay else None
+        shards = divide([each for each in (model, mean) if each is not None])
+        layout = shards.words
+    else:
+        model = place(model, device)
+        layout = _lay_out(cfg, model, device)
+        if cfg.placement.strategy == "fsdp":
+            layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
     node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
@@ -182,12 +206,12 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
         test=loaders.get("test"),
         model=model,
         weights=weights,
-        layout=f"channels last ({why})" if channels_last else "",
+        layout=layout,
         task=place(task, device) if isinstance(task, nn.Module) else task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
         schedule=make_schedule(optimizer) if make_schedule else None,
-        average=AveragedWeights(model, decay=cfg.train.ema_decay) if cfg.train.ema_decay else None,
+        average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
         precision=backends.precision(cfg.train.precision, device=device),
         limits=Limits(
             num_epochs=math.ceil(num_steps / steps_per_epoch),
@@ -198,7 +222,18 @@ def prepare_training(cfg: DictConfig, device: torch.device, data: Data, *, goes_
             save_every_steps=cfg.train.checkpoint_every_steps,
         ),
         best=Best(metric, stopping.mode or ("max" if is_rising(metric) else "min")),
+        shards=shards,
     )
+
+
+def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
+    """Puts the weights in the order that suits the device, and says which, where it is not torch's own."""
+    asked = cfg.backends.get(device.type, {}).get("channels_last")
+    channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
+    if not channels_last:
+        return ""
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
+    return f"channels last ({why})"
 
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
@@ -286,9 +321,6 @@ def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     if config.value(cfg, "train.compile") is True and config.value(cfg, "placement.guard") == "always":
         so = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
-    if config.value(cfg, "placement.strategy") == "fsdp":
-        so = "this version keeps the whole model on each device, and shares out the batches alone"
-        found.append(Fault("placement.strategy=fsdp", so, "placement.strategy=ddp"))
     return found
 
 

@@ -79,9 +79,14 @@ def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, goes
 
     Each draws numbers of its own from then on, the first one those of a run alone.
     """
+    divide = None
+    if cfg.placement.strategy == "fsdp" and ranks.num > 1:
+        from runner.ranks.sharding import dividing  # it imports for a second
+
+        divide = dividing(device, ranks.num)
     if not ranks.is_first:
         ranks.from_first(None)
-    parts = prepare(cfg, device, goes_on=goes_on, num_processes=local_num)
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=local_num, divide=divide)
     if ranks.is_first:
         ranks.from_first(None)
     else:
@@ -159,8 +164,34 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
     if cfg.train.cuda_graph:
         so = "a captured step does not wait for other processes"
         found.append(Fault(f"train.cuda_graph=true with {asked}", so, f"train.cuda_graph=false, or {one}"))
+    if cfg.placement.strategy == "fsdp":
+        found += _not_in_parts(cfg, asked)
     if has_trial:
         so = "a search asks one process whether its trial goes on"
         found.append(Fault(f"{asked} in a search with a pruner", so, f"hydra.sweeper.pruner=none, or {one}"))
     if found:
         raise RunnerError(*found)
+
+
+def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
+    """What a model that lies in parts does not go with."""
+    found = []
+    for setting, value, so, write in (
+        (
+            "train.compile",
+            True,
+            "the exchanges around each block are not compiled in this version",
+            "train.compile=false",
+        ),
+        ("train.precision", "fp16", "fp16 scales by gradients that no process has whole", "train.precision=bf16"),
+        ("placement.init", "device", "it builds the whole model on each device", "placement.init=host"),
+        ("placement.guard", "always", "the guard would watch the exchanges", "placement.guard=first_step"),
+        *(
+            (f"backends.{kind}.channels_last", True, "parts are cut from weights as torch lays them out", "null for it")
+            for kind in ("cpu", "cuda")
+        ),
+    ):
+        if config.value(cfg, setting) == value:
+            words = "true" if value is True else value
+            found.append(Fault(f"placement.strategy=fsdp {setting}={words} with {asked}", so, write))
+    return found

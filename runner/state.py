@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from runner import backends
 from runner.checkpoint import Keeper
@@ -15,6 +16,8 @@ from runner.metrics import MetricBuffer
 from runner.parts import Parts
 from runner.ranks.group import Ranks
 
+T = TypeVar("T")
+
 #: what of a checkpoint are counts
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 
@@ -22,7 +25,24 @@ NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
     """The weights that are kept, and what they reached."""
     best = progress.best
-    return {"model": parts.kept_model.state_dict(), "step": best.step, "metric": best.metric, "value": best.value}
+    model = _whole(parts, parts.kept_model.state_dict())
+    return {"model": model, "step": best.step, "metric": best.metric, "value": best.value}
+
+
+def put_back_best(parts: Parts, state: dict[str, Any]) -> None:
+    """The kept weights as best_state() gave them."""
+    _load_model(parts, parts.kept_model, state["model"])
+
+
+def _whole(parts: Parts, tree: T) -> T:
+    return tree if parts.shards is None else parts.shards.whole(tree)
+
+
+def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
+    if parts.shards is None:
+        model.load_state_dict(state)
+    else:
+        parts.shards.load_model(model, state)
 
 
 def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
@@ -39,9 +59,9 @@ def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: R
         "num_pieces": progress.num_pieces,
         "epochs_without_best": progress.epochs_without_best,
         "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
-        "model": parts.model.state_dict(),
-        "average": parts.average.model.state_dict() if parts.average else None,
-        "optimizer": parts.optimizer.state_dict(),
+        "model": _whole(parts, parts.model.state_dict()),
+        "average": _whole(parts, parts.average.model.state_dict()) if parts.average else None,
+        "optimizer": _whole(parts, parts.optimizer.state_dict()),
         "schedule": parts.schedule.state_dict() if parts.schedule else None,
         "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
         "generators": generators[0] if generators else {},
@@ -66,13 +86,16 @@ def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuff
 def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are no numbers")
-    parts.model.load_state_dict(state["model"])
-    parts.optimizer.load_state_dict(state["optimizer"])
+    _load_model(parts, parts.model, state["model"])
+    if parts.shards is None:
+        parts.optimizer.load_state_dict(state["optimizer"])
+    else:
+        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
     for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
         if part is not None:
             part.load_state_dict(state[key])
     if parts.average is not None:
-        parts.average.model.load_state_dict(state["average"])
+        _load_model(parts, parts.average.model, state["average"])
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
     progress.epoch, progress.measured = state["epoch"], state["measured"]

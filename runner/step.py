@@ -47,6 +47,7 @@ def make_step(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     scaler, update = precision.scaler, update or make_update(optimizer)
+    is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
 
     def forward(batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
@@ -68,6 +69,8 @@ def make_step(
             if scaler:
                 scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
+            if is_in_parts:
+                norm = norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor
         if scaler:
             scaler.step(optimizer)
             scaler.update()

@@ -29,10 +29,10 @@ from runner.parts import Parts
 from runner.ranks import told
 from runner.ranks.asking import AskedTogether
 from runner.ranks.group import Ranks, is_lost
-from runner.ranks.learning import Together
+from runner.ranks.learning import Together, TogetherInParts
 from runner.record import Record
 from runner.screen import Screen
-from runner.state import best_state, take_up, whole_state
+from runner.state import best_state, put_back_best, take_up, whole_state
 from runner.step import Step, evaluate, make_judge, make_step
 from runner.stop import Stop, StoppedError
 from runner.tracking.journal import Journal
@@ -187,6 +187,8 @@ class Training:
         self.compiles, self.captures = compiles, captures
         self.watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
         judge = make_judge(parts.task, precision=parts.precision)
+        if parts.shards is not None:
+            judge = parts.shards.within(judge)
         self._judges = {split: self.watch.on(judge) for split in ("val", "test")}
         self._began = time.perf_counter()
 
@@ -215,6 +217,9 @@ class Training:
         except StoppedError:  # it is measured from its beginning when the run goes on
             backends.set_generator_states(generators, parts.device)
             raise
+        finally:
+            if parts.shards is not None:
+                parts.shards.let_go()
         values = {f"{split}/{name}": value for name, value in found.items()}
         self._reporter.values(values, step=self.progress.step)
         if split == "val" and (fault := _no_such_metric(parts.best.metric, values)):
@@ -242,16 +247,23 @@ class Training:
             yield from self.stop.while_not_asked(batches)
             return
         for batch in batches:
-            if self.stop.signal is not None:
+            if self._is_stopping(together=self.parts.shards is not None):  # parts come together for each batch
                 break
             yield batch
-        if self.ranks.highest([float(self.stop.signal is not None)])[0]:
+        if self._is_stopping(together=True):
             raise StoppedError
 
-    def together(self) -> Together | None:
+    def _is_stopping(self, *, together: bool) -> bool:
+        """Whether this process was asked to end; together: whether any was."""
+        is_asked = self.stop.signal is not None
+        return bool(self.ranks.highest([float(is_asked)])[0]) if together else is_asked
+
+    def together(self) -> Together | TogetherInParts | None:
         """What several processes take a step with; None for one alone."""
         if self.ranks.num == 1:
             return None
+        if self.parts.shards is not None:
+            return TogetherInParts(self.parts.shards, self.parts.task, num=self.ranks.num)
         return Together(
             self.parts.model, self.parts.task, num=self.ranks.num, unused_parameters=self._unused_parameters
         )
@@ -303,7 +315,7 @@ class Training:
         if progress.best.value is None:
             progress.best.step = progress.step
             self.keep("best")
-        self.parts.kept_model.load_state_dict(self.keeper.newest["best"]["model"])
+        put_back_best(self.parts, self.keeper.newest["best"])
 
     def finish(self) -> None:
         """Brings the last rows over, also after a failure, ends the thread, and fills the record."""

@@ -60,7 +60,6 @@ MISTAKES = [
     ("seed=-1", "seed=0"),
     ("seed=a", "seed=10"),
     ("placement.guard=on", "placement.guard=first_step or"),
-    ("placement.strategy=fsdp", "placement.strategy=ddp"),
     # options that are not there
     ("model=mlpp", "model=mlp"),
     ("data=digit", "data=digits"),

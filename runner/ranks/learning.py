@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -12,6 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from runner.data.shard import Share
 from runner.errors import Fault, RunnerError
 from runner.tasks.task import Task
+
+if TYPE_CHECKING:
+    from runner.ranks.sharding import Shards
 
 
 class Together:
@@ -46,11 +49,30 @@ class Together:
 
         Gradients travel with the last one alone.
         """
-        rows = sum(share.rows.of for share in shares)
-        for index, share in enumerate(shares):
+        for index, (batch, weight) in enumerate(_weighted(shares, self._num)):
             is_last = index == len(shares) - 1
             with nullcontext() if is_last else self._wrapped.no_sync():
-                yield share.batch, share.rows.num * self._num / rows
+                yield batch, weight
+
+
+class TogetherInParts:
+    """The same of a model that lies in parts.
+
+    Gradients travel with each batch of a group: whole ones, kept until the last, would take the memory that parts save.
+    """
+
+    def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
+        self.task, self._num = shards.within(task), num
+
+    def parted(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+        """As Together.parted()."""
+        return _weighted(shares, self._num)
+
+
+def _weighted(shares: Sequence[Share], num: int) -> Iterator[tuple[Any, float]]:
+    rows = sum(share.rows.of for share in shares)
+    for share in shares:
+        yield share.batch, share.rows.num * num / rows
 
 
 class _Learning(nn.Module):

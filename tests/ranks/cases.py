@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 DIGITS = (
@@ -23,15 +24,46 @@ CASES = {
     "stopped early": (*DIGITS, "optimizer.lr=0.003", "train.early_stopping={metric:val/accuracy,mode:min,patience:1}"),
     "norms": (*SMALL, "model=cnn", "train.num_epochs=1"),
 }
-FEW = ("streamed", "accumulated", "one row left", "three rows")  # that more than two processes train
+PARTS = "placement.strategy=fsdp"
+CASES |= {
+    "in parts": (*CASES["resident"], PARTS),
+    "accumulated in parts": (*CASES["accumulated"], PARTS),
+    "one row left, in parts": (*CASES["one row left"], PARTS),
+    "stopped early, in parts": (*CASES["stopped early"], PARTS),
+    "language in parts": (
+        *(
+            "data=text",
+            f"data.path={Path(__file__).parents[1] / 'language' / 'sentences.txt'}",
+            "data.context_length=32",
+        ),
+        *(
+            "model=gpt",
+            "task=language",
+            "device=cpu",
+            "tracking.enabled=false",
+            "data.limit=200",
+            "metrics.pull_every=3",
+        ),
+        *("train.num_epochs=1", PARTS),
+    ),
+}
+FEW = (
+    "streamed",
+    "accumulated",
+    "one row left",
+    "three rows",
+    "one row left, in parts",
+)  # that more than two processes train
 
 
 def main(root: Path) -> None:
     from runner import app, run, several
+    from runner.ranks import sharding
     from runner.ranks.around import place_of
     from runner.ranks.group import Group, join
 
     app.illustrate = lambda *args, **more: []  # pictures take longer than the training
+    sharding.Shards = partial(sharding.Shards, block=1000)  # small models have blocks, too
     place = place_of(os.environ)
     if place is not None:
         import torch

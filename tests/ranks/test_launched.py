@@ -123,9 +123,10 @@ def assert_same_curves(expected, found):
         np.testing.assert_allclose(found[name][2], expected[name][2], rtol=1e-5, err_msg=name)
 
 
-def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed, strategy):
     (person / "slow").touch()
-    first = start(*WORDS, "train.num_processes=2", "hydra.run.dir=run")
+    first = start(*WORDS, "train.num_processes=2", f"placement.strategy={strategy}", "hydra.run.dir=run")
     wait_for((person / "there").exists)
     first.send_signal(signal.SIGTERM)
     told, _ = first.communicate(timeout=60)
@@ -155,9 +156,11 @@ def test_a_killed_process_ends_the_run_and_says_so(start, person):
     assert "process 1 was ended by SIGKILL" in told and not members(person)
 
 
-def test_killed_processes_start_again_from_the_last_checkpoint(start, person, undisturbed):
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_processes_start_again_from_the_last_checkpoint(start, person, undisturbed, strategy):
     (person / "die").touch()
-    process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "train.max_restarts=1", "hydra.run.dir=run")
+    words = (f"placement.strategy={strategy}", "train.num_processes=2", "train.max_restarts=1", "hydra.run.dir=run")
+    process = start(*WORDS, *UNTRACKED, *words)
     told, _ = process.communicate(timeout=150)
     assert process.returncode == 0, told
     assert summary()["status"] == "finished" and not (person / "die").exists()
@@ -172,6 +175,14 @@ def test_nobody_outlives_a_killed_parent_and_what_was_trained_is_kept(start, per
     process.kill()
     wait_for(lambda: not members(person))
     assert summary()["status"] == "killed" and (person / "run" / "checkpoints" / "last.pt").exists()
+
+
+def test_what_parts_do_not_go_with_is_told_at_once(person):
+    asked = ("train.compile=true", "train.precision=fp16", "placement.init=device", "backends.cpu.channels_last=true")
+    with pytest.raises(RunnerError) as caught:
+        run([*WORDS, *UNTRACKED, *asked, "placement.strategy=fsdp", "train.num_processes=2"], folder=person / "run")
+    for words in asked:
+        assert any(f"placement.strategy=fsdp {words}" in fault.asked for fault in caught.value.faults)
 
 
 def test_a_mistake_is_told_once_and_leaves_nothing(person, capfd):

@@ -59,6 +59,11 @@ def test_one_summary_and_one_log_tell_of_all(trained, num):
     assert summary["host_reads"]["unexpected"] == 0
 
 
+def test_a_model_in_parts_is_not_read_by_the_host(trained):
+    summary = json.loads((trained / "2" / "accumulated in parts" / "summary.json").read_text())
+    assert (summary["num_processes"], summary["host_reads"]["unexpected"]) == (2, 0)
+
+
 def test_a_training_that_stops_early_does_so_everywhere(trained):
     summary = json.loads((trained / "2" / "stopped early" / "summary.json").read_text())
     assert (summary["ending"], summary["num_epochs"]) == ("patience", 2)
