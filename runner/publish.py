@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         os.nice(5)  # the training comes first
     _write_masked(uri)
     _open_sqlite(uri)
+    gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
 
     machine = Machine()
 
