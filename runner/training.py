@@ -35,7 +35,7 @@ from runner.screen import Screen
 from runner.state import best_state, put_back_best, take_up, whole_state
 from runner.step import Step, evaluate, make_judge, make_step
 from runner.stop import Stop, StoppedError
-from runner.tracking.journal import Journal
+from runner.tracking.journal import Journal, Points
 from runner.tracking.publisher import Publisher
 from runner.watch.finding import merged
 from runner.watch.guard import Guard
@@ -72,22 +72,25 @@ class Reporter:
     def window(self, window: Window) -> None:
         """Runs in the background thread: the disk may take its time."""
         new = window.steps > self._record.journaled.get(window.names[0], 0)
+        blocks = []
         if new.any():
-            self._journal.points(window.names, window.steps[new], window.times_ms[new], window.values[new])
+            values = window.values[new].astype(np.float64)
+            blocks.append(Points(window.names, window.steps[new], window.times_ms[new], values))
         steps_per_second = window.num_steps / max(window.seconds, 1e-9)
         last_step, now_ms = int(window.steps[-1]), int(window.times_ms[-1])
         speed = {
             "speed/steps_per_second": steps_per_second,
             "speed/samples_per_second": steps_per_second * self._batch_rows,
         }
-        self._points(speed, last_step, now_ms)
+        blocks += self._one_row(speed, last_step, now_ms)
         for name, noted in window.notes.items():
             points = [(step, value) for step, value in noted if self._is_new(name, step)]
             if not points:
                 continue
             steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
-            self._journal.points((name,), steps, np.full(len(points), now_ms), values)
+            blocks.append(Points((name,), steps, np.full(len(points), now_ms), values))
             self._record.metrics[name] = points[-1][1]
+        self._journal.blocks(blocks)
         self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
         self._count(int(new.sum()) * len(window.names))
         for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
@@ -100,7 +103,9 @@ class Reporter:
     def values(self, values: Mapping[str, float], *, step: int) -> None:
         """The values of a whole split, at `step`."""
         self._record.metrics |= values
-        self._count(self._points(values, step, int(time.time() * 1000)))
+        blocks = self._one_row(values, step, int(time.time() * 1000))
+        self._journal.blocks(blocks)
+        self._count(sum(block.values.size for block in blocks))
 
     def means(self) -> dict[str, float]:
         """The means over the training's points since the last call."""
@@ -108,11 +113,10 @@ class Reporter:
         self._sums, self._num_rows = {}, 0
         return means
 
-    def _points(self, values: Mapping[str, float], step: int, time_ms: int) -> int:
+    def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:
         new = {name: value for name, value in values.items() if self._is_new(name, step)}
-        if new:
-            self._journal.points(tuple(new), np.array([step]), np.array([time_ms]), np.array([list(new.values())]))
-        return len(new)
+        row = np.array([list(new.values())], dtype=np.float64)
+        return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
 
     def _count(self, num_points: int) -> None:
         with self._turn:  # windows are counted by the background thread, a split's values by the training's

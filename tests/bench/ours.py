@@ -1,7 +1,8 @@
 """This project, by its own command line, with the network and the data of all the others.
 
---variant: any of compiled, graph, two (processes), unguarded, terminal (with a progress bar), joined with +. --words: more words for our
-command line. Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
+--variant: any of compiled, graph, two (processes), unguarded, terminal (with a progress bar), paused (the publisher stands
+still while it trains), busy (another process computes beside it), joined with +. --words: more words for our command line.
+Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -35,6 +37,8 @@ SWITCHES = {
     "two": "train.num_processes=2",
     "unguarded": "placement.guard=off",
     "terminal": "",
+    "paused": "",
+    "busy": "",
 }
 
 
@@ -45,7 +49,7 @@ def main() -> None:
         prepare(work, folder)
         command = [sys.executable, "-m", "runner", *words(work, folder)]
         began = time.time()
-        publisher_cpu_seconds = run(command, folder, in_terminal="terminal" in work.variant)
+        publisher_cpu_seconds = run(command, folder, variant=work.variant)
         ended = time.time()
         summary = json.loads((folder / "run" / "summary.json").read_text())
         steps, times = journal(folder / "run")
@@ -102,15 +106,20 @@ def words(work: Work, folder: Path) -> list[str]:
     ]
 
 
-def run(command: list[str], folder: Path, *, in_terminal: bool = False) -> float:
+def run(command: list[str], folder: Path, *, variant: str = "") -> float:
     """Runs it in the folder; returns the publisher's CPU seconds. What it says is shown when it fails."""
+    in_terminal = "terminal" in variant
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     said = folder / "said.txt"
     terminal, inside = pty.openpty() if in_terminal else (-1, -1)
     with said.open("wb") as file:
         output = inside if in_terminal else file
-        with subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder) as process:
-            cpu_seconds = _accompany(process, terminal, file)
+        with (
+            busy() if "busy" in variant else contextlib.nullcontext(),
+            subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder) as process,
+        ):
+            trained = folder / "run" / "checkpoints" / "last.pt" if "paused" in variant else None
+            cpu_seconds = _accompany(process, terminal, file, paused_until=trained)
     if in_terminal:
         os.close(terminal)
         os.close(inside)
@@ -119,8 +128,24 @@ def run(command: list[str], folder: Path, *, in_terminal: bool = False) -> float
     return cpu_seconds
 
 
-def _accompany(process: subprocess.Popen[bytes], terminal: int, file: BinaryIO) -> float:
-    """Waits for the end, reads what the terminal shows, and looks now and then at the publisher."""
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Another process that computes all the time, as nice as the publisher is."""
+    computes = "import os\nos.nice(5)\nwhile True: sum(range(1000))"
+    with subprocess.Popen([sys.executable, "-c", computes]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _accompany(
+    process: subprocess.Popen[bytes], terminal: int, file: BinaryIO, *, paused_until: Path | None = None
+) -> float:
+    """Waits for the end, reads what the terminal shows, and looks now and then at the publisher.
+
+    paused_until: the publisher stands still until this file is there (None: it does not).
+    """
     publisher, cpu_seconds = None, 0.0
     while process.poll() is None:
         if terminal < 0:
@@ -130,6 +155,8 @@ def _accompany(process: subprocess.Popen[bytes], terminal: int, file: BinaryIO) 
         with contextlib.suppress(psutil.Error):
             publisher = publisher or _publisher(process.pid)
             if publisher is not None:
+                if paused_until is not None:
+                    publisher.resume() if paused_until.exists() else publisher.suspend()
                 times = publisher.cpu_times()
                 cpu_seconds = times.user + times.system
     _read(terminal, file, wait_seconds=0.0)

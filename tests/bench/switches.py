@@ -14,6 +14,8 @@ ALL_OFF = "all off"
 SWITCHES: dict[str, tuple[dict[str, object], str]] = {
     ALL_OFF: (UNTRACKED, ""),
     "tracking": (TRACKED, ""),
+    "tracking, its publisher stands still": (TRACKED | {"variant": "paused"}, ""),
+    "all off, another process computes": (UNTRACKED | {"variant": "busy"}, ""),
     "guard, first_step": (UNTRACKED, "placement.guard=first_step"),
     "progress bar, in a terminal": (UNTRACKED | {"variant": "terminal"}, ""),
     "a checkpoint each second": (UNTRACKED, "train.checkpoint_every_seconds=1"),
