@@ -24,8 +24,8 @@ from runner.illustrate import illustrate
 from runner.loading import loading
 from runner.parts import Parts, check
 from runner.passwords import hide, kept
-from runner.ranks.group import Ranks
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
+from runner.reporting import Reporter
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
@@ -33,7 +33,7 @@ from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
 from runner.tracking.logged_model import GRAPH
 from runner.tracking.publisher import Publisher
-from runner.training import Reporter, Training, Trial, train_and_test
+from runner.training import Trial, run_training
 from runner.trust import check_folder
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
@@ -110,18 +110,13 @@ def run(
             )
             _say_parts(screen, cfg, parts, folder)
             record.seconds |= {"start": clock.before, "setup": clock.lap()}
-            _train(
-                cfg,
-                parts,
-                record,
-                journal=journal,
-                publisher=publisher,
-                screen=screen,
-                stop=stop,
-                folder=folder,
-                trial=trial,
-                ranks=ranks,
+            rows = cfg.train.batch_size * cfg.train.accumulate_steps
+            reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows)
+            run_training(
+                cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=trial, ranks=ranks
             )
+            for finding in record.findings:
+                screen.say(f"guard: {finding}")
             if record.status != "failed":  # else another one may be gone, and nobody waits for it
                 ranks.leave()
             clock.lap()
@@ -138,49 +133,6 @@ def run(
     summary |= {"status": record.status, "error": record.error}
     screen.result(summary, folder=_short(folder), next_lines=_what_next(cfg, summary, folder))
     return summary
-
-
-def _train(
-    cfg: DictConfig,
-    parts: Parts,
-    record: Record,
-    *,
-    journal: Journal,
-    publisher: Publisher | None,
-    screen: Screen,
-    stop: Stop,
-    folder: Path,
-    trial: Trial | None,
-    ranks: Ranks,
-) -> None:
-    rows = cfg.train.batch_size * cfg.train.accumulate_steps
-    training = Training(
-        parts,
-        record,
-        reporter=Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows),
-        screen=screen,
-        stop=stop,
-        folder=folder,
-        pull_every=cfg.metrics.pull_every,
-        every=cfg.metrics.every,
-        guard=cfg.placement.guard,
-        compiles=cfg.train.compile,
-        captures=cfg.train.cuda_graph,
-        trial=trial,
-        ranks=ranks,
-        unused_parameters=cfg.placement.unused_parameters,
-    )
-    train_and_test(
-        training,
-        accumulate_steps=cfg.train.accumulate_steps,
-        clip_grad_norm=cfg.train.clip_grad_norm,
-        on_oom=cfg.train.on_oom,
-    )
-    for finding in record.findings:
-        screen.say(f"guard: {finding}")
-    for batches in (parts.train, parts.val, parts.test):
-        if batches is not None:
-            batches.close()
 
 
 @contextmanager

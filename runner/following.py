@@ -21,9 +21,10 @@ from runner.parts import check
 from runner.ranks import told
 from runner.ranks.around import Place
 from runner.record import Record
+from runner.reporting import Unheard
 from runner.screen import Screen
 from runner.stop import Stop, listening
-from runner.training import Training, Unheard, train_and_test
+from runner.training import run_training
 
 
 def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> dict[str, Any]:
@@ -48,31 +49,17 @@ def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> di
             raise
         record.best = parts.best
         with listening(grace_seconds=cfg.train.grace_seconds, end_now=_end_now) as stop:
-            training = Training(
+            run_training(
+                cfg,
                 parts,
                 record,
                 reporter=Unheard(),
                 screen=Screen(Console(file=StringIO())),
                 stop=stop,
                 folder=folder,
-                pull_every=cfg.metrics.pull_every,
-                every=cfg.metrics.every,
-                guard=cfg.placement.guard,
-                compiles=cfg.train.compile,
-                captures=False,
                 trial=None,
                 ranks=ranks,
-                unused_parameters=cfg.placement.unused_parameters,
             )
-            train_and_test(
-                training,
-                accumulate_steps=cfg.train.accumulate_steps,
-                clip_grad_norm=cfg.train.clip_grad_norm,
-                on_oom=cfg.train.on_oom,
-            )
-            for batches in (parts.train, parts.val, parts.test):
-                if batches is not None:
-                    batches.close()
     if record.status != "failed":
         ranks.leave()
     return {"status": record.status, "error": record.error, "ending": record.ending, "exit_code": stop.exit_code}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
+from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
 from runner import backends
@@ -23,7 +22,7 @@ from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
 from runner.graphed import Graphed, cuda_graphs
 from runner.loop import Asked, AskedAlone, Epochs, Progress, train
-from runner.metrics import MetricBuffer, Window
+from runner.metrics import MetricBuffer
 from runner.out_of_memory import Pieces, explain
 from runner.parts import Parts
 from runner.ranks import told
@@ -31,12 +30,11 @@ from runner.ranks.asking import AskedTogether
 from runner.ranks.group import Ranks, is_lost
 from runner.ranks.learning import Together, TogetherInParts
 from runner.record import Record
+from runner.reporting import Reporter, Unheard
 from runner.screen import Screen
 from runner.state import best_state, put_back_best, take_up, whole_state
 from runner.step import Step, evaluate, make_judge, make_step
 from runner.stop import Stop, StoppedError
-from runner.tracking.journal import Journal, Points
-from runner.tracking.publisher import Publisher
 from runner.watch.finding import merged
 from runner.watch.guard import Guard
 
@@ -54,96 +52,12 @@ class Trial(Protocol):
         ...
 
 
-class Reporter:
-    """Sends what was measured to the journal, the publisher, the screen and the record.
-
-    A run that is taken up again measures some steps anew: what the journal has of them is not written twice.
-    """
-
-    def __init__(
-        self, record: Record, *, journal: Journal, publisher: Publisher | None, screen: Screen, batch_rows: int
-    ) -> None:
-        self._record, self._journal, self._publisher, self._screen = record, journal, publisher, screen
-        self._batch_rows = batch_rows
-        self._sums: dict[str, float] = {}
-        self._num_rows = 0
-        self._turn = threading.Lock()
-
-    def window(self, window: Window) -> None:
-        """Runs in the background thread: the disk may take its time."""
-        new = window.steps > self._record.journaled.get(window.names[0], 0)
-        blocks = []
-        if new.any():
-            values = window.values[new].astype(np.float64)
-            blocks.append(Points(window.names, window.steps[new], window.times_ms[new], values))
-        steps_per_second = window.num_steps / max(window.seconds, 1e-9)
-        last_step, now_ms = int(window.steps[-1]), int(window.times_ms[-1])
-        speed = {
-            "speed/steps_per_second": steps_per_second,
-            "speed/samples_per_second": steps_per_second * self._batch_rows,
-        }
-        blocks += self._one_row(speed, last_step, now_ms)
-        for name, noted in window.notes.items():
-            points = [(step, value) for step, value in noted if self._is_new(name, step)]
-            if not points:
-                continue
-            steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
-            blocks.append(Points((name,), steps, np.full(len(points), now_ms), values))
-            self._record.metrics[name] = points[-1][1]
-        self._journal.blocks(blocks)
-        self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
-        self._count(int(new.sum()) * len(window.names))
-        for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
-            self._sums[name] = self._sums.get(name, 0.0) + float(total)
-        self._num_rows += len(window.values)
-        if self._publisher is not None:
-            self._publisher.wake()
-        self._screen.window(window)
-
-    def values(self, values: Mapping[str, float], *, step: int) -> None:
-        """The values of a whole split, at `step`."""
-        self._record.metrics |= values
-        blocks = self._one_row(values, step, int(time.time() * 1000))
-        self._journal.blocks(blocks)
-        self._count(sum(block.values.size for block in blocks))
-
-    def means(self) -> dict[str, float]:
-        """The means over the training's points since the last call."""
-        means = {name: total / self._num_rows for name, total in self._sums.items()}
-        self._sums, self._num_rows = {}, 0
-        return means
-
-    def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:
-        new = {name: value for name, value in values.items() if self._is_new(name, step)}
-        row = np.array([list(new.values())], dtype=np.float64)
-        return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
-
-    def _count(self, num_points: int) -> None:
-        with self._turn:  # windows are counted by the background thread, a split's values by the training's
-            self._record.points += num_points
-
-    def _is_new(self, name: str, step: int) -> bool:
-        return step > self._record.journaled.get(name, 0)
-
-
-class Unheard:
-    """A Reporter's stand-in for processes beside the first one, which tells what all have measured."""
-
-    def window(self, window: Window) -> None:
-        pass
-
-    def values(self, values: Mapping[str, float], *, step: int) -> None:
-        pass
-
-    def means(self) -> dict[str, float]:
-        return {}
-
-
 class Training:
     """What a training reports, measures and keeps while it lasts."""
 
     def __init__(
         self,
+        cfg: DictConfig,
         parts: Parts,
         record: Record,
         *,
@@ -151,30 +65,21 @@ class Training:
         screen: Screen,
         stop: Stop,
         folder: Path,
-        pull_every: int,
-        every: int,
-        guard: str,
-        compiles: bool,
-        captures: bool,
         trial: Trial | None,
         ranks: Ranks,
-        unused_parameters: bool = False,
     ) -> None:
-        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends.
-
-        ranks: the processes that train together; all of them make the same calls.
-        """
-        self.parts, self.record, self.stop = parts, record, stop
+        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends."""
+        self.cfg, self.parts, self.record, self.stop = cfg, parts, record, stop
         self._reporter, self.screen, self._trial = reporter, screen, trial
         self.background = Background()
-        self.ranks, self.folder, self._unused_parameters = ranks, folder, unused_parameters
+        self.ranks, self.folder = ranks, folder
         self.keeper = Keeper(folder / "checkpoints", self.background, writes=ranks.is_first)
         self.buffer = MetricBuffer(
             parts.device,
             reporter.window,
             background=self.background,
-            pull_every=pull_every,
-            every=every,
+            pull_every=cfg.metrics.pull_every,
+            every=cfg.metrics.every,
             mean=ranks.mean if ranks.num > 1 else None,
         )
         self.progress = Progress(best=parts.best)
@@ -186,9 +91,9 @@ class Training:
         for note in self.keeper.notes:
             screen.say(f"checkpoint: {note}")
         self.pieces: Pieces | None = None
-        if compiles and self.progress.step:
+        guard = cfg.placement.guard
+        if cfg.train.compile and self.progress.step:
             guard = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
-        self.compiles, self.captures = compiles, captures
         self.watch = Guard(parts.device, when=guard, model=parts.model, task=parts.task, optimizer=parts.optimizer)
         judge = make_judge(parts.task, precision=parts.precision)
         if parts.shards is not None:
@@ -269,7 +174,10 @@ class Training:
         if self.parts.shards is not None:
             return TogetherInParts(self.parts.shards, self.parts.task, num=self.ranks.num)
         return Together(
-            self.parts.model, self.parts.task, num=self.ranks.num, unused_parameters=self._unused_parameters
+            self.parts.model,
+            self.parts.task,
+            num=self.ranks.num,
+            unused_parameters=self.cfg.placement.unused_parameters,
         )
 
     def asked(self) -> Asked:
@@ -351,14 +259,29 @@ def _no_such_metric(metric: str, values: Mapping[str, float]) -> Fault | None:
     return Fault(f"train.early_stopping.metric={metric}", so, write)
 
 
-def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm: float | None, on_oom: str) -> None:
-    """Trains, tests with the best weights, and fills the record. Raises nothing: a failure is a status, with its points kept.
+def run_training(
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    *,
+    reporter: Reporter | Unheard,
+    screen: Screen,
+    stop: Stop,
+    folder: Path,
+    trial: Trial | None,
+    ranks: Ranks,
+) -> None:
+    """Trains, tests with the best weights, and fills the record. A failure of that is a status, with its points kept.
 
     A folder with a checkpoint is gone on with: the same steps, to the bit, as if it had never stopped.
+    ranks: the processes that train together; all of them make this call.
+    Raises: RunnerError for a checkpoint that can't be gone on with.
     """
-    parts, record = training.parts, training.record
+    training = Training(
+        cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=trial, ranks=ranks
+    )
     try:
-        _train(training, accumulate_steps=accumulate_steps, clip_grad_norm=clip_grad_norm, on_oom=on_oom)
+        _train(training)
         if record.ending == "stopped":
             record.status = "killed"
         else:
@@ -373,6 +296,10 @@ def train_and_test(training: Training, *, accumulate_steps: int, clip_grad_norm:
             record.ending = "out_of_memory"
             record.error = explain(error, parts, may_split=training.pieces is None)
     training.finish()
+    for batches in (parts.train, parts.val, parts.test):
+        if batches is not None:
+            batches.close()
+    accumulate_steps = cfg.train.accumulate_steps
     steps_per_epoch = -(-parts.train.num_batches // accumulate_steps)
     whole, rest = divmod(record.num_steps, steps_per_epoch)
     record.num_samples = whole * parts.train.num_rows + rest * parts.train.batch_size * accumulate_steps
@@ -384,13 +311,12 @@ def _usual_rows(batches: Batches) -> int | None:
     return batches.batch_size if is_rare else None
 
 
-def _epochs(
-    training: Training, make: Callable[..., Step], step: Step, batches: Batches, *, accumulate_steps: int
-) -> Epochs:
+def _epochs(training: Training, make: Callable[..., Step], step: Step, batches: Batches) -> Epochs:
     """The epochs' steps, one call each or as graphs of the device."""
     parts, buffer, progress = training.parts, training.buffer, training.progress
+    accumulate_steps = training.cfg.train.accumulate_steps
     rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
-    if not training.captures:
+    if not training.cfg.train.cuda_graph:
         return StepByStep(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=buffer)
     capture, warm = cuda_graphs()
     return Graphed(
@@ -411,10 +337,10 @@ def _epochs(
     )
 
 
-def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float | None, on_oom: str) -> None:
+def _train(training: Training) -> None:
     """To the end, whichever comes first, and its last checkpoint."""
-    parts, record, screen = training.parts, training.record, training.screen
-    if on_oom == "split":
+    cfg, parts, record, screen = training.cfg, training.parts, training.record, training.screen
+    if cfg.train.on_oom == "split":
         num_pieces = training.progress.num_pieces
         training.pieces = Pieces(
             parts.device, model=parts.model, optimizer=parts.optimizer, say=screen.say, num=num_pieces
@@ -426,13 +352,13 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
         together.task if together else parts.task,
         optimizer=parts.optimizer,
         precision=parts.precision,
-        clip_grad_norm=clip_grad_norm,
+        clip_grad_norm=cfg.train.clip_grad_norm,
         average=parts.average,
         around=training.pieces.around if training.pieces else None,
         parted=together.parted if together else None,
     )
     step = make()
-    if training.compiles:
+    if cfg.train.compile:
         step = make_compiled(
             make,
             optimizer=parts.optimizer,
@@ -446,9 +372,7 @@ def _train(training: Training, *, accumulate_steps: int, clip_grad_norm: float |
     parts.model.train()
     with screen.training(num_steps=parts.limits.num_steps, num_epochs=parts.limits.num_epochs):
         record.ending = train(
-            _epochs(
-                training, make, training.watch.on(step, of_groups=True), batches, accumulate_steps=accumulate_steps
-            ),
+            _epochs(training, make, training.watch.on(step, of_groups=True), batches),
             progress=training.progress,
             limits=parts.limits,
             evaluate=training.end_epoch,
