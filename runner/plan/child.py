@@ -56,7 +56,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     trial: Trial | None = None
     unknown = ""
     try:
-        trial = build(cfg, device, speeds=Speeds(**request["speeds"]))
+        trial = build(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
         trial.take_steps()
         trial.evaluate_once()
     except RunnerError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner.device import precisions
+from runner.device import parse, precisions
 from runner.plan import catalogue
 from runner.plan.target import Target
 from runner.watch.finding import CERTAIN, ESTIMATE, Finding
@@ -28,8 +29,12 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
     kind = target.device.partition(":")[0]
     total = target.memory_bytes or 2**40
     gpu = target.hardware.devices()[target.device]
+    num = num_processes(cfg, target)
+    own = copy.deepcopy(cfg)  # of a batch, one process's rows
+    own.train.batch_size = -(-cfg.train.batch_size // num)
     return {
-        "yaml": OmegaConf.to_yaml(cfg),
+        "yaml": OmegaConf.to_yaml(own),
+        "processes": {"num_processes": num, "in_parts": cfg.placement.strategy == "fsdp"},
         "device": target.device,
         "machine": {
             "name": gpu.name,
@@ -50,6 +55,17 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
     }
 
 
+def num_processes(cfg: DictConfig, target: Target) -> int:
+    """That would train together, whether their devices are here or not."""
+    count = OmegaConf.select(cfg, "train.num_processes", default=1)
+    if count != "auto":
+        return int(count)
+    kind = target.device.partition(":")[0]
+    if kind == "cpu" or parse(cfg.device) != ("all",):
+        return 1
+    return sum(name.partition(":")[0] == kind for name in target.hardware.devices())
+
+
 def usable_bytes(cfg: DictConfig, target: Target, kind: str) -> int | None:
     """What a step may take; None where the memory is not known."""
     if target.memory_bytes is None:
@@ -64,7 +80,8 @@ def report(
     """One plan, as plan.json has it."""
     kind = target.device.partition(":")[0]
     findings = [Finding(**found) for found in answer["findings"]]
-    memory, step = answer.get("memory"), answer.get("step")
+    memory, step, num = answer.get("memory"), answer.get("step"), num_processes(cfg, target)
+    sizes = {name: size and size * num for name, size in answer.get("largest_batch_size", {}).items()}
     usable = usable_bytes(cfg, target, kind)
     fits = None
     if memory is not None and answer["is_whole"]:
@@ -72,7 +89,7 @@ def report(
         fits = None if usable is None else memory["peak_bytes"] <= usable
         memory["fits_on"] = catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
-            findings.append(_too_big(memory["peak_bytes"], usable or 0, cfg, answer))
+            findings.append(_too_big(memory, usable or 0, cfg, sizes, num))
     if step is not None:
         step |= _time(step, target)
     verdict = _verdict(findings, fits=fits, unknown=answer["unknown"])
@@ -96,7 +113,7 @@ def report(
         "findings": [asdict(finding) for finding in findings],
         "placement": answer.get("placement", []),
         "memory": memory,
-        "largest_batch_size": answer.get("largest_batch_size", {}),
+        "largest_batch_size": sizes,
         "step": step,
         "host_reads": answer.get("host_reads", []),
         "num_parameters": answer.get("num_parameters"),
@@ -104,6 +121,7 @@ def report(
         "residency": _residency(answer, target),
         "precision": cfg.train.precision,
         "batch_size": cfg.train.batch_size,
+        "num_processes": num,
         "fallback": fallback or None,
         "seconds": seconds,
     }
@@ -121,20 +139,23 @@ def _verdict(findings: list[Finding], *, fits: bool | None, unknown: str) -> str
     return UNKNOWN if unknown else RUNS
 
 
-def _too_big(peak: int, usable: int, cfg: DictConfig, answer: dict[str, Any]) -> Finding:
+def _too_big(
+    memory: dict[str, Any], usable: int, cfg: DictConfig, sizes: dict[str, int | None], num_processes: int
+) -> Finding:
     own = cfg.train.precision
-    sizes = {name: size for name, size in answer["largest_batch_size"].items() if size}
     writes = []
-    if own in sizes:
+    if sizes.get(own):
         writes.append(f"train.batch_size={sizes[own]}")
     writes += [
         f"train.precision={name} train.batch_size={min(size, cfg.train.batch_size)}"
         for name, size in sizes.items()
-        if name in ("bf16", "fp16") and size > sizes.get(own, 0)
+        if name in ("bf16", "fp16") and size and size > (sizes.get(own) or 0)
     ][:1]
-    if answer["memory"]["parts"].get("data set", 0) > usable / 4:
+    if memory["parts"].get("data set", 0) > usable / 4:
         writes.append("data.residency=stream")
-    what = f"a step takes {size_of(peak)}, and {size_of(usable)} are there to be used"
+    if num_processes > 1 and cfg.placement.strategy == "ddp":
+        writes.append("placement.strategy=fsdp")
+    what = f"a step takes {size_of(memory['peak_bytes'])}, and {size_of(usable)} are there to be used"
     return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
 
 

@@ -35,6 +35,9 @@ def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """What is said of a plan, but for its findings: a label and a text each."""
     assumed = plan["assumed"]
     found = [("device", f"{plan['device']} ({plan['device_reason']})")]
+    if plan["num_processes"] > 1:
+        rows = -(-plan["batch_size"] // plan["num_processes"])
+        found.append(("", f"one of {plan['num_processes']} processes, with {rows:,} rows of each batch"))
     memory = size_of(assumed["memory_bytes"]) if assumed["memory_bytes"] else "memory"
     found.append(("assumed", f"{memory}: {assumed['memory_from']}; speed: {assumed['speeds_from']}"))
     if plan["fallback"]:

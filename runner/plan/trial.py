@@ -58,6 +58,8 @@ class Trial:
     reads: list[HostRead]
     #: where the run goes one way or another by values that only the device has, and how often in this step
     turns: Counter[str]
+    num_processes: int = 1
+    in_parts: bool = False
 
     @property
     def unknown(self) -> str:
@@ -83,6 +85,8 @@ class Trial:
         costs.belongs(_all(ahead), "batch")
         for number in range(NUM_STEPS):
             if number == 1:
+                for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
+                    costs.hold(part, num_bytes)
                 costs.forget_work()
             if number == 2:
                 peak, timeline = costs.peak, list(costs.timeline)
@@ -149,8 +153,13 @@ class Trial:
             self.turns[place] = 0
 
 
-def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
-    """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that."""
+def build(
+    cfg: DictConfig, device: torch.device, *, speeds: Speeds, num_processes: int = 1, in_parts: bool = False
+) -> Trial:
+    """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that.
+
+    num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
+    """
     names, lines = Names(), frames.Lines()
     meetings, slow = Meetings(device, names, lines), Slow(device, lines)
     costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
@@ -179,7 +188,28 @@ def build(cfg: DictConfig, device: torch.device, *, speeds: Speeds) -> Trial:
     costs.belongs(_all(group), "batch")
     buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
     parts.model.train()
-    return Trial(cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], turns)
+    return Trial(
+        cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], turns, num_processes, in_parts
+    )
+
+
+def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
+    """What one of several processes has beside what one alone would have, by part, in bytes; once it has taken a step."""
+    if num == 1:
+        return {}
+    if not in_parts:  # DistributedDataParallel's buckets
+        return {"exchange": sum(each.nbytes for each in parts.model.parameters() if each.requires_grad)}
+    from runner.ranks.sharding import BLOCK, blocks
+
+    sizes = [sum(each.nbytes for each in block.parameters()) for block in blocks(parts.model, at_least=BLOCK)]
+    weights = sum(each.nbytes for each in parts.model.parameters())
+    rest = weights - sum(sizes)
+    average = sum(each.nbytes for each in parts.average.model.parameters()) if parts.average else 0
+    states = [value for state in parts.optimizer.state.values() for value in state.values()]
+    optimizer = sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())
+    elsewhere = {"weights": weights, "average": average, "optimizer": optimizer}
+    # a block is gathered while the one before it is computed with; gradients are counted whole, as they are before they leave
+    return {"gathered": rest + 2 * max(sizes, default=0), **{name: -(n - n // num) for name, n in elsewhere.items()}}
 
 
 def of_error(error: BaseException) -> Finding:

@@ -56,6 +56,29 @@ def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
     assert at_it["memory"]["peak_bytes"] > 0.95 * at_it["memory"]["usable_bytes"]
 
 
+def test_one_of_several_processes(own_folder, capsys):
+    """It takes its rows of a batch; with fsdp a part of what is not activations, and whole blocks while they are used."""
+    words = (*LARGE, "device=cuda:0", "plan.device_name=A100-80GB", "train.batch_size=8192")
+    alone = plan(capsys, *words, "train.num_processes=1")[1]
+    whole = plan(capsys, *words, "train.num_processes=4")[1]
+    parted = plan(capsys, *words, "train.num_processes=4", "placement.strategy=fsdp")[1]
+    assert [found["num_processes"] for found in (alone, whole, parted)] == [1, 4, 4]
+    taken = [found["memory"]["parts"] for found in (alone, whole, parted)]
+    most = [
+        max(moment["parts"].get("activations", 0) for moment in found["memory"]["timeline"]) for found in (alone, whole)
+    ]
+    assert most[1] == pytest.approx(most[0] / 4, rel=0.01)
+    assert taken[1]["exchange"] == pytest.approx(taken[1]["weights"], rel=0.01)
+    for part in ("weights", "optimizer"):
+        assert taken[1][part] == taken[0][part]
+        assert taken[2][part] == pytest.approx(taken[0][part] / 4, rel=0.01)
+    assert taken[2]["weights"] < taken[2]["gathered"] <= 2 * taken[0]["weights"]
+    for found in (alone, whole, parted):
+        assert sum(found["memory"]["parts"].values()) == found["memory"]["peak_bytes"]
+    sizes = [found["largest_batch_size"]["fp32"] for found in (alone, whole, parted)]
+    assert 3.9 * sizes[0] < sizes[1] < sizes[2]
+
+
 def test_several_devices_side_by_side(own_folder, capsys):
     code, found, _ = plan(capsys, "-m", "device=cpu,mps", "model=linear")
     assert (code, found["would_run"]) == (0, True)

@@ -1,12 +1,12 @@
 """The verdict over what was found, and what is to be written instead."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from omegaconf import OmegaConf
 
 from runner.device import Choice, Gpu, Hardware
-from runner.plan.report import report, size_of, usable_bytes
+from runner.plan.report import num_processes, report, request, size_of, usable_bytes
 from runner.plan.target import Target
 from runner.watch.finding import CERTAIN, LIKELY, Finding
 
@@ -87,6 +87,18 @@ def test_memory_that_is_not_known_is_not_judged():
 def test_what_does_not_fit_says_what_would(sizes, write):
     (finding,) = judged(answer(peak=20 * GIB, sizes=sizes))["findings"]
     assert (finding["kind"], finding["grade"], finding["write"]) == ("memory", "estimate", write)
+
+
+def test_of_several_processes_a_batch_is_that_of_all():
+    where = target()
+    here = replace(where, hardware=Hardware(cuda=(Gpu("GPU"), Gpu("GPU"))))
+    several = OmegaConf.merge(cfg(num_processes="auto"), {"device": "all", "placement": {"strategy": "ddp"}})
+    assert (num_processes(several, here), num_processes(several, where)) == (2, 1)
+    assert request(several, here, seconds=1.0)["processes"] == {"num_processes": 2, "in_parts": False}
+    assert OmegaConf.create(request(several, here, seconds=1.0)["yaml"]).train.batch_size == 32
+    found = report("", several, here, answer(peak=20 * GIB, sizes={"fp32": 10}), fallback="", seconds=1.0)
+    assert found["largest_batch_size"] == {"fp32": 20}
+    assert found["findings"][0]["write"] == "train.batch_size=20 or placement.strategy=fsdp"
 
 
 @pytest.mark.parametrize(
