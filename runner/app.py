@@ -33,7 +33,7 @@ from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
 from runner.tracking.logged_model import GRAPH
 from runner.tracking.publisher import Publisher
-from runner.training import Trial, run_training
+from runner.training import Training, Trial, train_and_test
 from runner.trust import check_folder
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
@@ -112,9 +112,10 @@ def run(
             record.seconds |= {"start": clock.before, "setup": clock.lap()}
             rows = cfg.train.batch_size * cfg.train.accumulate_steps
             reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows)
-            run_training(
+            training = Training(
                 cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=trial, ranks=ranks
             )
+            train_and_test(training)
             for finding in record.findings:
                 screen.say(f"guard: {finding}")
             if record.status != "failed":  # else another one may be gone, and nobody waits for it

@@ -24,7 +24,7 @@ from runner.record import Record
 from runner.reporting import Unheard
 from runner.screen import Screen
 from runner.stop import Stop, listening
-from runner.training import run_training
+from runner.training import Training, train_and_test
 
 
 def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> dict[str, Any]:
@@ -49,17 +49,12 @@ def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> di
             raise
         record.best = parts.best
         with listening(grace_seconds=cfg.train.grace_seconds, end_now=_end_now) as stop:
-            run_training(
-                cfg,
-                parts,
-                record,
-                reporter=Unheard(),
-                screen=Screen(Console(file=StringIO())),
-                stop=stop,
-                folder=folder,
-                trial=None,
-                ranks=ranks,
+            screen = Screen(Console(file=StringIO()))
+            reporter = Unheard()
+            training = Training(
+                cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=None, ranks=ranks
             )
+            train_and_test(training)
     if record.status != "failed":
         ranks.leave()
     return {"status": record.status, "error": record.error, "ending": record.ending, "exit_code": stop.exit_code}

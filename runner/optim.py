@@ -21,6 +21,9 @@ from runner.errors import Fault, RunnerError, nearest
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
+#: those whose fused kernels take parameters that several processes have in parts (torch 2.13)
+FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
+
 #: what `optimizer.no_decay` knows: parameters of fewer than two dimensions
 NORMS_AND_BIASES = "norms_and_biases"
 
@@ -42,14 +45,17 @@ def make_optimizer(
     Raises: RunnerError for a pattern that matches nothing and a setting that this optimizer does not have.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    settings = set(inspect.signature(make.func if isinstance(make, partial) else make).parameters)
+    kind: Any = make.func if isinstance(make, partial) else make
+    settings = set(inspect.signature(kind).parameters)
     parameters: Any = [parameter for _, parameter in named]
     floating = all(parameter.is_floating_point() for parameter in parameters)
+    in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)
+    has_kernel = not in_parts or kind in FUSED_IN_PARTS
     if groups or no_decay:
         parameters = _grouped([(name.removeprefix(prefix), value) for name, value in named], groups, no_decay, settings)
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     asked = any(chosen.get(name) is not None for name in ("fused", "foreach", "capturable", "differentiable"))
-    if not asked and floating and device.type in FUSED_DEVICES and "fused" in settings:
+    if not asked and floating and has_kernel and device.type in FUSED_DEVICES and "fused" in settings:
         try:
             return make(parameters, fused=True)
         except RuntimeError:

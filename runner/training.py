@@ -68,7 +68,11 @@ class Training:
         trial: Trial | None,
         ranks: Ranks,
     ) -> None:
-        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends."""
+        """Takes up what the folder's checkpoints hold. Starts the background thread, which finish() ends.
+
+        ranks: the processes that train together; all of them make the same calls.
+        Raises: RunnerError for a checkpoint that can't be gone on with.
+        """
         self.cfg, self.parts, self.record, self.stop = cfg, parts, record, stop
         self._reporter, self.screen, self._trial = reporter, screen, trial
         self.background = Background()
@@ -259,27 +263,12 @@ def _no_such_metric(metric: str, values: Mapping[str, float]) -> Fault | None:
     return Fault(f"train.early_stopping.metric={metric}", so, write)
 
 
-def run_training(
-    cfg: DictConfig,
-    parts: Parts,
-    record: Record,
-    *,
-    reporter: Reporter | Unheard,
-    screen: Screen,
-    stop: Stop,
-    folder: Path,
-    trial: Trial | None,
-    ranks: Ranks,
-) -> None:
-    """Trains, tests with the best weights, and fills the record. A failure of that is a status, with its points kept.
+def train_and_test(training: Training) -> None:
+    """Trains, tests with the best weights, and fills the record. Raises nothing: a failure is a status, with its points kept.
 
     A folder with a checkpoint is gone on with: the same steps, to the bit, as if it had never stopped.
-    ranks: the processes that train together; all of them make this call.
-    Raises: RunnerError for a checkpoint that can't be gone on with.
     """
-    training = Training(
-        cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=trial, ranks=ranks
-    )
+    parts, record = training.parts, training.record
     try:
         _train(training)
         if record.ending == "stopped":
@@ -299,7 +288,7 @@ def run_training(
     for batches in (parts.train, parts.val, parts.test):
         if batches is not None:
             batches.close()
-    accumulate_steps = cfg.train.accumulate_steps
+    accumulate_steps = training.cfg.train.accumulate_steps
     steps_per_epoch = -(-parts.train.num_batches // accumulate_steps)
     whole, rest = divmod(record.num_steps, steps_per_epoch)
     record.num_samples = whole * parts.train.num_rows + rest * parts.train.batch_size * accumulate_steps

@@ -28,7 +28,7 @@ PARTS = "placement.strategy=fsdp"
 CASES |= {
     "in parts": (*CASES["resident"], PARTS),
     "accumulated in parts": (*CASES["accumulated"], PARTS),
-    "one row left, in parts": (*CASES["one row left"], PARTS),
+    "one row left, in parts": (*CASES["one row left"], PARTS, "optimizer=sgd", "optimizer.momentum=0.9"),
     "stopped early, in parts": (*CASES["stopped early"], PARTS),
     "language in parts": (
         *(
