@@ -16,7 +16,7 @@ from runner.plan.child import look
 from runner.simulated import simulated_device
 from runner.watch.costs import Speeds
 
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0}
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 
 
 def main():

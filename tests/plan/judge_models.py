@@ -32,7 +32,7 @@ CASES = {
     "playground": ["model=mlp", "data=playground", "data.features=[x1,sin_x2]"],
     "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
 }
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0}
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 
 
 def main():

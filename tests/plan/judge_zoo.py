@@ -29,7 +29,7 @@ from runner.step import make_step
 from runner.watch.costs import Speeds
 from runner.watch.host_reads import HostReads
 
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0}
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 
 
