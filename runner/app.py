@@ -24,6 +24,8 @@ from runner.illustrate import illustrate
 from runner.loading import loading
 from runner.parts import Parts, check
 from runner.passwords import hide, kept
+from runner.ranks.around import Place
+from runner.ranks.group import Ranks
 from runner.record import Membership, Record, Repetition, introduce, model_name, publish_model, summarise, take_up
 from runner.reporting import Reporter
 from runner.screen import Screen
@@ -71,9 +73,38 @@ def run(
     if len(choices) > 1:
         rerun = _rerun(kept(_own(cfg)))
         return several.run_in_several(cfg, folder, choices, rerun=rerun, member=member, repetition=repetition)
-    choice = choices[0]
-    ranks = several.joined(place, choice)
+    ranks = several.joined(place, choices[0])
     ranks.from_first(str(folder.absolute()))
+    return _run_here(
+        cfg,
+        folder,
+        clock=clock,
+        hardware=hardware,
+        choice=choices[0],
+        place=place,
+        ranks=ranks,
+        member=member,
+        trial=trial,
+        owns_process=owns_process,
+        repetition=repetition,
+    )
+
+
+def _run_here(
+    cfg: DictConfig,
+    folder: Path,
+    *,
+    clock: _Clock,
+    hardware: Hardware,
+    choice: Choice,
+    place: Place | None,
+    ranks: Ranks,
+    member: Membership | None,
+    trial: Trial | None,
+    owns_process: bool,
+    repetition: Repetition | None,
+) -> dict[str, Any]:
+    """As the only process, or as the first of several: the one that tracks, talks and writes."""
     screen = Screen()
     folder.mkdir(parents=True, exist_ok=True)
     screen.say(f"device: {choice.device} ({choice.reason})")
@@ -83,9 +114,7 @@ def run(
     with _publishing(cfg, folder, member) as publisher:
         with loading():
             importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
-        goes_on = any((folder / "checkpoints").glob("last*.pt"))
-        local_num = place.local_num if place else 1
-        parts = several.prepare_in_turn(cfg, ranks, torch.device(choice.here), goes_on=goes_on, local_num=local_num)
+        parts = several.prepare_in_turn(cfg, ranks, torch.device(choice.here), folder=folder, place=place)
         if repetition is not None:
             repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)

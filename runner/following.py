@@ -41,9 +41,7 @@ def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> di
     record = Record()
     with _log(folder / told.FOLDER / f"{place.rank}.log"):
         try:
-            goes_on = any((folder / "checkpoints").glob("last*.pt"))
-            device = torch.device(own.here)
-            parts = several.prepare_in_turn(cfg, ranks, device, goes_on=goes_on, local_num=place.local_num)
+            parts = several.prepare_in_turn(cfg, ranks, torch.device(own.here), folder=folder, place=place)
         except RunnerError as error:
             told.tell(folder, place.rank, str(error), faults=error.faults)
             raise

@@ -74,7 +74,7 @@ def joined(place: Place | None, choice: Choice) -> Ranks:
     return join(place, backend=backend_of(choice.here), device=torch.device(choice.here))
 
 
-def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, goes_on: bool, local_num: int) -> Parts:
+def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: Place | None) -> Parts:
     """parts.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
 
     Each draws numbers of its own from then on, the first one those of a run alone.
@@ -86,7 +86,8 @@ def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, goes
         divide = dividing(device, ranks.num)
     if not ranks.is_first:
         ranks.from_first(None)
-    parts = prepare(cfg, device, goes_on=goes_on, num_processes=local_num, divide=divide)
+    goes_on = any((folder / "checkpoints").glob("last*.pt"))
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=place.local_num if place else 1, divide=divide)
     if ranks.is_first:
         ranks.from_first(None)
     else:
