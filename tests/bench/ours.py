@@ -1,8 +1,8 @@
 """This project, by its own command line, with the network and the data of all the others.
 
---variant: any of compiled, graph, two (processes), parts (of two), unguarded, terminal (with a progress bar), paused (the publisher stands
-still while it trains), busy (another process computes beside it), joined with +. --words: more words for our command line.
-Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
+--variant: any of compiled, graph, two (processes), parts (of two), unguarded, terminal (with a progress bar), paused (the
+publisher stands still while it trains), busy (another process computes beside it), joined with +. --words: more words for
+our command line. Beside what all tell: process_seconds (the whole command), publisher_cpu_seconds, seconds_after_last_step.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def main() -> None:
         {name: run(name, steps=given.steps, threads=given.threads) for name in SWITCHES} for _ in range(given.repeats)
     ]
     print(header(given.repeats, given.threads))
-    print("| on | µs a step, median | lowest to highest | times all off, medians | lowest ones | first steps, s |")
+    print(
+        "| on | µs a step, median | lowest to highest | times all off, medians | times all off, lowest | first steps, s |"
+    )
     print("|---|---|---|---|---|---|")
     off = [step_us(turn[ALL_OFF]) for turn in turns]
     for name in SWITCHES:
