@@ -76,7 +76,6 @@ class Shards:
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         """model.load_state_dict() of whole tensors, or of what whole() gave this process."""
-        self.let_go()
         like = model.state_dict()
         model.load_state_dict({key: _part(value, like.get(key)) for key, value in state.items()})
 

@@ -173,15 +173,18 @@ def alone():
     distributed.destroy_process_group()
 
 
-def test_new_weights_are_seen_after_a_measurement(alone):
-    """What a measurement has brought together would hide them."""
-    model = Blocks().eval()
-    shards = alone([model])
+def test_new_averages_are_seen_after_a_measurement(alone):
+    """What a measurement has brought together would hide them: they change in place."""
+    model, mean = Blocks(), Blocks()
+    shards = alone([model, mean])
+    average = AveragedWeights(model, decay=0.0, mean=mean)
+    shards.load_model(model, {key: torch.zeros_like(value) for key, value in Blocks().state_dict().items()})
     judge = shards.within(by_parts)
     with torch.no_grad():
-        before = judge(model, torch.ones(2, 3))["loss"]
-        shards.load_model(model, {key: torch.zeros_like(value) for key, value in Blocks().state_dict().items()})
-        after = judge(model, torch.ones(2, 3))["loss"]
+        before = judge(mean, torch.ones(2, 3))["loss"]
+        shards.let_go()
+        average.update()
+        after = judge(mean, torch.ones(2, 3))["loss"]
     assert before != 0 and after == 0
 
 
