@@ -92,6 +92,7 @@ def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
 def main() -> None:
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
+    app.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
     with hydra_session(["runner"]):
         cfg = cli.composed_with(composer([]), words)
         train(cfg, root / "whole")  # here: what it imports, the forks have

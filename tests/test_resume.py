@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(own_folder):
             began = ready.stat().st_mtime_ns if ready.exists() else 0
             while process.poll() is None and not (ready.exists() and ready.stat().st_mtime_ns != began):
                 time.sleep(0.005)  # for a checkpoint of this process
-            time.sleep(draw.uniform(0, 0.2 + 0.2 * number))  # longer and longer: it must come to its end
+            time.sleep(draw.uniform(0, 0.3 + 0.8 * number))  # longer and longer: it must come to its end
             process.send_signal(signal.SIGKILL)
             if process.wait() == 0:
                 break
