@@ -271,9 +271,8 @@ def _rerun(own: DictConfig) -> str:
 def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> None:
     sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
     screen.say(f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}")
-    screen.say(
-        f"model:  {model_name(cfg)}, {parts.num_parameters:,} parameters, {cfg.train.precision}{parts.layout and ', '}{parts.layout}"
-    )
+    words = (model_name(cfg), f"{parts.num_parameters:,} parameters", cfg.train.precision, parts.layout, parts.threads)
+    screen.say(f"model:  {', '.join(word for word in words if word)}")
     if parts.weights:
         screen.say(f"starts: {parts.weights}")
     screen.say(f"folder: {_short(folder)}")

@@ -80,7 +80,8 @@ def takes_channels_last(
 
 
 def automatic_threads(num_processes: int = 1) -> int:
-    """Threads of a training on the CPU: all but one, which is left to the process that publishes; shared by its processes.
+    """Threads of a training on the CPU whose work nobody knows: all but one, which is left to the process that publishes;
+    shared by its processes.
 
     A core that two share stalls every parallel kernel at its end: with both cores of a busy machine a small MLP took 68
     steps a second, with one of them over 1,000 (2 cores, 2026-11). OMP_NUM_THREADS, where it is set, is obeyed.

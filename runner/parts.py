@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from runner.targets import faults as target_faults
 from runner.tasks.checks import trains_nothing
 from runner.tasks.names import is_rising
 from runner.tasks.task import Task
+from runner.threads import flops_a_product, threads_worth
 
 if TYPE_CHECKING:
     from runner.ranks.sharding import Shards
@@ -74,6 +75,7 @@ class Parts:
     limits: Limits
     best: Best
     shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
+    threads: str = ""  # that compute on the CPU, in words, where the work decides it
 
     @property
     def kept_model(self) -> nn.Module:
@@ -138,7 +140,8 @@ def prepare(
     num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
-    return prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on, divide=divide)
+    parts = prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on, divide=divide)
+    return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
 
 
 def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
@@ -234,6 +237,30 @@ def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
         return ""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
     return f"channels last ({why})"
+
+
+def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
+    """Gives a CPU's steps as many threads as their work is worth, where nobody has said how many, and says why.
+
+    A run that reads its rows beside the training keeps what set_switches() gave it.
+    """
+    most = backends.THREADS
+    if (
+        parts.device.type != "cpu"
+        or cfg.backends.cpu.num_threads
+        or most == 1
+        or isinstance(parts.splits.train, Dataset)
+    ):
+        return ""
+    batch = next(iter(parts.train.epoch(0)))
+    states = backends.generator_states(parts.device)
+    flops = flops_a_product(parts.task, parts.model, batch, autocast=parts.precision.autocast)
+    backends.set_generator_states(states, parts.device)
+    if flops is None:
+        return ""
+    threads = threads_worth(flops, most=most)
+    torch.set_num_threads(threads)
+    return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
 
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from runner.backends import automatic_threads
+from runner.backends import THREADS
 from runner.bench.sizes import Bench, Figures, Sizes
 from runner.bench.works import at_once, works
 from runner.device import Hardware, precisions
@@ -23,12 +23,12 @@ def measure(hardware: Hardware, *, sizes: Sizes, say: Callable[[str], None]) -> 
     """Every usable device, one after the other; the keys name the units.
 
     devices: by name, medians; `lowest` and `highest` repeat the keys. failed: causes by device. at_once: of the first
-    two accelerators, or None. The CPU gets as many threads as a run takes. say: is told each work before it begins.
+    two accelerators, or None. The CPU gets as many threads as a run takes at most. say: is told each work before it begins.
     """
     devices: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     benches: dict[str, Bench] = {}
-    with _threads_of_a_run() as num_threads:
+    with _all_threads() as num_threads:
         for name, gpu in hardware.devices().items():
             if why_not(name, hardware) is not None:
                 continue
@@ -120,9 +120,9 @@ def _nested(values: dict[str, float]) -> dict[str, Any]:
 
 
 @contextmanager
-def _threads_of_a_run() -> Iterator[int]:
+def _all_threads() -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(automatic_threads())
+    torch.set_num_threads(THREADS)
     try:
         yield torch.get_num_threads()
     finally:

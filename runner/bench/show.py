@@ -76,7 +76,9 @@ def remarks(facts: Mapping[str, Any]) -> list[str]:
         )
     if facts["devices"]:
         threads = facts["num_threads"]
-        lines.append(f"medians (lowest-highest); the CPU with {threads} thread{'s'[: threads > 1]}, as a run takes")
+        lines.append(
+            f"medians (lowest-highest); the CPU with {threads} thread{'s'[: threads > 1]}, as many as a run takes at most"
+        )
     if facts["not_kept"]:
         return [*lines, f"not kept: {facts['not_kept']}"]
     return [*lines, f"kept     {facts['kept']}", f"picture  {facts['picture']}"]

@@ -154,10 +154,7 @@ class Costs:
             self.peak = moment
 
     def _count(self, done: Operation, output: Tensor) -> None:
-        formula, own = flop_registry.get(done.op._overloadpacket), FLOPS.get(done.name)
-        flops = (
-            int(formula(*done.args, **done.kwargs, out_val=done.result)) if formula else own(done.args) if own else 0
-        )
+        flops = flops_of(done.op, done.args, done.kwargs, done.result)
         touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
         self.num_kernels += 1
         self.flops[self._phase_now] += flops
@@ -169,6 +166,14 @@ class Costs:
         self.compute_seconds += computing
         self.memory_seconds += moving
         self.roofline_seconds += max(computing, moving)  # Williams, Waterman and Patterson 2009
+
+
+def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating point operations of a call of a kernel; 0 for what is no product."""
+    if formula := flop_registry.get(op._overloadpacket):
+        return int(formula(*args, **kwargs, out_val=result))
+    own = FLOPS.get(op._overloadpacket.__name__)
+    return own(args) if own else 0
 
 
 def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:

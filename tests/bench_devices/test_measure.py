@@ -8,7 +8,7 @@ import torch
 from bench_devices.figures import MACHINE, TINY
 from simulated import run_simulated
 
-from runner.backends import automatic_threads
+from runner.backends import THREADS
 from runner.bench import exercise
 from runner.bench.measure import cause, measure
 from runner.bench.sizes import Bench, Sizes
@@ -62,9 +62,9 @@ def test_each_figure_lies_within_its_spread(here):
 def other_settings():
     """Settings of torch that measuring changes on its way."""
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    torch.set_num_threads(automatic_threads() + 1)
+    torch.set_num_threads(THREADS + 1)
     torch.set_float32_matmul_precision("high")
-    yield automatic_threads() + 1, "high"
+    yield THREADS + 1, "high"
     torch.set_num_threads(before[0])
     torch.set_float32_matmul_precision(before[1])
 
@@ -73,7 +73,7 @@ def test_torch_is_left_as_it_was(other_settings):
     seen = []
     machine = replace(probe(), cuda=(), xpu=(), mps=None)
     facts = measure(machine, sizes=TINY, say=lambda work: seen.append(torch.get_num_threads()))
-    assert set(seen) == {facts["num_threads"]} == {automatic_threads()}
+    assert set(seen) == {facts["num_threads"]} == {THREADS}
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == other_settings
 
 

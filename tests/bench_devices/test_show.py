@@ -66,8 +66,11 @@ def test_what_else_is_said_stands_below():
     assert lines[1] == (
         "cuda:0 and cuda:1, a large product each: at once 1.97 times (1.90-1.99) faster than one after the other"
     )
-    assert "the CPU with 7 threads, as a run takes" in lines[2]
-    assert "the CPU with 1 thread, as a run takes" in show.remarks({**facts(), **KEPT, "num_threads": 1})[0]
+    assert "the CPU with 7 threads, as many as a run takes at most" in lines[2]
+    assert (
+        "the CPU with 1 thread, as many as a run takes at most"
+        in show.remarks({**facts(), **KEPT, "num_threads": 1})[0]
+    )
 
 
 def test_it_is_measured_anew_kept_and_drawn(own_cache):
