@@ -15,8 +15,8 @@ from runner.tasks.task import Task
 from runner.watch.costs import flops_of
 
 #: floating point operations of a product, for each of which a thread pays: below, the others are waited for longer than
-#: they help. An MLP 64-128-128-10 takes 1.5 times as long with 2 threads as with 1 (2.2 MFLOP a product), a CNN of 8 and 16
-#: channels on 8x8 pixels 0.76 (2.8), an MLP 64-512-512-10 0.66 (26); batches of 128, 2 hyperthreads, 2026-11
+#: they help. With 2 threads the bench's MLP (1.2 MFLOP a product) takes 1.5 times as long as with 1, its CNN 0.78 (README); nets
+#: between 2 and 10 went either way from one time to the next (34 of them, each 5 times, 2 shared cores, 2026-11)
 FLOPS_A_THREAD = 1.25e6
 #: rows that are computed to count what a batch takes
 FEW_ROWS = 8
