@@ -94,6 +94,8 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
         (["model.hidden_sizes=[512,512]"], "2 of 2 threads (auto: ", 2),
         (["model.hidden_sizes=[512,512]", "backends.cpu.num_threads=1"], "", 1),
         (["model.hidden_sizes=[16]", "backends.cpu.num_threads=2"], "", 2),
+        (["model.hidden_sizes=[512,512]", "data.residency=stream"], "2 of 2 threads (auto: ", 2),
+        (["model.hidden_sizes=[512,512]", "data.residency=stream", "data.num_workers=1"], "", 1),
     ],
 )
 def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, capsys, monkeypatch):

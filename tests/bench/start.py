@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from table import HERE, environment, header
+from table import HERE, environment, header, orders
 from work import HIDDEN, arrays
 
 BARE = "bare script: torch, mlflow, the same steps, logged once"
@@ -56,15 +56,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as place:
         inputs, targets = arrays()
         np.savez(Path(place) / "rows.npz", x=inputs, y=targets)
-        for turn in range(given.repeats):
-            typed = commands(steps=given.steps, threads=given.threads)
-            for number, (name, command) in enumerate(typed.items()):
+        typed = commands(steps=given.steps, threads=given.threads)
+        found: dict[str, list[float]] = {name: [] for name in typed}
+        for turn, order in enumerate(orders(typed, given.repeats)):
+            for number, name in enumerate(order):
                 folder = Path(place) / f"{turn}-{number}"
-                found.setdefault(name, []).append(timed(command, folder, threads=given.threads))
+                found[name].append(timed(typed[name], folder, threads=given.threads))
     print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
     print("| from Enter to the prompt | s, median | lowest to highest | times the bare script, median of the turns |")
     print("|---|---|---|---|")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from table import Result, header, measure, step_us
+from table import Result, header, measure, orders, step_us
 
 TRACKED, UNTRACKED = {"log-every": 1}, {"log-every": 0}
 OFF = "placement.guard=off train.checkpoint_every_seconds=null"
@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     turns = [
-        {name: run(name, steps=given.steps, threads=given.threads) for name in SWITCHES} for _ in range(given.repeats)
+        {name: run(name, steps=given.steps, threads=given.threads) for name in order}
+        for order in orders(SWITCHES, given.repeats)
     ]
     print(header(given.repeats, given.threads))
     print(

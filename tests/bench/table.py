@@ -11,11 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 STEPS = {"mlp": 2345, "cnn": 400, "transformer": 200}
 PACKAGES = ("torch", "mlflow", "numpy")
@@ -89,7 +92,7 @@ def main() -> None:
     print(header(given.repeats, given.threads, packages=(*PACKAGES, *found)))
     for size in STEPS if given.size == "all" else (given.size,):
         rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]
-        turns = [turn(rows, size, given) for _ in range(given.repeats)]
+        turns = [turn(order, size, given) for order in orders([(REFERENCE, 0), *rows], given.repeats)]
         print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
         print("\n".join(table(rows, turns)))
         for peer in peers:
@@ -122,10 +125,19 @@ def rows_of(peers: list[Peer], every: int, device: str) -> list[Row]:
     ]
 
 
-def turn(rows: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
-    """Each row once, and the limit that logs nothing, which all are compared with. A row that fails is told and left out."""
+def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
+    """Who runs when in each turn: each turn begins with another, as the first of a turn came out slow (issue 7)."""
+    each = list(dict.fromkeys(names))
+    starts = [number * len(each) // repeats for number in range(repeats)]
+    return [each[start:] + each[:start] for start in starts]
+
+
+def turn(order: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
+    """Each row once, the limit that logs nothing, which all are compared with, among them. One that fails is told and left
+    out.
+    """
     results = {}
-    for peer, every in dict.fromkeys([(REFERENCE, 0), *rows]):
+    for peer, every in order:
         steps = given.steps or STEPS[size]
         if peer.is_slow and every == 1:
             steps = min(steps, given.most_steps)

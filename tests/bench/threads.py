@@ -6,7 +6,7 @@ import argparse
 import os
 import statistics
 
-from table import STEPS, header, measure, step_us
+from table import STEPS, header, measure, orders, step_us
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
         turns = [
             {
                 way: step_us(
-                    measure("ours.py", flags | {"words": f"backends.cpu.num_threads={num}"}, threads=given.most)
+                    measure("ours.py", flags | {"words": f"backends.cpu.num_threads={ways[way]}"}, threads=given.most)
                 )
-                for way, num in ways.items()
+                for way in order
             }
-            for _ in range(given.repeats)
+            for order in orders(ways, given.repeats)
         ]
         for way in ways:
             found = [turn[way] for turn in turns]
