@@ -150,7 +150,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
     shared, node = config.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
-    loaders, residency = _loaders(cfg, shared, source, splits, device)
+    loaders, residency = _loaders(cfg, shared, source, splits, device, num_processes)
     return Data(source, splits, residency, loaders)
 
 
@@ -271,7 +271,7 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 
 
 def _loaders(
-    cfg: DictConfig, shared: dict[str, Any], source: Source, splits: Splits, device: torch.device
+    cfg: DictConfig, shared: dict[str, Any], source: Source, splits: Splits, device: torch.device, num_processes: int
 ) -> tuple[dict[str, Batches], str]:
     train_size = cfg.train.batch_size
     eval_size = cfg.train.eval_batch_size or train_size
@@ -290,6 +290,7 @@ def _loaders(
             seed=cfg.seed,
             shuffle=name == "train",
             num_workers=shared["num_workers"],
+            num_processes=num_processes,
         )
         reason = reason or why
         if source.finish is not None:  # a copy each: one is in training mode, the others are not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ __all__ = ["Batches", "Resident", "Streamed", "load", "permutation"]
 
 #: a set is kept on the device when it takes at most this part of the free memory; the rest is for the step
 MOST_OF_FREE_MEMORY = 0.5
+#: processes that read a Dataset, where nothing is said: more only help where a row takes very long
+MOST_WORKERS = 4
 
 
 class Batches(Protocol):
@@ -59,17 +62,31 @@ def load(
     seed: int,
     shuffle: bool,
     num_workers: int | None = None,
+    num_processes: int = 1,
 ) -> tuple[Batches, str]:
     """The loader for a split, and why it is the one. `residency`: auto, device or stream.
 
     free_bytes: of the device; None where nobody can tell. num_workers: of a streamed set, None for automatic.
+    num_processes: that train on this machine, and load each its own.
     Raises: RunnerError for a set that is asked to lie on the device and can't.
     """
     on_device, reason = _residency(rows, residency, device=device, free_bytes=free_bytes)
     if on_device:
         return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
-    streamed = Streamed(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, num_workers=num_workers)
+    workers = automatic_workers(rows, num_processes) if num_workers is None else num_workers
+    streamed = Streamed(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, num_workers=workers)
     return streamed, reason
+
+
+def automatic_workers(rows: Any, num_processes: int = 1) -> int:
+    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most.
+
+    num_processes: that train on this machine and share its CPUs; each has one reader at least.
+    """
+    if not isinstance(rows, Dataset):
+        return 0
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, allowed // num_processes))
 
 
 def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int | None) -> tuple[bool, str]:

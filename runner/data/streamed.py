@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -18,16 +17,12 @@ from runner.data.resident import batches_a_gather
 from runner.data.shard import Shard, Share
 from runner.placement import in_batches, map_tensors, move, num_rows, tensors
 
-#: processes that read a Dataset, where nothing is said: more only help where a row takes very long
-MOST_WORKERS = 4
-
 
 class Streamed:
     """Batches that come over one by one, in Resident's order: for what is too big for the device, or is no tensor.
 
     rows: nested tensors, or a map-style Dataset, whose rows are put together by torch's rules. num_workers: processes
-    that read; None for none with tensors in memory and a few with a Dataset. They stay from one epoch to the next and
-    end with `close()`, or with an epoch that is left in the middle.
+    that read; they stay from one epoch to the next and end with `close()`, or with an epoch that is left in the middle.
     """
 
     def __init__(
@@ -38,12 +33,12 @@ class Streamed:
         device: torch.device,
         seed: int,
         shuffle: bool,
-        num_workers: int | None = None,
+        num_workers: int = 0,
     ) -> None:
         self._rows, self.batch_size = rows, batch_size
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
         self._device, self._seed, self._shuffle = device, seed, shuffle
-        self._num_workers = automatic_workers(rows) if num_workers is None else num_workers
+        self._num_workers = num_workers
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._idle: Reader | None = None
         self.device_bytes = 0
@@ -161,11 +156,3 @@ def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.cu
             tensor.record_stream(current)  # made on `side`: else the next copy may get its memory while a step reads it
         ahead = copy()
         yield batch
-
-
-def automatic_workers(rows: Any) -> int:
-    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most."""
-    if not isinstance(rows, Dataset):
-        return 0
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, allowed)

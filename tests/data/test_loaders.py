@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from runner.data.loaders import Resident, Streamed, load
+from runner.data import loaders
+from runner.data.loaders import Resident, Streamed, automatic_workers, load
 from runner.errors import RunnerError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -78,3 +79,13 @@ def test_both_kinds_give_the_same_batches():
     assert (type(resident), type(streamed)) == (Resident, Streamed)
     for mine, other in zip(resident.epoch(0), streamed.epoch(0), strict=True):
         assert all(map(torch.equal, mine, other))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "num_processes", "workers"),
+    [(1, 1, 1), (2, 1, 2), (16, 1, 4), (16, 4, 4), (16, 8, 2), (2, 2, 1), (2, 8, 1)],
+)
+def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_processes, workers, monkeypatch):
+    monkeypatch.setattr(loaders.os, "sched_getaffinity", lambda _: range(cpus), raising=False)
+    assert automatic_workers(Rows(), num_processes) == workers
+    assert automatic_workers(ROWS, num_processes) == 0
