@@ -141,7 +141,7 @@ class Keeper:
         self._turn = turn = self._turn + 1
         with self._lock:
             self._waiting[name] = turn, self.newest[name]
-        self._background.do(lambda: self._write(name, turn))
+        self._background.do_settled(lambda: self._write(name, turn))  # its rows are in the journal before it
 
     def _write(self, name: str, turn: int) -> None:
         """In the background. An overtaken one is left out, and not written as the newer one.

@@ -159,8 +159,8 @@ class MetricBuffer:
                 self._place.fill_(self._filled % len(self._rows))
         self._wait_for_copy_out_of(1 - half)
         notes, self._notes = self._notes, {}
-        last_step = self.step - left
-        self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes))
+        last_step, pulled = self.step - left, (time.perf_counter(), time.time())
+        self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes, pulled))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._names = tuple(f"train/{name}" for name in values)
@@ -204,10 +204,13 @@ class MetricBuffer:
         num_steps: int,
         last_step: int,
         notes: dict[str, list[tuple[int, float]]],
+        pulled: tuple[float, float],
     ) -> None:
-        if copied is not None:
+        # the disk may have kept this thread: what was over when it was pulled is not late
+        (before, clock_before), (now, clock) = self._seen, pulled
+        if copied is not None and (now <= before or not copied.query()):
             copied.synchronize()
-        (before, clock_before), (now, clock) = self._seen, (time.perf_counter(), time.time())
+            now, clock = time.perf_counter(), time.time()
         self._seen = now, clock
         values = host.numpy()
         ends = np.minimum(np.arange(1, len(values) + 1) * self._every, num_steps)

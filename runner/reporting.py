@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,6 +17,8 @@ class Reporter:
     """Sends what was measured to the journal, the publisher, the screen and the record.
 
     A run that is taken up again measures some steps anew: what the journal has of them is not written twice.
+
+    All but means() runs in the background thread. What window() and values() take is in the journal after settle().
     """
 
     def __init__(
@@ -28,10 +28,11 @@ class Reporter:
         self._batch_rows = batch_rows
         self._sums: dict[str, float] = {}
         self._num_rows = 0
-        self._turn = threading.Lock()
+        self._waiting: list[Points] = []
+        self._num_waiting = 0  # of the points that are counted
 
     def window(self, window: Window) -> None:
-        """Runs in the background thread: the disk may take its time."""
+        """The training's rows since the last window."""
         new = window.steps > self._record.journaled.get(window.names[0], 0)
         blocks = []
         if new.any():
@@ -51,22 +52,30 @@ class Reporter:
             steps, values = np.array([step for step, _ in points]), np.array([[value] for _, value in points])
             blocks.append(Points((name,), steps, np.full(len(points), now_ms), values))
             self._record.metrics[name] = points[-1][1]
-        self._journal.blocks(blocks)
+        self._waiting += blocks
+        self._num_waiting += int(new.sum()) * len(window.names)
         self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
-        self._count(int(new.sum()) * len(window.names))
         for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
             self._sums[name] = self._sums.get(name, 0.0) + float(total)
         self._num_rows += len(window.values)
-        if self._publisher is not None:
-            self._publisher.wake()
         self._screen.window(window)
 
-    def values(self, values: Mapping[str, float], *, step: int) -> None:
+    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """The values of a whole split, at `step`."""
         self._record.metrics |= values
-        blocks = self._one_row(values, step, int(time.time() * 1000))
-        self._journal.blocks(blocks)
-        self._count(sum(block.values.size for block in blocks))
+        blocks = self._one_row(values, step, time_ms)
+        self._waiting += blocks
+        self._num_waiting += sum(block.values.size for block in blocks)
+
+    def settle(self) -> None:
+        """Brings what waits to the disk, at once, and tells the publisher. Raises: OSError; it all waits on then."""
+        if not self._waiting:
+            return
+        self._journal.blocks(self._waiting)
+        self._record.points += self._num_waiting
+        self._waiting, self._num_waiting = [], 0
+        if self._publisher is not None:
+            self._publisher.wake()
 
     def means(self) -> dict[str, float]:
         """The means over the training's points since the last call."""
@@ -79,10 +88,6 @@ class Reporter:
         row = np.array([list(new.values())], dtype=np.float64)
         return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
 
-    def _count(self, num_points: int) -> None:
-        with self._turn:  # windows are counted by the background thread, a split's values by the training's
-            self._record.points += num_points
-
     def _is_new(self, name: str, step: int) -> bool:
         return step > self._record.journaled.get(name, 0)
 
@@ -93,7 +98,10 @@ class Unheard:
     def window(self, window: Window) -> None:
         pass
 
-    def values(self, values: Mapping[str, float], *, step: int) -> None:
+    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
+        pass
+
+    def settle(self) -> None:
         pass
 
     def means(self) -> dict[str, float]:

@@ -75,7 +75,7 @@ class Training:
         """
         self.cfg, self.parts, self.record, self.stop = cfg, parts, record, stop
         self._reporter, self.screen, self._trial = reporter, screen, trial
-        self.background = Background()
+        self.background = Background(reporter.settle)
         self.ranks, self.folder = ranks, folder
         self.keeper = Keeper(folder / "checkpoints", self.background, writes=ranks.is_first)
         self.buffer = MetricBuffer(
@@ -134,7 +134,8 @@ class Training:
             if parts.shards is not None:
                 parts.shards.let_go()
         values = {f"{split}/{name}": value for name, value in found.items()}
-        self._reporter.values(values, step=self.progress.step)
+        now = int(time.time() * 1000)
+        self.background.do(partial(self._reporter.values, values, step=self.progress.step, time_ms=now))
         if split == "val" and (fault := _no_such_metric(parts.best.metric, values)):
             if parts.limits.patience is not None:  # it would never stop early
                 raise RunnerError(fault)

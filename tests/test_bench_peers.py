@@ -183,7 +183,11 @@ def test_a_peer_that_fails_is_told_and_the_others_are_measured(bench, monkeypatc
 
     monkeypatch.setattr(table, "measure", measure)
     rows = [(table.PEERS[name], 50) for name in ("textbook", "ours")]
-    turns = [table.turn(rows, "cnn", SimpleNamespace(steps=7, most_steps=300, device="cpu", threads=1))]
+    turns = [
+        table.turn(
+            [(table.REFERENCE, 0), *rows], "cnn", SimpleNamespace(steps=7, most_steps=300, device="cpu", threads=1)
+        )
+    ]
     _, _, broken, whole = table.table(rows, turns)
     assert "it broke" in capsys.readouterr().err
     assert broken.startswith(f"| {rows[0][0].name} | each 50th step | failed |")
@@ -213,6 +217,13 @@ def test_rows_are_what_is_installed_and_fits_the_device_and_the_logging(bench, m
     }
 
 
+def test_each_turn_begins_with_another(bench):
+    orders = bench("table").orders
+    assert orders("abbc", 3) == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert orders("abcd", 2) == [["a", "b", "c", "d"], ["c", "d", "a", "b"]]
+    assert orders("ab", 5)[0] == ["a", "b"]
+
+
 def test_a_slow_peer_is_cut_where_it_logs_each_step(bench, monkeypatch):
     table = bench("table")
     asked = []
@@ -224,7 +235,7 @@ def test_a_slow_peer_is_cut_where_it_logs_each_step(bench, monkeypatch):
     monkeypatch.setattr(table, "measure", measure)
     given = SimpleNamespace(steps=None, most_steps=300, device="cpu", threads=1)
     rows = [(table.PEERS[name], every) for name in ("limit", "ours", "textbook") for every in (1, 0)]
-    table.turn(rows, "mlp", given)
+    table.turn(*table.orders([(table.REFERENCE, 0), *rows], 1), "mlp", given)
     assert asked == [
         ("limit.py", 2345, 0),
         ("limit.py", 2345, 1),

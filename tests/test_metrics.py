@@ -1,3 +1,6 @@
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +73,22 @@ def test_points_carry_increasing_times_within_the_window(background):
     background.wait()
     times = np.concatenate([window.times_ms for window in windows])
     assert (np.diff(times) >= 0).all()
+
+
+def test_points_carry_the_times_of_their_steps_however_late_the_background_is(background):
+    buffer, windows = make(background, "cpu", pull_every=5)
+    gate = threading.Event()
+    background.do(gate.wait)
+    fill(buffer, range(5))
+    between = time.time() * 1000
+    fill(buffer, range(5))
+    after = time.time() * 1000
+    time.sleep(0.05)
+    gate.set()
+    background.wait()
+    assert windows[0].times_ms[-1] <= between
+    assert int(between) - 1 <= windows[1].times_ms[0] <= windows[1].times_ms[-1] <= after
+    assert all(window.seconds > 0 for window in windows)
 
 
 def test_notes_are_host_numbers_that_travel_with_the_window(background):

@@ -100,12 +100,13 @@ def test_steps_after_the_checkpoint_are_not_written_twice(own_folder):
     words = [*WORDS["plain"], "train.checkpoint_every_steps=10"]
     train(words, "whole")
     script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import cli, metrics\n"
-        "deliver = metrics.MetricBuffer._deliver\n"
-        "def die_later(self, host, copied, n, last, notes):\n"
-        "    deliver(self, host, copied, n, last, notes)\n"
-        "    if last >= 24: os.kill(os.getpid(), 9)\n"
-        "metrics.MetricBuffer._deliver = die_later\n"
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import cli, reporting\n"
+        "take = reporting.Reporter.window\n"
+        "def die_later(self, window):\n"
+        "    take(self, window)\n"
+        "    self.settle()\n"
+        "    if window.steps[-1] >= 24: os.kill(os.getpid(), 9)\n"
+        "reporting.Reporter.window = die_later\n"
         "cli.main(sys.argv[2:])"
     )
     command = [sys.executable, "-c", script, str(compose.HERE.parent), *COMMON, *words, "hydra.run.dir=parts"]
