@@ -98,6 +98,14 @@ def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
     background.close()
 
 
+def test_what_it_builds_on_is_settled_before_it(tmp_path):
+    seen = []
+    background = Background(lambda: seen.append((tmp_path / "last.pt").exists()))
+    Keeper(tmp_path, background).keep("last", {"step": 1})
+    background.close()
+    assert not seen[0] and seen[-1]
+
+
 def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
     save(state(), tmp_path / "last.pt")
     (tmp_path / "last.pt").write_bytes(b"torn")

@@ -1,11 +1,18 @@
 """What was measured reaches the journal, in one write where the disk was busy, and also when it was full for a while."""
 
+import importlib
+import json
+import threading
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from runner import cli
 from runner.metrics import Window
 from runner.record import Record
 from runner.reporting import Reporter
+from runner.tracking import journal as journal_module
 from runner.tracking.journal import Journal, read_points
 
 
@@ -51,3 +58,46 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkey
     points = read_points(tmp_path)
     assert [row[0] for row in points["train/loss"]] == [1, 2]
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
+
+
+LATE = """
+import threading
+from torch.nn import functional as F
+
+late, calls = threading.Event(), 0
+
+def task(model, batch):
+    global calls
+    calls += model.training
+    if calls == 100:
+        late.set()
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+"""
+
+
+def test_a_disk_that_takes_its_time_holds_no_step(own_folder, monkeypatch):
+    """The first window's write is over when 20 more windows and three epochs are behind it."""
+    Path("late_tasks.py").write_text(LATE)
+    is_late, sync = [], journal_module._sync
+
+    def slow(fd):
+        if threading.current_thread().name == "runner-background":
+            is_late.append(importlib.import_module("late_tasks").late.wait(30))
+        sync(fd)
+
+    monkeypatch.setattr(journal_module, "_sync", slow)
+    words = ("device=cpu", "model=mlp", "tracking.enabled=false", "task=own", "task.function._target_=late_tasks.task")
+    sizes = (
+        "data.limit=340",
+        "train.batch_size=8",
+        "train.num_epochs=5",
+        "metrics.pull_every=5",
+        "placement.guard=off",
+    )
+    assert cli.main([*words, *sizes, "hydra.run.dir=run"]) == 0
+    assert is_late and all(is_late)
+    num_steps = json.loads(Path("run/summary.json").read_text())["num_steps"]
+    assert num_steps > 100
+    points = read_points(Path("run"))
+    assert [row[0] for row in points["train/loss"]] == list(range(1, num_steps + 1))
+    assert len(points["val/loss"]) == 5
