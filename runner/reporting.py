@@ -9,7 +9,7 @@ import numpy as np
 from runner.metrics import Window
 from runner.record import Record
 from runner.screen import Screen
-from runner.tracking.journal import Journal, Points
+from runner.tracking.journal import Journal, Points, UnsyncedError
 from runner.tracking.publisher import Publisher
 
 
@@ -68,10 +68,20 @@ class Reporter:
         self._num_waiting += sum(block.values.size for block in blocks)
 
     def settle(self) -> None:
-        """Brings what waits to the disk, at once, and tells the publisher. Raises: OSError; it all waits on then."""
+        """Brings what waits to the disk, at once, and tells the publisher.
+
+        Raises: OSError; it all waits on then, but for what the journal has all the same.
+        """
         if not self._waiting:
             return
-        self._journal.blocks(self._waiting)
+        try:
+            self._journal.blocks(self._waiting)
+        except UnsyncedError:
+            self._journaled()
+            raise
+        self._journaled()
+
+    def _journaled(self) -> None:
         self._record.points += self._num_waiting
         self._waiting, self._num_waiting = [], 0
         if self._publisher is not None:

@@ -60,6 +60,24 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkey
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
 
 
+def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, record, monkeypatch):
+    with Journal(tmp_path) as journal:
+        reporter = Reporter(record, journal=journal, publisher=None, screen=Screen(), batch_rows=1)
+
+        def refuse(fd):
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(journal_module, "_sync", refuse)
+            reporter.window(window(1))
+            with pytest.raises(OSError, match="Input/output error"):
+                reporter.settle()
+        reporter.window(window(2))
+        reporter.settle()
+    assert [row[0] for row in read_points(tmp_path)["train/loss"]] == [1, 2]
+    assert record.points == 2
+
+
 LATE = """
 import threading
 from torch.nn import functional as F

@@ -36,6 +36,10 @@ _sync = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasyn
 log = logging.getLogger("runner")
 
 
+class UnsyncedError(OSError):
+    """The journal has the record, and the disk did not answer for it: to append it again would have it there twice."""
+
+
 class Journal:
     """The one writer of a run folder's journal; any thread may append. An existing journal is continued."""
 
@@ -82,7 +86,10 @@ class Journal:
         self._append(encode_points(names, steps, times_ms, values))
 
     def blocks(self, blocks: Sequence[Points]) -> None:
-        """Appends some blocks of rows and waits for the disk once, 0.4 ms of the 0.5 that a block takes. Raises: as points()."""
+        """Appends some blocks of rows and waits for the disk once, 0.4 ms of the 0.5 that a block takes.
+
+        Raises: OSError when the disk does not take them, UnsyncedError when it has them and may lose them.
+        """
         if blocks:
             self._append(b"".join(encode_points(each.names, each.steps, each.times_ms, each.values) for each in blocks))
 
@@ -115,11 +122,11 @@ class Journal:
             try:
                 _sync(self._fd)
             except OSError as error:
-                raise self._refusal(error) from error
+                raise self._refusal(error, UnsyncedError) from error
 
-    def _refusal(self, error: OSError) -> OSError:
+    def _refusal(self, error: OSError, kind: type[OSError] = OSError) -> OSError:
         text = f"the run's journal can't grow ({error.strerror}); what it held before is safe, make room on the disk"
-        return OSError(error.errno, text, str(self.path))
+        return kind(error.errno, text, str(self.path))
 
     def _settle(self, folder: Path, say: Callable[[str], None]) -> int:
         """Says what is damaged and sets a torn tail aside. Returns where the next record goes."""

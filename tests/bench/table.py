@@ -133,9 +133,7 @@ def orders(names: Iterable[T], repeats: int) -> list[list[T]]:
 
 
 def turn(order: list[Row], size: str, given: argparse.Namespace) -> dict[Row, Result]:
-    """Each row once, the limit that logs nothing, which all are compared with, among them. One that fails is told and left
-    out.
-    """
+    """Each row once, among them the limit that logs nothing. One that fails is told and left out, but for that one."""
     results = {}
     for peer, every in order:
         steps = given.steps or STEPS[size]
