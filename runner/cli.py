@@ -23,6 +23,7 @@ from runner.errors import MISTAKE, Fault, RunnerError, report
 from runner.loading import loading
 from runner.ranks.around import Place, place_of
 from runner.summary import read_summary
+from runner.terminal import leave_unread
 from runner.words import MULTIRUN, sorted_words
 
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
@@ -35,7 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     _make_own_code_importable()
     try:
         verb = words.pop(0) if words and words[0] in VERBS else "train"
-        return VERBS[verb](words)
+        code = VERBS[verb](words)
+        print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
+        return code
     except RunnerError as error:
         place = place_of(os.environ)
         return (
@@ -49,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         exec("")
         return 130
     except BrokenPipeError:  # `... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_unread()
         return 0
 
 
@@ -113,7 +116,7 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
-        except RunnerError:
+        except (RunnerError, BrokenPipeError):
             raise
         except Exception as error:
             if composed or (is_sweep and not mistakes.is_about_composition(error)):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from runner.device import Gpu, Hardware, choose, diagnose, precisions, probe
 from runner.device.hardware import GIB
 from runner.device.missing import why_not
+from runner.terminal import Terminal
 
 
 def show(*, as_json: bool, measured: bool = False) -> int:
@@ -27,7 +27,7 @@ def show(*, as_json: bool, measured: bool = False) -> int:
 
         facts["bench"] = bench(hardware)
         if not as_json:
-            print_bench(facts["bench"], Console(highlight=False))
+            print_bench(facts["bench"], Terminal(soft_wrap=False))
     if as_json:
         print(json.dumps(facts, indent=2))
     return int(measured and not facts["bench"]["devices"])
@@ -64,7 +64,7 @@ def _device(name: str, gpu: Gpu, hardware: Hardware) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = Terminal(soft_wrap=False)
     console.print(_table(facts["devices"]))
     for item in facts["devices"]:
         if not item["usable"]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,24 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from runner.metrics import Window
+from runner.terminal import Terminal
 
 log = logging.getLogger("runner")
 
 #: the bar is drawn by whoever brings news, at most this often: a drawing thread of its own would take the lock from training
 SECONDS_BETWEEN_FRAMES = 0.25
 SECONDS_BETWEEN_LINES = 2.0
-
-
-class Terminal(Console):
-    """Where a person reads. When they have closed it (`... | head`, a lost connection), the work goes on in silence."""
-
-    def __init__(self) -> None:
-        super().__init__(highlight=False, soft_wrap=True)
-
-    def on_broken_pipe(self) -> None:
-        """Rich's own ends the process."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes there, too
 
 
 class Screen:

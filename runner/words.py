@@ -37,6 +37,8 @@ PLAIN_FLAGS = (
     "-sc",
 )
 MULTIRUN = {"-m", "--multirun"}
+#: Hydra does one of these
+ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
 
 
 def sorted_words(words: list[str], verbs: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -59,6 +61,9 @@ def sorted_words(words: list[str], verbs: Iterable[str]) -> tuple[list[str], lis
         else:
             following = next(rest, None) if not equals else value
             faults.append(_unknown_flag(name, following))
+    alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
+    if len(alone) > 1:
+        raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         return words, []  # these read their own words
     faults += [_not_a_verb(word, list(verbs)) for word in overrides if "=" not in word and not word.startswith("~")]

@@ -111,6 +111,8 @@ MISTAKES = [
     ("--epochs 3", "train.num_epochs=3"),
     ("--multi-run seed=1,2", "--multirun"),
     ("--allow", "--allow timm"),
+    ("-m seed=1,2 --cfg job", "-m or --cfg"),
+    ("--info searchpath --multirun", "--multirun or --info"),
     ("seed=1,2", "-m seed=1,2"),
     ("devices --jsn", "devices --json"),
     ("-cn nothing", "-cd FOLDER"),
@@ -197,6 +199,27 @@ def test_looking_loads_neither_torch_nor_mlflow(words, tmp_path):
     assert "hydra" in imported
     assert not imported & {"torch", "mlflow", "sklearn", "matplotlib", "optuna", "ray", "pandas"}
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--hydra-help", "--cfg job", "--info searchpath", "devices", "devices --json", "plan model=mlp"]
+)
+def test_who_has_read_enough_gets_no_error(words, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head` does
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "runner", *words.split()],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_words_may_stand_in_any_order(folder):

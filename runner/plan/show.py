@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from runner.plan.report import RUNS, size_of
+from runner.terminal import Terminal
 from runner.watch.finding import Finding
 
 MOST_PLACES = 8  # of tensors that lie elsewhere
@@ -19,7 +19,7 @@ STYLES = {"certain": "bold red", "likely": "yellow", "estimate": "cyan"}
 
 def show(plans: Sequence[dict[str, Any]], written: Sequence[Path]) -> None:
     """Prints each plan, and where they are written."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal()
     for plan in plans:
         if len(plans) > 1:
             console.print(Text(f"\n{plan['name']}", style="bold"))

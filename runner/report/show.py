@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from runner import ledger
 from runner.errors import Fault, RunnerError
 from runner.report import build, text
+from runner.terminal import Terminal
 
 ROOT = Path("multirun")
 
@@ -19,7 +18,7 @@ def show(folder: Path | None) -> int:
     if found is None:
         so = f"no sweep has run below {ROOT.absolute()}"
         raise RunnerError(Fault("report", so, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal()
     text.show(build.write(found), console)
     console.print(f"report  {found / 'report.html'}", markup=False)
     return 0

@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from runner.ledger import Job, Sweep
-from runner.screen import Terminal
 from runner.sweep.watch import Watch
+from runner.terminal import Terminal
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted
 SECONDS_BETWEEN_FRAMES = 0.5
