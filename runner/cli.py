@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     logging.raiseExceptions = False  # a log that can't be written, on a full disk, is no reason for a traceback
     _make_own_code_importable()
+    code = 0
     try:
         verb = words.pop(0) if words and words[0] in VERBS else "train"
         code = VERBS[verb](words)
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # `... | head` has read enough
         leave_unread()
-        return 0
+        return code
 
 
 def train(words: list[str]) -> int:

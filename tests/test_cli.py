@@ -222,6 +222,20 @@ def test_who_has_read_enough_gets_no_error(words, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    failing = "import sys; from runner import cli; cli.VERBS['ui'] = lambda words: print('so') or 1; sys.exit(cli.main(['ui']))"
+    try:
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is printed is met at the end
+        done = subprocess.run(
+            [sys.executable, "-c", failing], stdout=writing, cwd=tmp_path, env=environment, check=False
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 1
+
+
 def test_the_words_may_stand_in_any_order(folder):
     small = ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", OFF]
     assert cli.main([*small, "device=cpu", "-m", "seed=1,2", "hydra.sweep.dir=sweep"]) == 0
