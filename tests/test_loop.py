@@ -1,6 +1,7 @@
 import json
 import signal
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,8 +29,19 @@ def background():
     background.close()
 
 
-def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, on_step=None, gives_up=None, **limits):
-    """A small training; `values` are what the epochs' evaluations give."""
+def run(
+    background,
+    *,
+    values=(),
+    accumulate_steps=1,
+    schedule=None,
+    stop=None,
+    on_step=None,
+    gives_up=None,
+    progress=None,
+    **limits,
+):
+    """A small training; `values` are what the epochs' evaluations give. progress: where it is taken up."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,7 +49,7 @@ def run(background, *, values=(), accumulate_steps=1, schedule=None, stop=None, 
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(50, 4, generator=generator), torch.randint(2, (50,), generator=generator)
     buffer = MetricBuffer(CPU, windows.append, background=background, pull_every=7)
-    progress = Progress(best=Best("val/loss", "min"))
+    progress = progress or Progress(best=Best("val/loss", "min"))
     limits = Limits(**{"num_epochs": 4, "num_steps": 20, **limits})
     step = make_step(model, Classification(), optimizer=optimizer, precision=precision("fp32", device=CPU))
 
@@ -89,6 +101,35 @@ def test_the_best_weights_are_kept_and_patience_ends_the_run(background):
     assert (progress.best.value, progress.best.step, kept["best"]) == (0.5, 10, 2)
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_of_equal_values_the_first_is_the_best(background, mode):
+    progress = Progress(best=Best("val/loss", mode))
+    _, _, _, kept = run(background, values=[1.0, 1.0, 1.0], num_epochs=3, progress=progress)
+    assert (progress.best.step, kept["best"], progress.epochs_without_best) == (5, 1, 2)
+
+
+def taken_up(step, **told):
+    return Progress(best=Best("val/loss", "min", value=0.5, step=5), step=step, epoch=step // BATCHES, **told)
+
+
+def test_an_epoch_that_was_measured_is_not_measured_again_when_the_training_goes_on(background):
+    for measured, values in ((10, [0.4, 0.3]), (5, [0.6, 0.4, 0.3])):  # before its measurement, and after it
+        progress, waiting = taken_up(10, measured=measured), iter(values)
+        ending, _, windows, _ = run(background, values=waiting, progress=progress)
+        assert (ending, progress.step, progress.epoch, next(waiting, None)) == ("finished", 20, 4, None)
+        assert (progress.best.value, progress.best.step) == (0.3, 20) and sum(
+            len(window.steps) for window in windows
+        ) == 10
+
+
+def test_patience_goes_on_where_it_stood(background):
+    progress = taken_up(10, measured=10, epochs_without_best=1)
+    assert run(background, values=[0.6, 0.4], progress=progress, patience=2)[0] == "patience"
+    assert (progress.step, progress.best.step) == (15, 5)
+    ending, _, windows, kept = run(background, values=[0.4], progress=progress, patience=2)  # after its end
+    assert (ending, progress.step, windows, kept) == ("patience", 15, [], Counter())
+
+
 def test_a_value_that_is_not_a_number_is_never_the_best(background):
     _, progress, _, kept = run(background, values=[float("nan"), 3.0, float("nan"), 2.0])
     assert (progress.best.value, kept["best"]) == (2.0, 2)
@@ -113,6 +154,24 @@ def test_time_ends_a_run(background):
 
 def test_checkpoints_by_steps(background):
     assert run(background, save_every_steps=6)[3]["last"] == 3
+
+
+def test_checkpoints_by_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("runner.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    asked, saved = AskedAlone(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
+    for step in range(1, 17):
+        now[0] = step / 4
+        saved += [now[0]] if asked(step) == "save" else []
+    assert saved == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "room"),
+    [(0, 11, 11), (3, 11, 8), (11, 11, 11), (30, 11, 3), (98, 11, 1), (99, 11, 1), (3, None, 97)],
+)
+def test_steps_at_once_pass_no_checkpoint_and_no_end(step, every, room):
+    assert Limits(num_epochs=1, num_steps=100, save_every_steps=every).room(step) == room
 
 
 def test_the_learning_rate_is_a_point_where_it_changes(background):

@@ -6,6 +6,7 @@ from torch import nn
 
 from runner.backends import precision
 from runner.data.loaders import Resident
+from runner.data.shard import Shard
 from runner.optim import AveragedWeights
 from runner.step import evaluate, make_judge, make_step
 from runner.tasks.classification import Classification
@@ -66,6 +67,19 @@ def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
     assert moved.item() == pytest.approx(0.1 * 0.01, rel=1e-2)
 
 
+def test_scaled_gradients_are_clipped_by_what_they_are():
+    """fp16's are 65,536 times too big until they are unscaled; what is clipped before that, is nearly nothing after it."""
+    found = {}
+    for name in ("fp32", "fp16"):
+        model = net()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        norm = make(model, name=name, clip_grad_norm=0.1)([rows()])["grad_norm"]
+        moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).norm()
+        found[name] = norm.item(), moved.item()
+    assert found["fp32"][0] > 0.1
+    assert found["fp16"] == pytest.approx(found["fp32"], rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_half_precision_learns_with_float32_weights(name):
     model = net()
@@ -94,6 +108,23 @@ def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
     model.train()
     evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
     assert model.training
+    model.eval()
+    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    assert not model.training
+
+
+def test_what_several_processes_measure_comes_to_the_whole_splits_values():
+    """Each counts its own rows of a batch; 50 rows by 16 for 3 leave each another number of them."""
+    model, sums = net(), []
+    batches = Resident(rows(50), batch_size=16, device=CPU, seed=0, shuffle=False)
+
+    def reached(shard=None, total=None):
+        parts = batches.epoch(0, shard=shard)
+        return evaluate(model, Classification(), parts, precision=precision("fp32", device=CPU), total=total)
+
+    for rank in (2, 1):
+        reached(Shard(rank, 3), lambda own: sums.append(own) or own)
+    assert reached(Shard(0, 3), lambda own: own + sum(sums)) == pytest.approx(reached(), rel=1e-6)
 
 
 class Reader(nn.Module):

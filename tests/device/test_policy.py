@@ -192,6 +192,25 @@ def test_newer_hardware_runs_from_intermediate_code():
     assert resolve(parse("cuda:0"), linux(cuda=(gpu(8, capability=(12, 1)),), driver=Driver())).device == "cuda:0"
 
 
+@pytest.mark.parametrize(
+    ("kernels", "capability", "runs"),
+    [
+        (("sm_90",), (12, 0), False),  # a new GPU, an old torch
+        (("sm_80", "sm_86"), (8, 9), True),
+        (("sm_86",), (8, 0), False),
+        (("sm_80",), (7, 5), False),
+        (("sm_100a", "sm_120"), (12, 0), True),
+        (("compute_90",), (12, 0), True),
+        (("compute_120",), (9, 0), False),
+    ],
+)
+def test_kernels_run_on_their_own_major_version(kernels, capability, runs):
+    machine = Hardware(**{**CUDA, "arch_list": kernels}, cuda=(gpu(8, capability=capability),))
+    choice = resolve(parse("auto"), machine)
+    assert choice.device == ("cuda:0" if runs else "cpu")
+    assert runs or "compute capability {}.{}".format(*capability) in choice.reason
+
+
 def test_a_list_with_nothing_there_tells_each_cause():
     with pytest.raises(RunnerError) as caught:
         resolve(parse(["cuda:1", "mps"]), LAPTOP)

@@ -41,6 +41,17 @@ def test_a_group_of_one_has_no_deviation_and_a_value_that_is_missing_does_not_co
     assert second.jobs == (2,)
 
 
+def test_where_more_is_better_the_highest_mean_is_first():
+    accuracies = {"cnn": (0.9, 0.8), "linear": (0.5, 0.7), "mlp": (0.95, 0.9)}
+    jobs = [(model, seed, value) for model, values in accuracies.items() for seed, value in enumerate(values)]
+    results = [
+        make(at, f"model={model}", f"seed={seed}", val_accuracy=one) for at, (model, seed, one) in enumerate(jobs)
+    ]
+    results += [make(9 + seed, "model=gru", f"seed={seed}", val_loss=1.0) for seed in (0, 1)]  # without a value: last
+    found = over_seeds(results, (Goal("val/accuracy", "max"),))
+    assert [group.name for group in found] == ["model=mlp", "model=cnn", "model=linear", "model=gru"]
+
+
 @pytest.mark.parametrize(
     "results",
     [
