@@ -2,7 +2,9 @@
 
 import json
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,6 +101,27 @@ def test_rows_on_the_disk_train_to_the_same(people, monkeypatch):
             "group"
         ]
     assert losses[0] == losses[1]
+
+
+def test_scales_are_those_of_the_training_rows_alone(own_folder):
+    """What is fitted before the splits are cut tells the model of the rows it is tested on."""
+    labels = torch.arange(200) % 2
+    write_distances(range(200), labels)
+    source = table("far.csv")
+    cut = {"val_fraction": 0.1, "test_fraction": 0.1, "limit": None, "seed": 0}
+    chosen = split(_with(source, (torch.arange(200), labels)), **cut)
+    measured = {int(index) for rows in (chosen.val, chosen.test) for index in rows[0]}
+    near = [float(index) for index in range(200) if index not in measured]
+    write_distances((index + (1_000_000 if index in measured else 0) for index in range(200)), labels)
+    runner.run([*SMALL, "data.path=far.csv", "train.num_steps=1"], folder="run")
+    columns = json.loads((own_folder / "run" / "model.json").read_text())["model"]["before"]
+    assert columns["means"] == columns["fills"] == [pytest.approx(np.mean(near))]
+    assert columns["spreads"] == [pytest.approx(np.std(near))]
+
+
+def write_distances(distances, labels):
+    rows = "".join(f"{far},{label}\n" for far, label in zip(distances, labels.tolist(), strict=True))
+    Path("far.csv").write_text("far,y\n" + rows)
 
 
 def _with(source, rows):

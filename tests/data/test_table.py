@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from runner.data import table_fit
 from runner.data.split import split
 from runner.data.table import table
 from runner.errors import RunnerError
@@ -322,3 +323,52 @@ def test_splits_keep_the_classes(folder):
     write("t.csv", "x,y\n" + "".join(f"{i},{'a' if i % 5 else 'b'}\n" for i in range(50)))
     splits = split(table("t.csv"), val_fraction=0.2, test_fraction=0.2, limit=None, seed=0)
     assert splits.test[1].tolist().count(1) == 2
+
+
+def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
+    """Sorted, so that each chunk has a mean of its own."""
+    monkeypatch.setattr(table_fit, "CHUNK_FLOATS", 8)
+    draw = np.random.default_rng(0)
+    rows = np.sort(draw.normal(1e3, 10, (101, 3)), 0).astype(np.float32)
+    rows[draw.random(rows.shape) < 0.2] = np.nan
+    rows[:20, 1] = np.nan  # whole chunks without a value
+    wages = np.sort(draw.normal(0, 7, (101, 1)), 0).astype(np.float32)
+    tensors = torch.from_numpy(rows), torch.from_numpy(wages)
+    for some in (tensors, Batched(*tensors)):
+        around = table_fit.fit(some, sizes=[0, 0, 0], flagged=[1], scale_targets=True)
+        exact = rows.astype(np.float64)
+        np.testing.assert_allclose(around.before["means"], np.nanmean(exact, 0), rtol=1e-12)
+        np.testing.assert_allclose(around.before["spreads"], np.nanstd(exact, 0), rtol=1e-9)
+        np.testing.assert_allclose(around.after["means"], wages.astype(np.float64).mean(0), rtol=1e-9)
+        np.testing.assert_allclose(around.after["spreads"], wages.astype(np.float64).std(0), rtol=1e-9)
+
+
+class Batched(torch.utils.data.Dataset):
+    """Rows that come by the batch, as a mapped file's do."""
+
+    def __init__(self, *columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns[0])
+
+    def __getitems__(self, indices):
+        return tuple(column[list(indices)] for column in self.columns)
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ([5.0] * 30, 1.0),
+        ([0.0] * 30, 1.0),
+        ([1e9, *[1e9 + 64] * 29], 1.0),  # a float32 away: that is the form's rounding, and no spread
+        ([0.0] * 29 + [1e-12], None),  # small numbers that differ, differ
+        ([1e-12, 2e-12] * 15, None),
+        ([100.0, 100.001] * 15, None),
+    ],
+)
+def test_columns_that_are_constant_or_nearly(values, spread):
+    rows = torch.tensor(values)[:, None], torch.zeros(30, dtype=torch.int64)
+    before = table_fit.fit(rows, sizes=[0]).before
+    assert before["spreads"] == [pytest.approx(spread or rows[0].double().std(correction=0).item())]
+    assert torch.isfinite(build(before, key="before")(rows[0])).all()

@@ -1,7 +1,9 @@
 """What a person's table has wrong, and that the message names the file, the line and the column."""
 
+import numpy as np
 import pytest
 
+from runner.data import table_csv
 from runner.data.table import table
 from runner.errors import RunnerError
 
@@ -145,3 +147,22 @@ def test_a_row_of_a_parquet_file(folder):
     pd.DataFrame({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}).to_parquet("t.parquet")
     (fault,) = faults("t.parquet")
     assert fault.so.startswith("t.parquet, row 3, column 'x', is inf")
+
+
+@pytest.mark.parametrize(
+    ("ending", "where"), [("csv", "line 70002"), ("parquet", "row 70001"), ("feather", "row 70001")]
+)
+def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
+    """Beyond the rows that are read at once."""
+    import pandas as pd
+
+    monkeypatch.setattr(table_csv, "LEAST_BLOCK", 2**16)
+
+    frame = pd.DataFrame({"x": np.arange(80_000.0), "y": np.arange(80_000) % 2})
+    frame.loc[70_000, "x"] = np.inf
+    if ending == "feather":
+        frame.to_feather("t.feather", chunksize=30_000)
+    else:
+        getattr(frame, f"to_{ending}")(f"t.{ending}", index=False)
+    (fault,) = faults(f"t.{ending}")
+    assert fault.so.startswith(f"t.{ending}, {where}, column 'x', is ")

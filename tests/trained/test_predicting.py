@@ -11,6 +11,7 @@ import torch
 
 from runner import checkpoint
 from runner.card import read_card
+from runner.errors import RunnerError
 from runner.targets import build
 from runner.trained import tables
 
@@ -270,3 +271,14 @@ def test_a_million_rows_in_little_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) < 125_000  # KiB
     assert len(pandas.read_parquet(tmp_path / "out.parquet", columns=["label"])) == 1_000_000
+
+
+def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "ROWS_A_CHUNK", 16)
+    values = np.ones((40, 3))
+    values[35, 1] = np.nan
+    for name in ("rows.csv", "rows.parquet"):
+        frame = pandas.DataFrame(values, columns=["a", "b", "c"])
+        getattr(frame, f"to_{name.split('.')[1]}")(tmp_path / name, index=False)
+        with pytest.raises(RunnerError, match="row 36, column b"):
+            list(tables.numbers(tmp_path / name, width=3))
