@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner import texts
 from runner.errors import Fault, RunnerError
 
 NAME = "model.json"
@@ -33,7 +34,7 @@ def read_card(folder: Path) -> Card:
     """Raises: RunnerError where there is none, or one that no run has written."""
     file = folder / NAME
     try:
-        found = json.loads(file.read_text())
+        found = texts.read_json(file)
         card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
     except FileNotFoundError:
         so = "the run has not come to its model, or an earlier version wrote it"

@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from runner import config, mistakes, trust
+from runner import config, mistakes
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
@@ -158,7 +158,6 @@ def resume(words: list[str]) -> int:
     wanted, given = (words[0], words[1:]) if words and "=" not in words[0] and words[0][0] != "-" else ("last", words)
     flags, overrides = sorted_words(given, VERBS)
     folder = resuming.find(wanted).absolute()
-    trust.check_folder(folder)
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:

@@ -10,7 +10,7 @@ from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
 from runner.tracking.publisher import find_journals, sync
-from runner.trust import links_out
+from runner.trust import strays
 
 PLACES = ("outputs", "multirun")
 
@@ -29,12 +29,12 @@ def replay(folders: list[Path], *, uri: str) -> int:
     shown = without_password(uri)
     complete = 0
     for run in runs:
+        if found := strays(run):
+            print(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
+            continue
         if is_being_written(run):
             print(f"{run}: still running, and sent by its own process")
             complete += 1
-            continue
-        if links := links_out(run, of=run):
-            print(f"{run}: not sent: {links[0]} leads out of it; rm {links[0]}")
             continue
         for sentence in find_damage(run):
             print(f"{run}: {sentence}")

@@ -12,6 +12,7 @@ from runner.errors import Fault, RunnerError
 from runner.passwords import kept
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
+from runner.trust import check_folder
 
 #: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
 MAY_CHANGE = (
@@ -42,7 +43,8 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     """The folder of a run. wanted: the folder itself, `last`, or a run's id in MLflow or the beginning of it.
 
     verb: of the command that asks, for the messages.
-    Raises: RunnerError where there is none, where it is of a sweep as a whole, or where another process works in it.
+    Raises: RunnerError where there is none, where it is of a sweep as a whole, where another process works in it, and
+    for what may not be in it.
     """
     folder = Path(wanted)
     if wanted == "last":
@@ -52,6 +54,7 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
         folder = max(folders, key=lambda found: (found / "rerun.yaml").stat().st_mtime)
     elif not folder.is_dir():
         folder = _by_id(wanted, verb)
+    check_folder(folder)
     if (folder / "ledger.jsonl").is_file():
         write = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
         raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", write))

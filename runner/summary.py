@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner import texts
+
 FILE = "summary.json"
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """What a run left; {} when it left nothing that can be read."""
     try:
-        summary = json.loads((folder / FILE).read_text())
+        summary = texts.read_json(folder / FILE)
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.errors import Fault, RunnerError
 from runner.targets import locate
+from runner.texts import yaml_refusal
 
 #: what conf/ itself names; not imported here, for that takes time
 OURS = (
@@ -74,6 +75,8 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
 
 def rerun_faults(file: Path) -> list[Fault]:
     """What a rerun.yaml holds that no run has written: it travels with its folder, and is data."""
+    if why := yaml_refusal(file):
+        return [Fault(str(file), why, "the file as its run wrote it")]
     try:
         text = file.read_text()
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
@@ -99,23 +102,40 @@ def rerun_faults(file: Path) -> list[Fault]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises: RunnerError for each link in a run's folder that leads out of it: the run would write or send what is there."""
-    so = "this link leads out of the run's folder, where a run would read and write"
-    found = [Fault(str(path), so, f"rm {path}") for path in links_out(folder, of=folder)]
+    """Raises: RunnerError for each thing in a run's or a sweep's folder that may not be there, before anything is read."""
+    found = [Fault(str(path), so, f"rm {path}") for path, so in strays(folder)]
+    if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
+        found.append(Fault(str(rerun), why, "the file as its run wrote it"))
     if found:
         raise RunnerError(*found)
 
 
+def strays(folder: Path) -> list[tuple[Path, str]]:
+    """What at or below a folder is no file or folder of it, and why: who reads a pipe waits for ever."""
+    so = "this link leads out of the run's folder, where a run would read and write"
+    pipe = "it is neither a file nor a folder, and nothing that a run writes"
+    found = [(path, so) for path in links_out(folder, of=folder)]
+    return found + [(path, pipe) for path in _below(folder) if not path.is_symlink() and _is_special(path)]
+
+
 def links_out(place: Path, *, of: Path) -> list[Path]:
     """The links at or below `place` that lead out of the folder `of`. The folder itself may be one."""
-    below = [Path(parent) / name for parent, folders, files in os.walk(place) for name in (*folders, *files)]
-    return [path for path in sorted(below) if path.is_symlink() and not _is_inside(path, of)]
+    return [path for path in _below(place) if path.is_symlink() and not _is_inside(path, of)]
 
 
 def inside(folder: Path, name: str) -> Path | None:
     """What is called so in a folder; None when it is not in the folder, or holds links that lead out of it."""
     path = folder / name
     return path if _is_inside(path, folder) and not links_out(path, of=folder) else None
+
+
+def _below(place: Path) -> list[Path]:
+    return sorted(Path(parent) / name for parent, folders, files in os.walk(place) for name in (*folders, *files))
+
+
+def _is_special(path: Path) -> bool:
+    """A pipe, a socket, a device; what is just gone is none."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from runner import checkpoint, cli
+from runner.summary import read_summary
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import sync
 
@@ -163,11 +164,19 @@ def test_settings_that_call_nothing_are_taken(elsewhere):
     assert Path("called").exists()
 
 
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """A run that was stopped at its first step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("a_run"))
+        assert cli.main([*SMALL, "train.num_steps=1", "hydra.run.dir=run"]) == 0
+        return Path("run").absolute()
+
+
 @pytest.fixture
-def run_folder(elsewhere):
-    """A run that was stopped at its first step, as it may have come from elsewhere."""
-    assert cli.main([*SMALL, "train.num_steps=1", "hydra.run.dir=outputs/a/run"]) == 0
-    return Path("outputs/a/run")
+def run_folder(elsewhere, a_run):
+    """The same, as it may have come from elsewhere."""
+    return Path(shutil.copytree(a_run, "outputs/a/run"))
 
 
 RERUNS = {
@@ -307,16 +316,92 @@ def test_a_checkpoint_of_another_model_is_told_in_words(run_folder, capfd, chang
 
 
 LINKS = ["checkpoints/last.pt", "checkpoints/last.writing", "summary.json", "journal/ack.writing", "environment.txt"]
+LINKED_FOLDERS = ["checkpoints", "plots"]
+READERS = {
+    "resume": ["train.num_steps=2"],
+    "reproduce": [],
+    "evaluate": [],
+    "predict": ["--input", "rows.csv", "--output", "answers.csv"],
+    "export": ["--format", "safetensors"],
+    "serve": [],
+    "register": ["--name", "mine"],
+}
+
+
+def linked(folder, name, outside):
+    """The folder's file or folder of that name is a link to one outside."""
+    path = folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(outside.absolute())
+
+
+def refused_by_each_reader(folder, capfd, *, says):
+    Path("rows.csv").write_text("a,b,c\n1,2,3\n")
+    for verb, words in READERS.items():
+        refused([verb, str(folder), *words], capfd, says=says)
+    assert cli.main(["sync", str(folder), "tracking.uri=sqlite:///runs.db"]) == 1
+    assert says in capfd.readouterr().out and not Path("runs.db").exists()
 
 
 @pytest.mark.parametrize("name", LINKS)
 def test_a_link_that_leads_out_of_a_runs_folder_is_followed_by_nobody(run_folder, capfd, name):
     outside = Path("outside.txt")
     outside.write_text("mine")
-    (run_folder / name).unlink(missing_ok=True)
-    (run_folder / name).symlink_to(outside.absolute())
+    linked(run_folder, name, outside)
     refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="leads out of the run's folder")
     assert outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", LINKED_FOLDERS)
+def test_a_folder_in_a_runs_folder_that_lies_elsewhere_is_followed_by_no_command(run_folder, capfd, name):
+    outside = Path("outside")
+    outside.mkdir()
+    linked(run_folder, name, outside)
+    refused_by_each_reader(run_folder, capfd, says="leads out of the run's folder")
+    assert not any(outside.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes in folders")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["summary.json", "rerun.yaml", "journal/journal.bin", "journal/ack.json"])
+def test_a_pipe_in_a_runs_folder_holds_no_command(run_folder, capfd, name):
+    linked(run_folder, name, Path("nothing"))
+    (run_folder / name).unlink()
+    os.mkfifo(run_folder / name)
+    refused_by_each_reader(run_folder, capfd, says="neither a file nor a folder")
+
+
+def test_a_report_reads_no_sweep_with_strays(own_folder, capfd):
+    Path("multirun/a/b/0").mkdir(parents=True)
+    Path("multirun/a/b/ledger.jsonl").write_text('{"kind": "sweep"}\n')
+    Path("multirun/a/b/0/plots").symlink_to(own_folder)
+    for words in (["report"], ["report", "multirun/a/b"]):
+        refused(words, capfd, says="leads out of")
+
+
+NINE = [f"l0: &l0 [{', '.join('x' * 9)}]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 10))]
+BOMBS = {
+    "aliases of aliases": ("\n".join(NINE), "aliases"),
+    "one in itself": ("a: &a [*a]\n", "aliases"),
+    "many bytes": (f"# {'x' * 2**20}\n", "bytes"),
+    "many levels": ("a: " + "[" * 2000 + "]" * 2000 + "\n", "levels deep"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("more", "says"), BOMBS.values(), ids=BOMBS)
+def test_a_configuration_that_grows_when_it_is_read_is_refused_before(run_folder, capfd, more, says):
+    with (run_folder / "rerun.yaml").open("a") as file:
+        file.write(more)
+    for words in (["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"], ["evaluate", str(run_folder)]):
+        refused(words, capfd, says=says)
+
+
+def test_a_summary_of_many_levels_is_no_summary(own_folder):
+    Path("summary.json").write_text("[" * 100_000)
+    assert read_summary(own_folder) == {}
 
 
 def test_a_runs_folder_may_be_a_link_itself_and_hold_links_within(run_folder):
@@ -367,7 +452,7 @@ def test_a_journal_from_elsewhere_sends_what_lies_in_its_folder_alone(own_folder
     assert sent == ["fine.txt"]
     assert not Path(MARKER).exists()
     assert cli.main(["sync", "run", f"tracking.uri={uri}"]) == 1
-    assert "leads out of it" in capfd.readouterr().out
+    assert "leads out of the run's folder" in capfd.readouterr().out
 
 
 FILES = {

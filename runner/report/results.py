@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from runner.config import without_password
 from runner.ledger import Job, Sweep
+from runner.summary import read_summary
 from runner.tracking.memory import Series, read_series
 from runner.tracking.records import FILE as JOURNAL
 from runner.tracking.records import scan
@@ -107,7 +107,7 @@ def thin(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> Cu
 
 def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     folder = sweep.folder_of(job) if job.folder_name else None
-    summary = _summary(folder)
+    summary = read_summary(folder) if folder else {}
     series = read_series(folder) if folder else {}
     error = job.error or summary.get("error")
     best = _best(summary.get("best"), series, _began_ms(folder, series))
@@ -132,18 +132,6 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         seconds_train=(summary.get("seconds") or {}).get("train"),
         curves={name: thin(series[name][0], series[name][2], most) for name in wanted if name in series},
     )
-
-
-def _summary(folder: Path | None) -> dict[str, Any]:
-    """{} for a job that never wrote one, or whose writing was cut off."""
-    path = folder / "summary.json" if folder else None
-    if path is None or not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text())
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _numbers(metrics: dict[str, Any] | None) -> dict[str, float]:

@@ -8,6 +8,7 @@ from runner import ledger
 from runner.errors import Fault, RunnerError
 from runner.report import build, text
 from runner.terminal import Terminal
+from runner.trust import check_folder
 
 ROOT = Path("multirun")
 
@@ -18,6 +19,7 @@ def show(folder: Path | None) -> int:
     if found is None:
         so = f"no sweep has run below {ROOT.absolute()}"
         raise RunnerError(Fault("report", so, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
+    check_folder(found)
     console = Terminal()
     text.show(build.write(found), console)
     console.print(f"report  {found / 'report.html'}", markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 from runner import resume
 from runner.errors import Fault, RunnerError
 from runner.reproduce.compare import Points, last_step
+from runner.summary import read_summary
 from runner.tracking.ack import read_ack
 from runner.tracking.memory import read_events, read_series
 
@@ -111,6 +111,6 @@ def _in_folder(folder: Path, wanted: str) -> Original:
 def _status(folder: Path) -> str:
     """A run that left no summary was killed."""
     try:
-        return str(json.loads((folder / "summary.json").read_text())["status"])
-    except (OSError, ValueError, KeyError):
+        return str(read_summary(folder)["status"])
+    except KeyError:
         return "killed"
