@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner import several
 from runner.card import write_card
 from runner.config import without_password
+from runner.data.balance import balance
 from runner.device import Choice, Hardware, probe
 from runner.failure import fail
 from runner.following import follow
@@ -271,6 +272,8 @@ def _rerun(own: DictConfig) -> str:
 def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> None:
     sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
     screen.say(f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}")
+    for note in filter(None, (*parts.source.notes, balance(parts.source))):
+        screen.say(f"data:   {note}")
     words = (model_name(cfg), f"{parts.num_parameters:,} parameters", cfg.train.precision, parts.layout, parts.threads)
     screen.say(f"model:  {', '.join(word for word in words if word)}")
     if parts.weights:

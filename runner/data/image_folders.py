@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def found_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, F
     """{"train": ..., maybe "val" and "test"} and the names of the classes, which are the folders', sorted.
 
     classes: those of an earlier run, which hold then. Raises: RunnerError for a folder that is none or holds no images
-    by class, and for classes that the training split lacks.
+    by class, for a single class, and for classes that the training split lacks.
     """
     root = Path(path).expanduser()
     folders = _folders(root, path)
@@ -39,7 +39,10 @@ def found_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, F
     if "train" not in parts or len(parts) != len(folders):
         parts = {"train": root}
     names = tuple(classes) or tuple(sorted(folder.name for folder in _folders(parts["train"], path)))
-    return {name: _by_class(folder, names, path, is_train=name == "train") for name, folder in parts.items()}, names
+    found = {name: _by_class(folder, names, path, is_train=name == "train") for name, folder in parts.items()}
+    if len(names) == 1 and not classes:
+        raise RunnerError(_single(parts["train"] / names[0], found, path))
+    return found, names
 
 
 def image_files(folder: Path) -> Iterator[Path]:
@@ -85,6 +88,19 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
         so = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
         raise RunnerError(Fault(asked, so, f"images in {folder}/CLASS/, or those folders taken out"))
     return Found(folder, files, torch.tensor(labels))
+
+
+def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
+    """Of a folder with one class; the folders below it may be the ones that are meant."""
+    meant = only
+    while len(inner := _folders(meant, path)) == 1:
+        meant = inner[0]
+    so = f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images: nothing can be learned of it"
+    if not inner:
+        return Fault(f"data.path={path}", so, f"a folder for each class beside {only}")
+    so += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
+    moved = f"the folders in {meant} moved up into {only.parent}, in each split alike"
+    return Fault(f"data.path={path}", so, f"data.path={meant}" if len(found) == 1 else moved)
 
 
 def _folders(root: Path, path: str) -> list[Path]:

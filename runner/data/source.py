@@ -42,6 +42,7 @@ class Source:
     labels: Tensor | None = None  # (N,) int64: the splits keep their proportions
     given: Mapping[str, Any] = field(default_factory=dict)  # "val", "test": rows that come split already
     origin: str = "code"  # where it came from; shown in MLflow
+    notes: tuple[str, ...] = ()  # what was chosen of it without being asked for, a line each: shown on the screen
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
     targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of the labels of which a row has several
     around: Callable[[Any], Around] | None = None  # asked with the rows of the training split

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from runner.data.table_reader import TableReader, reader_node, tell_unknown
 from runner.data.table_rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.errors import Fault, RunnerError
 
-log = logging.getLogger("runner")
 WRITE = "that line mended, data.categorical=[{column}] to take them as texts, or data.drop=[{column}]"
 
 
@@ -71,8 +69,6 @@ def table(
     else:
         found = from_reader(how["like"]) if like is not None else choose(files, shared_names(files), **how)
     rows, where = _rows(files, found, in_memory, key)
-    for note in found.notes:
-        log.info("data: %s", note)
     others = {name: file for name, file in (("val", val_path), ("test", test_path)) if file is not None}
     scales = scale_targets and found.target.kind == "regression"
     return Source(
@@ -82,6 +78,7 @@ def table(
         labels=_labels(rows, found),
         given={name: _given(f"data.{name}_path", file, found, in_memory) for name, file in others.items()},
         origin=f"{path} ({'; '.join([*found.notes, where])})",
+        notes=found.notes,
         classes=found.target.classes,
         targets=() if found.target.classes else found.target.names,
         around=partial(

@@ -317,6 +317,26 @@ def test_folders_that_are_none(tmp_path):
     assert "no images" in refused(str(tmp_path / "nothing")).so
 
 
+def test_one_class_is_refused(tmp_path):
+    root, animals = tmp_path / "set", tmp_path / "set" / "animals"
+    make(animals)
+    fault = refused(str(root))
+    assert "one folder, animals, and so one class for all 12 images" in fault.so
+    assert fault.write == f"data.path={animals}"
+    assert images(str(animals)).classes == CLASSES
+    animals.rename(tmp_path / "inner")
+    root.mkdir(exist_ok=True)
+    (root / "all").mkdir()
+    (tmp_path / "inner").rename(root / "all" / "animals")
+    assert refused(str(root)).write == f"data.path={root}/all/animals"
+    root.rename(tmp_path / "train")
+    make(tmp_path / "val" / "all")
+    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).write
+    save(tmp_path / "single" / "red" / "1.png", picture(1, is_red=True))
+    assert "a folder for each class beside" in refused(str(tmp_path / "single")).write
+    assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1  # measured by an earlier run
+
+
 def run(folder, *words):
     fixed = ["data=images", "data.path=set", "model=cnn", "model.channels=[4,8]", "train.batch_size=8"]
     fixed += ["train.num_epochs=4", "optimizer.lr=0.02", "tracking.enabled=false", "data.augment={flip:true,crop:1}"]

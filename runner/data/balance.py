@@ -1,0 +1,38 @@
+"""A Source goes in; what its classes' numbers of rows have that a person ought to know comes out, in a line."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.data.source import Source
+
+#: a class with so many times the rows of another is told
+UNEVEN = 10
+MOST_NAMED = 4
+
+
+def balance(source: Source) -> str:
+    """Empty where there is nothing to tell: a regression, or classes with enough rows each."""
+    if source.labels is None or not source.classes:
+        return ""
+    counts = torch.bincount(source.labels, minlength=len(source.classes))
+    total, most, least = int(counts.sum()), int(counts.max()), int(counts.min())
+    if most == total:
+        return (
+            f"all {total:,} rows are of one class, {source.classes[int(counts.argmax())]}: nothing can be learned of it"
+        )
+    if (alone := int((counts == 1).sum())) * 2 > len(counts):
+        return f"{len(counts):,} classes in {total:,} rows, and {alone:,} of them have 1 row: a number to predict, or a key?"
+    if most < UNEVEN * max(1, least):
+        return ""
+    always = source.classes[int(counts.argmax())]
+    return f"uneven classes: {_listed(counts, source)} rows; always {always} is right in {most / total:.1%} of them"
+
+
+def _listed(counts: Tensor, source: Source) -> str:
+    """The most frequent and the rarest of them."""
+    order = counts.argsort(descending=True, stable=True).tolist()
+    half = MOST_NAMED // 2
+    shown = order if len(order) <= MOST_NAMED else [*order[:half], None, *order[-half:]]
+    return ", ".join("..." if at is None else f"{source.classes[at]} {int(counts[at]):,}" for at in shown)
