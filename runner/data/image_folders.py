@@ -95,7 +95,7 @@ def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
     meant = only
     while len(inner := _folders(meant, path)) == 1:
         meant = inner[0]
-    so = f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images: nothing can be learned of it"
+    so = f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images"
     if not inner:
         return Fault(f"data.path={path}", so, f"a folder for each class beside {only}")
     so += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
