@@ -1,7 +1,7 @@
 """A node with a `_target_` goes in; the object comes out, if its target is allowed: the one way from YAML to code.
 
-Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts,
-torch's modules, losses and optimizers, and modules that lie in the current folder, which are the person's own code.
+Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts and
+torch's, as runner.allowed has them, and modules that lie in the current folder, which are the person's own code.
 More prefixes come from the command line (`--allow timm`), never from a configuration.
 
 The boundary: code is what is installed, what lies in the current folder, and the words of the command line. Data is every
@@ -18,24 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runner.allowed import LIBRARIES, PARTS, is_part, under
 from runner.errors import Fault, RunnerError, nearest
 
-TRUSTED = (
-    "runner.models",
-    "runner.data",
-    "runner.tasks",
-    "runner.optim",
-    "torch.nn",
-    "torch.optim",
-    # of torchmetrics what is arithmetic alone: other parts of it download weights
-    "torchmetrics.classification",
-    "torchmetrics.regression",
-    "torchmetrics.aggregation",
-    "torchmetrics.image.psnr",
-    "torchmetrics.image.ssim",
-)
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
+#: folders of a checkout, whose names nobody's own modules have
+NO_OWN_CODE = ("conf", "runner", "tests")
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -83,38 +72,40 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
 
     Raises: RunnerError when it is not allowed or not there.
     """
-    allowed = (allowed_prefixes(target) if own_code else TRUSTED) + more
-    if not _under(target, allowed):
-        raise RunnerError(Fault(f"_target_={target}", _refusal(target, allowed), _allowed_write(target)))
+    if target in PARTS:
+        return _import(target)[0]
+    own = (own_prefixes(target) if own_code else ()) + more
+    if not under(target, LIBRARIES + own):
+        raise RunnerError(Fault(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
     if _is_private(target):
         so = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
-        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target)))
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
-    if not callable(thing) or inspect.ismodule(thing) or not _under(home, allowed):
+    if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
         # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
         so = (
             f"it leads to {home}.{getattr(thing, '__name__', thing)}, which is not a part that a configuration may name"
         )
-        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target)))
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
     return thing
 
 
-def allowed_prefixes(target: str) -> tuple[str, ...]:
-    """The prefixes allowed here: ours, those of --allow, and the target's first word if it lies in the current folder."""
+def own_prefixes(target: str) -> tuple[str, ...]:
+    """What is the person's own here: the prefixes of --allow, and the target's first word if it lies in the current folder."""
     more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
     first = target.split(".")[0]
-    if first.isidentifier() and first not in ("conf", "runner", "tests"):
+    if first.isidentifier() and first not in NO_OWN_CODE:
         here = Path.cwd()
         if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
             more += (first,)
-    return TRUSTED + more
+    return more
 
 
 def _is_private(target: str) -> bool:
     """__globals__ and the like anywhere; in torch and the runner every name that is not public: some import what one names."""
-    words = target.split(".")
-    return any(word.startswith("__") or (word.startswith("_") and _under(target, TRUSTED)) for word in words)
+    is_ours = under(target, ("runner", *LIBRARIES))
+    return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in target.split("."))
 
 
 def _left_open(node: Any, path: str) -> Iterator[Fault]:
@@ -210,13 +201,8 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
 def _no_module(name: str, target: str) -> Fault:
     if name == "torchmetrics":
         return Fault(f"_target_={target}", "torchmetrics is not installed", 'pip install "runner[metrics]"')
-    here = [path.stem for path in Path.cwd().glob("*.py")] + [
-        path.parent.name for path in Path.cwd().glob("*/__init__.py")
-    ]
-    hits = nearest(name, here)
-    rest = target[len(name) :]
     write = (
-        " or ".join(f"_target_={hit}{rest}" for hit in hits)
+        " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
         or f"a file {name}.py in the current folder, {Path.cwd().name}/"
     )
     return Fault(f"_target_={target}", f"there is no module {name} here", write)
@@ -231,19 +217,30 @@ def _no_such_name(target: str, thing: Any, word: str) -> Fault:
     return Fault(f"_target_={target}", f"{name} has no {word}", write)
 
 
-def _refusal(target: str, allowed: tuple[str, ...]) -> str:
-    return f"{target} is not a part that a configuration may name here; allowed are {', '.join(allowed)} and modules in the current folder"
+def _refusal(target: str, own: tuple[str, ...]) -> str:
+    allowed = ", ".join((*LIBRARIES, *own))
+    return (
+        f"{target} is not a part that a configuration may name here; allowed are those of the runner's conf/, {allowed} "
+        "and modules in the current folder"
+    )
 
 
-def _allowed_write(target: str) -> str:
-    first = target.split(".")[0]
-    hits = nearest(target, TRUSTED)
-    by_name = f"_target_={hits[0]}..., or " if hits else ""
-    return f"{by_name}your own class in a file of the current folder (_target_=my_models.Net), or --allow {first} if you trust it"
+def _allowed_write(target: str, own_code: bool) -> str:
+    hits = _in_files_like(target)[:1] if own_code else []
+    hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
+    ways = [f"_target_={hit}" for hit in hits]
+    ways.append("your own class in a file of the current folder (_target_=my_models.Net)")
+    if (first := target.split(".")[0]) != "runner":
+        ways.append(f"--allow {first} if you trust it")
+    return ", or ".join(ways)
 
 
-def _under(path: str, prefixes: tuple[str, ...]) -> bool:
-    return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)
+def _in_files_like(target: str) -> list[str]:
+    """The same name in those modules of the current folder that are called much like the target's own."""
+    here = Path.cwd()
+    found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
+    first, dot, rest = target.partition(".")
+    return [f"{hit}{dot}{rest}" for hit in nearest(first, {*found} - {*NO_OWN_CODE})]
 
 
 def _where(error: BaseException) -> str:

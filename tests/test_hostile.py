@@ -70,6 +70,7 @@ TARGETS = {
     "a node that is made late": "{_target_: torch.nn.Sequential, _args_: ['\\${oc.create:{_target_:os.makedirs,name:PWNED}}']}",
     "a resolver that is not there": "{_target_: torch.nn.Linear, in_features: '${eval:1}', out_features: 1}",
     "a Python object": "!!python/object/apply:os.makedirs [PWNED]",
+    "what writes token files": "{_target_: runner.data.tokens.write_tokens, texts: [owned], path: PWNED.bin}",
     "the runner itself": "{_target_: runner.cli.main, argv: [ui]}",
 }
 

@@ -56,7 +56,8 @@ def test_partial_waits_for_the_rest():
 def test_a_target_that_executes_is_refused_before_it_runs(target, capfd):
     text = refused({"_target_": target, "_args_": ["echo PWNED"]})
     assert "asked: model._target_" in text
-    assert "write:" in text
+    assert any(why in text for why in ("not a part that a configuration may name", " has no ", "no dotted path"))
+    assert "failed" not in text, "it was called"
     assert "PWNED" not in capfd.readouterr().out
 
 
@@ -91,9 +92,21 @@ def test_a_typo_in_the_name_offers_the_nearest():
 
 
 def test_a_typo_in_the_module_offers_the_nearest_file(own_folder):
-    (own_folder / "my_models.py").write_text("")
-    text = refused({"_target_": "my_model.Net"})
-    assert "not a part" in text or "_target_=my_models.Net" in text
+    (own_folder / "our_networks.py").write_text("")
+    assert "write: _target_=our_networks.Net, or" in refused({"_target_": "our_network.Net"})
+    assert "our_networks" not in refused({"_target_": "our_network.Net"}, own_code=False)
+
+
+@pytest.mark.parametrize("target", ["runner.models.mlp.MPL", "runner.model.mlp.MLP", "runner.models.MLP"])
+def test_a_typo_in_one_of_our_own_offers_the_nearest(target):
+    text = refused({"_target_": target})
+    assert "write: _target_=runner.models.mlp.MLP, or your own class" in text and "--allow" not in text
+
+
+def test_an_allowed_package_that_is_not_there_offers_the_nearest_file(own_folder, monkeypatch):
+    (own_folder / "our_networks.py").write_text("")
+    monkeypatch.setenv(ALLOW_VARIABLE, "our_network")
+    assert "write: _target_=our_networks.Net" in refused({"_target_": "our_network.Net"})
 
 
 def test_all_wrong_arguments_are_told_at_once_with_their_keys():

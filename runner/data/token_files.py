@@ -7,6 +7,7 @@ what is known of it: written with the file, or kept from one pass over it.
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,16 +84,16 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
     found = Known(*_state(file), dtype, greatest, at)
-    with suppress(OSError):
-        remember(file, found)
+    if not os.path.lexists(_beside(file)) or _noted(file) is not None:  # a file of that name may be another program's
+        with suppress(OSError):
+            remember(file, found)
     return found
 
 
 def remembered(file: Path) -> Known | None:
     """None where there is no FILE.json, or one of another file."""
-    try:
-        found = Known(**json.loads(_beside(file).read_text()))
-    except (OSError, ValueError, TypeError):
+    found = _noted(file)
+    if found is None:
         return None
     is_whole = found.reader is None or {"tokens", "entries"} <= set(found.reader)
     return found if is_whole and (found.num_bytes, found.modified_ns) == _state(file) else None
@@ -117,6 +118,14 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
         so = f"it holds {tokens.dtype} of shape {tokens.shape}"
         raise RunnerError(Fault(asked, so, "one row of whole numbers, (N,)"))
     return tokens, tokens.dtype.name
+
+
+def _noted(file: Path) -> Known | None:
+    """What FILE.json says, of whatever file; None where there is none, or one that is not ours."""
+    try:
+        return Known(**json.loads(_beside(file).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _state(file: Path) -> tuple[int, int]:

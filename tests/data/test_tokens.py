@@ -77,6 +77,19 @@ def test_the_greatest_token_is_found_once(tmp_path, monkeypatch):
     assert tokens(path, context_length=8, vocab_size=2000).facts["vocab_size"] == 2000
 
 
+@pytest.mark.parametrize("content", ["[]", '{"weights": 3}', "no JSON"])
+def test_a_file_of_that_name_that_is_not_ours_is_left_alone(tmp_path, content):
+    path = bin_file(tmp_path, COUNTED)
+    beside = Path(path + ".json")
+    beside.write_text(content)
+    assert tokens(path, context_length=8).facts["vocab_size"] == len(COUNTED)
+    assert beside.read_text() == content
+    beside.unlink()
+    beside.symlink_to(tmp_path / "elsewhere")
+    tokens(path, context_length=8)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_texts_are_written_and_read_again(tmp_path):
     path = tmp_path / "a.bin"
     assert write_tokens(["grün ", "und blau"] * 30, path, "characters") == 390
