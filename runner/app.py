@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from runner import several
+from runner import origin, several, stores
 from runner.card import write_card
 from runner.config import without_password
 from runner.data.balance import balance
@@ -35,6 +35,7 @@ from runner.summary import write_summary
 from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
 from runner.tracking.logged_model import GRAPH
+from runner.tracking.place import shown
 from runner.tracking.publisher import Publisher
 from runner.training import Training, Trial, train_and_test
 from runner.trust import check_folder
@@ -120,6 +121,7 @@ def _run_here(
             repetition.check(parts)
         (folder / "rerun.yaml").write_text(rerun)
         write_card(folder, parts.card)
+        origin.sign(folder, shown(str(cfg.tracking.uri)) if cfg.tracking.enabled else "")
         record = take_up(folder)
         record.best = parts.best
         end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
@@ -233,7 +235,7 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within
         screen.say(f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal")
     return {
         "run_id": ack.run_id,
-        "tracker": {"points_written": ack.points_written, "points_pending": ack.points_pending},
+        "tracker": ack.counts,
     }
 
 
@@ -287,9 +289,8 @@ def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dic
         uri = without_password(str(cfg.tracking.uri))
         rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
         pending = summary["tracker"]["points_pending"]
-        rows["next"] = (
-            f"python -m runner sync {_short(folder)}" if pending or not summary["run_id"] else "python -m runner ui"
-        )
+        words = f"sync {_short(folder)}" if pending or not summary["run_id"] else "ui"
+        rows["next"] = f"python -m runner {words} {stores.words_for(str(cfg.tracking.uri))}".rstrip()
     if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
         rows["next"] = f"python -m runner resume {_short(folder)}"
     rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"

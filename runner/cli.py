@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from runner import config, mistakes
+from runner import config, mistakes, stores
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
@@ -260,7 +260,10 @@ def report_sweep(words: list[str]) -> int:
 
 
 def sync(words: list[str]) -> int:
-    """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got."""
+    """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got.
+
+    Each goes to the store that these words or the environment name, else to the one that its run was tracked to.
+    """
     folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
     settings = [word for word in words if word.startswith("tracking.uri=")]
     _only(
@@ -268,22 +271,24 @@ def sync(words: list[str]) -> int:
         "sync",
         ("tracking.uri=URI",),
     )
-    uri = settings[-1].partition("=")[2] if settings else os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     from runner.replay import replay
 
-    return replay(folders, uri=uri)
+    return replay(folders, uri=stores.named(settings))
 
 
 def ui(words: list[str]) -> int:
-    """MLflow's own page over the runs of this folder, on localhost; Ctrl-C ends it."""
+    """MLflow's own page over a store, the last run's unless one is named, on localhost; Ctrl-C ends it."""
     settings = dict(word.partition("=")[::2] for word in words if word.startswith(("tracking.uri=", "--port=")))
     _only([word for word in words if word.partition("=")[0] not in settings], "ui", ("tracking.uri=URI", "--port=PORT"))
-    uri = settings.get("tracking.uri") or os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    from runner import resume as resuming
+
+    uri = stores.named(words) or stores.of_last(resuming.newest_first(), asked="ui")
     if uri.startswith("http"):
         print(f"{config.without_password(uri)} is a server already: open it in a browser")
         return 0
-    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--backend-store-uri", uri, "--host", "127.0.0.1"]
-    return _become([*command, "--port", settings.get("--port", "5000")])
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port"]
+    command.append(settings.get("--port", "5000"))
+    return _become(command, os.environ | {"MLFLOW_BACKEND_STORE_URI": uri})  # arguments show in `ps`, passwords too
 
 
 def _after_training(verb: str, words: list[str]) -> int:
@@ -296,9 +301,9 @@ def _after_training(verb: str, words: list[str]) -> int:
     return command.do(asked, *sorted_words(asked.rest, VERBS))
 
 
-def _become(command: list[str]) -> NoReturn:
+def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
     """This process goes on as another program: signals and the exit code are that one's."""
-    os.execv(command[0], command)
+    os.execve(command[0], command, environment)
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

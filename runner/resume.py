@@ -48,10 +48,10 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     """
     folder = Path(wanted)
     if wanted == "last":
-        folders = _folders()
+        folders = newest_first()
         if not folders:
             raise RunnerError(Fault(f"{verb} last", f"no run lies below {' or '.join(ROOTS)}", f"{verb} FOLDER"))
-        folder = max(folders, key=lambda found: (found / "rerun.yaml").stat().st_mtime)
+        folder = folders[0]
     elif not folder.is_dir():
         folder = _by_id(wanted, verb)
     check_folder(folder)
@@ -83,6 +83,11 @@ def check(before: DictConfig, now: DictConfig) -> None:
 
 def _folders() -> list[Path]:
     return [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
+
+
+def newest_first() -> list[Path]:
+    """The folders of the runs below outputs/ and multirun/, by when they were last begun or gone on with."""
+    return sorted(_folders(), key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
 
 
 def with_id(wanted: str) -> list[Path]:

@@ -21,6 +21,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary if isinstance(summary, dict) else {}
 
 
+def note_tracker(folder: Path, **known: Any) -> None:
+    """Writes into a run's summary what its own process could not know: where MLflow has it, and how much of it."""
+    summary = read_summary(folder)
+    if summary and any(summary.get(name) != value for name, value in known.items()):
+        write_summary(folder, summary | known)
+
+
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """A reader meets the old file or the new one, also where the disk is full. Raises: OSError when it is."""
     folder.mkdir(parents=True, exist_ok=True)

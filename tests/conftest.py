@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 
@@ -16,6 +17,11 @@ import torch
 #: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+#: the key that says whose a run's folder is does not come into the home of who runs the tests
+STATE = tempfile.TemporaryDirectory(prefix="runner-tests-")
+os.environ["XDG_STATE_HOME"] = STATE.name
 
 
 def pytest_addoption(parser):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from runner import cli
+from runner import cli, origin
 from runner.data.digits import digits
 from runner.data.order import permutation
 from runner.data.split import split
@@ -163,15 +163,41 @@ def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder,
     found = summary(own_folder)
     assert found["status"] == "finished"
     assert found["tracker"]["points_pending"] > 2 * found["num_steps"]
-    assert "runner sync run" in capfd.readouterr().out
+    assert f"runner sync run tracking.uri={uri}\n" in capfd.readouterr().out
     for _ in range(2):  # the second time nothing is sent
         assert cli.main(["sync", "run", "tracking.uri=sqlite:///late.db"]) == 0
+    assert cli.main(["sync", "run"]) == 0  # where it lies by now
+    synced = summary(own_folder)
+    assert synced["run_id"] and synced["tracker"]["points_pending"] == 0
+    assert synced["tracking_uri"] == f"sqlite:///{own_folder}/late.db" and not Path("mlflow.db").exists()
     store = f"sqlite:///{own_folder}/late.db"
     (run,) = client(store).search_runs(["1"])
     assert [value for _, value in history(store, run.info.run_id, "train/loss")] == [
         loss for loss, _ in reference_losses(3)
     ]
     check_page(store, run.info.run_id)
+
+
+@pytest.mark.slow
+def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("outputs/a/run").mkdir(parents=True)
+    Path("outputs/a/run/rerun.yaml").write_text("seed: 0\n")
+    origin.sign(Path("outputs/a/run"), f"sqlite:///{own_folder}/s3cret.db")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: is_open(port), seconds=240)
+        wait_for(Path("s3cret.db").exists)
+        everybody = [process, *process.children(recursive=True)]
+        assert "mlflow" in process.cmdline()
+        assert not [each for each in everybody if "s3cret" in " ".join(each.cmdline())]
+    finally:
+        for each in [*process.children(recursive=True), process]:
+            each.terminate()
+        process.wait(timeout=60)
 
 
 LONG = (

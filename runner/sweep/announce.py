@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
+from runner import stores
 from runner.bench import cache
 from runner.bench.wording import comparison
 from runner.config import without_password
@@ -83,7 +84,8 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     table.say(f"folder  {folder}")
     table.say(f"report  {folder}/report.html")
     if config.tracking.enabled:
-        table.say(f"MLflow  {without_password(str(config.tracking.uri))}: python -m runner ui")
+        uri = str(config.tracking.uri)
+        table.say(f"MLflow  {without_password(uri)}: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()}")
     if any(state in ("planned", "running", "interrupted") for state in states):
         table.say(f"next    the same line with sweep.resume={folder}")
     elif any(state in ("failed", "killed") for state in states):

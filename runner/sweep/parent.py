@@ -9,10 +9,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner import origin
 from runner.config import without_password
 from runner.ledger import Sweep
-from runner.summary import read_summary, write_summary
+from runner.summary import note_tracker, read_summary
 from runner.sweep.jobs import Prepared
+from runner.tracking import place
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
@@ -48,6 +50,7 @@ class Parent:
             return
         uri, grace = str(config.tracking.uri), config.tracking.grace_seconds
         with Publisher.start(sweep.folder, uri, grace_seconds=grace) as publisher, Journal(sweep.folder) as journal:
+            origin.sign(sweep.folder, place.shown(uri))
             words = " ".join(map(without_password, sweep.overrides))
             journal.event(
                 "start",
@@ -75,13 +78,9 @@ class Parent:
             return
         for job in sweep.jobs.values():
             folder = sweep.folder_of(job)
-            summary = read_summary(folder)
-            if "run_id" not in summary:
-                continue
-            ack = read_ack(folder)
-            tracker = {"points_written": ack.points_written, "points_pending": ack.points_pending}
-            if (summary["run_id"], summary.get("tracker")) != (ack.run_id, tracker):
-                write_summary(folder, summary | {"run_id": ack.run_id, "tracker": tracker})
+            if "run_id" in read_summary(folder):
+                ack = read_ack(folder)
+                note_tracker(folder, run_id=ack.run_id, tracker=ack.counts)
 
     def end(self, status: str) -> None:
         """The report's files and the status; waits for MLflow as a run does at its end."""

@@ -44,6 +44,11 @@ class Ack:
         return "publishing" if self.run_id else "waiting"
 
     @property
+    def counts(self) -> dict[str, int]:
+        """As summary.json has them."""
+        return {"points_written": self.points_written, "points_pending": self.points_pending}
+
+    @property
     def is_complete(self) -> bool:
         """Whether the store has everything there is, and knows how the run ended."""
         return (self.ended or self.died) and not self.points_pending and not self.postponed

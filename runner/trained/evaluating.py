@@ -119,7 +119,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     from runner.trained.stores import answering, store_of
 
     run_id = read_ack(folder).run_id
-    uri = store_of(folder, overrides)
+    uri = store_of(folder, overrides, asked="evaluate --track")
     if run_id is None:
         so = "MLflow has no run of it"
         raise RunnerError(Fault("evaluate --track", so, f"python -m runner sync {shown(folder)}, and then again"))

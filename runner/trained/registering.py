@@ -31,7 +31,8 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     """
     _check_names(name, alias)
     folder = find_run(wanted, verb="register")
-    uri, asked = store_of(folder, overrides), f"register {wanted}"
+    asked = f"register {wanted}"
+    uri = store_of(folder, overrides, asked=asked)
     ack = _sent(folder, uri, asked=asked)
     with answering(asked, uri), as_default(uri):
         client = store.open_store(uri)

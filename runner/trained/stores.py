@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner import origin, stores
 from runner.errors import Fault, RunnerError
+from runner.stores import VARIABLE
 from runner.tracking import place, store
-from runner.tracking.ack import read_ack
-
-VARIABLE = "MLFLOW_TRACKING_URI"
 
 
-def store_of(folder: Path, overrides: Sequence[str]) -> str:
-    """The URI: of these words, else of the run, with the environment's password where that store is the same one."""
-    given = [word.partition("=")[2] for word in overrides if word.startswith("tracking.uri=")]
-    if given:
-        return _whole(given[-1].strip("'\""))
-    environment, of_run = os.environ.get(VARIABLE), read_ack(folder).uri
-    if of_run and (environment is None or place.shown(environment) != of_run):
-        return of_run
-    return _whole(environment or "sqlite:///mlflow.db")
+def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
+    """The URI: of these words, else of the run, with the environment's password where that store is the same one.
+
+    Raises: RunnerError for a run that this person has not made, where neither names a store.
+    """
+    of_run = origin.store_of(folder)
+    named = stores.named(overrides)
+    is_by_word = any(word.startswith("tracking.uri=") for word in overrides)
+    if named is not None and (is_by_word or not of_run or place.shown(named) == of_run):
+        return _whole(named)
+    return _whole(stores.USUAL) if of_run == "" else stores.of_run(folder, asked=asked)
 
 
 @contextmanager
