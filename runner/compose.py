@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +15,14 @@ from typing import Any
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from runner import config, schema, trust
 from runner.errors import RunnerError
@@ -27,7 +33,30 @@ CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
 
 Compose = Callable[[list[str]], DictConfig]
 
+#: how Hydra begins its complaint about what stands in a file
+IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
+
 _load = ConfigLoaderImpl.load_configuration
+
+
+class WrongFile(ConfigCompositionException):
+    """A file of conf/ that does not fit in; Hydra's message tells its name and the key, and this where they stand."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str,
+        key: str,
+        package: str,
+        parent: str,
+        file: Path | None,
+        parent_file: Path | None,
+    ) -> None:
+        """name, parent: as Hydra calls the file, and the one whose defaults have it. package: the key that it lies below."""
+        super().__init__(message)
+        self.name, self.key, self.package, self.file = name, key, package, file
+        self.parent, self.parent_file = parent, parent_file
 
 
 @contextmanager
@@ -55,23 +84,58 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
 
 
 def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any) -> DictConfig:
-    """Composes as Hydra does. Raises: RunnerError for what would call code that is not allowed (runner.trust)."""
+    """Composes as Hydra does.
+
+    Raises: RunnerError for what would call code that is not allowed (runner.trust); WrongFile.
+    """
     name = (config_name or "").removesuffix(".yaml")
     found = []
     if name == trust.RERUN:
-        places = (Path(item.path.removeprefix("file://")) for item in loader.get_search_path().get_path() if item.path)
-        first = next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+        first = _file_of(loader, name)
         found = trust.rerun_faults(first) if first is not None else []
     if not found:
-        cfg = _load(loader, config_name, *settings, **more)
+        try:
+            cfg = _load(loader, config_name, *settings, **more)
+        except ConfigCompositionException as error:
+            raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
         found = trust.hydra_faults(cfg.hydra)
     if found:
         raise RunnerError(*found)
     return cfg
 
 
-def composer(flags: list[str]) -> Compose:
-    """Composes as the command line with these flags would, without running anything."""
+def _with_its_file(
+    error: ConfigCompositionException, loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any
+) -> ConfigCompositionException:
+    """The error with the place of the file that it is about, when it is about what stands in one."""
+    told, cause = IN_A_FILE.match(str(error)), error.__context__
+    if told is None or not isinstance(cause, OmegaConfBaseException):
+        return error
+    words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments
+    defaults = loader.compute_defaults_list(config_name, words["overrides"], words["run_mode"]).defaults
+    default = next(default for default in defaults if default.config_path == told["name"])
+    parent = default.parent or ""
+    return WrongFile(
+        str(error),
+        name=told["name"],
+        key=str(cause.full_key or cause.key),
+        package=default.package or "",
+        parent=parent,
+        file=_file_of(loader, told["name"]),
+        parent_file=_file_of(loader, parent),
+    )
+
+
+def _file_of(loader: ConfigLoaderImpl, name: str) -> Path | None:
+    places = (Path(item.path.removeprefix("file://")) for item in loader.get_search_path().get_path() if item.path)
+    return next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+
+
+def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
+    """Composes as the command line with these flags would, without running anything.
+
+    mode: MULTIRUN for what a sweep's jobs have in common; its words with several values are left out.
+    """
     values = dict(pairwise(flags))
     name = values.get("--config-name") or values.get("-cn") or "config"
     folder = values.get("--config-dir") or values.get("-cd")
@@ -82,11 +146,23 @@ def composer(flags: list[str]) -> Compose:
         OwnConf.given = Path(folder).absolute() if folder else None
         try:
             with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                return hydra.compose(name, overrides=overrides, return_hydra_config=True)
+                composing = GlobalHydra.instance().hydra
+                assert composing is not None
+                return composing.compose_config(name, overrides, mode, from_shell=False, with_log_configuration=False)
         finally:
             OwnConf.given = None
 
     return compose
+
+
+def asks_for_a_sweep(flags: list[str], overrides: list[str]) -> bool:
+    """Whether a file says hydra.mode: MULTIRUN. False where nothing composes, which is told later."""
+    with hydra_session(["runner"]):
+        try:
+            cfg = composer(flags, mode=RunMode.MULTIRUN)(overrides)
+        except (HydraException, OmegaConfBaseException, RunnerError):
+            return False
+    return bool(cfg.hydra.mode == RunMode.MULTIRUN)
 
 
 def known_keys() -> list[str]:

@@ -49,10 +49,10 @@ def without_password(text: str) -> str:
     return re.sub(r"(://[^:/@\s]*):(?!PASSWORD@).*@", r"\1:***@", text)  # to a line's last @: a password may hold one
 
 
-def nearest(word: str, choices: Iterable[str]) -> list[str]:
-    """The choices that look most like `word`, best first; empty when none comes near."""
+def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
+    """The choices that look most like `word`, best first; empty when none comes near (1: the same)."""
     by_lower = {choice.lower(): choice for choice in choices}
-    return [by_lower[hit] for hit in difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)]
+    return [by_lower[hit] for hit in difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=cutoff)]
 
 
 def _hang(text: str) -> str:

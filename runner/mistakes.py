@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner import config
-from runner.compose import Compose
+from runner.compose import Compose, WrongFile
+from runner.conf_files import defaults_fault, file_faults
 from runner.errors import Fault, RunnerError, nearest
+from runner.schema import Config
 
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
@@ -37,6 +39,8 @@ def explain(
         compose([])
     except RunnerError as refused:
         return refused
+    except WrongFile as wrong:
+        return RunnerError(*file_faults(wrong, list(config.all_keys(OmegaConf.structured(Config)))))
     except Exception as broken:
         return RunnerError(_broken_files(broken))
     faults: list[Fault] = []
@@ -53,13 +57,8 @@ def explain(
             try:
                 compose([*accepted, single])
             except Exception as refused:
-                if single.startswith("hydra."):
-                    fault = _no_hydra_key(single, refused, accepted, compose)
-                else:
-                    known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
-                    fault = _fault(single, refused, known, compose)
-                if fault not in faults:
-                    faults.append(fault)
+                found = _faults(single, refused, accepted, compose)
+                faults += [fault for fault in found if fault not in faults]
                 break
         else:
             accepted.append(single)
@@ -70,6 +69,18 @@ def explain(
     except RunnerError as more:
         faults += more.faults
     return RunnerError(*faults)
+
+
+def _faults(text: str, error: Exception, accepted: list[str], compose: Compose) -> list[Fault]:
+    """Why one override is refused, after those that were accepted."""
+    if isinstance(error, RunnerError):
+        return list(error.faults)
+    if text.startswith("hydra."):
+        return [_no_hydra_key(text, error, accepted, compose)]
+    known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
+    if isinstance(error, WrongFile):
+        return file_faults(error, known)
+    return [defaults_fault(text, error) or _fault(text, error, known, compose)]
 
 
 def _singles(text: str) -> Iterator[str]:
@@ -117,6 +128,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return Fault(
             text, f"{bare} is needed: it can be changed, not taken away", f"{bare}=... (--cfg job shows the default)"
         )
+    if key.startswith("~") and "does not exist" in message and bare in known:
+        return Fault(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
     if hasattr(_innermost(error), "problem_mark"):
         return _broken_files(error)
     if "Ambiguous value" in message:
