@@ -35,6 +35,8 @@ from runner.schema import (
 
 #: the keys whose nodes are built from their `_target_`
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
+#: those that are built of the model's parameters, or of what was built of them
+PARTIAL = ("optimizer", "scheduler")
 HIDDEN = ":***@"  # where a run's configuration had a password
 #: the groups that a dataclass describes
 DESCRIBED: tuple[tuple[str, type], ...] = (
@@ -53,6 +55,8 @@ DESCRIBED: tuple[tuple[str, type], ...] = (
 )
 #: what is no value of its own: a reference brings single values, and what a group holds is written out
 GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))
+#: a value of each type that the schema writes
+EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -93,7 +97,8 @@ def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str
     """What `build()` gets of a top-level key, as plain values. resolve: with its ${...} filled in."""
     node: dict[str, Any] = OmegaConf.to_container(cfg[key], resolve=resolve)  # type: ignore[assignment]
     shared = {item.name for item in fields(Data)} if key == "data" else set()
-    return {name: value for name, value in node.items() if name not in shared}
+    parameters_come_later = {"_partial_": True} if key in PARTIAL and node.get("_target_") else {}
+    return parameters_come_later | {name: value for name, value in node.items() if name not in shared}
 
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
@@ -109,12 +114,14 @@ def suggest_keys(wanted: str, known: list[str]) -> list[str]:
     if parent:
         known = [key for key in known if "." in key]
         siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
-        if hits := nearest(leaf, siblings):
+        longer = [name for name in siblings if len(leaf) > 2 and name.startswith(leaf)]
+        if hits := nearest(leaf, siblings) or longer:
             return [siblings[hit] for hit in hits]
     same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
     near_leaf = [by_leaf[hit] for hit in nearest(leaf, by_leaf)]
-    return list(dict.fromkeys([*same_leaf, *nearest(wanted, known), *near_leaf]))[:3]
+    alike = [] if parent else nearest(wanted, known)  # below a group all keys look alike: they begin with the same word
+    return list(dict.fromkeys([*same_leaf, *alike, *near_leaf]))[:3]
 
 
 def _unknown_keys(cfg: DictConfig) -> list[Fault]:
@@ -226,7 +233,7 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
     parts = [
         words.get(part.strip(), "null" if part.strip() == "None" else "a group of keys") for part in kind.split("|")
     ]
-    example = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}.get(kind.split("|")[0].strip())
+    example = EXAMPLES.get(kind.split("|")[0].strip())
     write = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
     return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", write)
 

@@ -35,6 +35,7 @@ MISTAKES = [
     ("+optimizer.learning_rate=1", "optimizer.lr=..."),
     ("~optimizer", "optimizer"),
     ("~train.num_epochs", "train.num_epochs=..."),
+    ("~train.ema_decay", "train.ema_decay=null"),
     ("+model=mlp", "model=mlp"),
     # values of the wrong kind or out of range
     ("train.num_epochs=three", "train.num_epochs=10"),

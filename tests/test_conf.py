@@ -96,3 +96,23 @@ def test_every_key_of_the_schema_has_its_default_in_conf():
     cfg = compose.composer([])([])
     assert config.faults(cfg) == []
     assert {"device", "seed", "name", "train", "tracking", "facts"} <= set(cfg)
+
+
+@pytest.mark.parametrize("option", ["none", "stdout", "disabled", "file"])
+def test_hydras_own_ways_to_log_are_whole(option):
+    """Logging refuses a root with handlers that its configuration does not describe."""
+    with compose.hydra_session(["runner"]):
+        logging = compose.composer([])([f"hydra/job_logging={option}"]).hydra.job_logging
+    used = (logging.get("root") or {}).get("handlers") or []
+    assert set(used) <= set(logging.get("handlers") or {})
+    assert option != "file" or used == ["file"]
+
+
+def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
+    warm = ["+scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", "+scheduler.T_0=5"]
+    with compose.hydra_session(["runner"]):
+        for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
+            cfg = compose.composer([])(words)
+            assert config.faults(cfg) == []
+    node = config.target_node(cfg, "scheduler")
+    assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
