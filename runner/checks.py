@@ -31,6 +31,12 @@ class CheckFirst(Callback):
         except RunnerError as error:
             sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """What asks for a sweep may be a file, with hydra.mode."""
+        from runner.sweep import plugins
+
+        plugins.register()
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""
         from runner import ledger

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner import config, mistakes, stores
@@ -140,6 +141,10 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
             cfg = compose(overrides)
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            raise RunnerError(
+                Fault("hydra.mode=MULTIRUN", "run() is one run", "hydra.mode=RUN, or python -m runner -m ...")
+            )
         with loading():
             from runner import app
 
@@ -210,10 +215,11 @@ def plan(words: list[str]) -> int:
     compose = composer(flags)
     with hydra_session(["runner"]):
         try:
-            compose(overrides) if not is_sweep else None
+            master = (composer(flags, mode=RunMode.MULTIRUN) if is_sweep else compose)(overrides)
+            is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
             jobs = [
                 command.Job(name, composed_with(compose, given))
-                for given, name in _planned(overrides, is_sweep=is_sweep)
+                for given, name in (_planned(overrides, master) if is_sweep else [(tuple(overrides), "")])
             ]
         except RunnerError:
             raise
@@ -222,16 +228,15 @@ def plan(words: list[str]) -> int:
         return command.plan(jobs, as_json="--json" in words)
 
 
-def _planned(overrides: list[str], *, is_sweep: bool) -> list[tuple[tuple[str, ...], str]]:
-    """Each job's overrides and name."""
-    if not is_sweep:
-        return [(tuple(overrides), "")]
+def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
+    """Each job's overrides and name. master: what they have in common."""
     from hydra.core.global_hydra import GlobalHydra
 
     from runner.sweep.jobs import combinations
 
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return combinations(overrides, GlobalHydra.instance().config_loader())
+        params = dict(master.hydra.sweeper.get("params") or {})
+        return combinations(overrides, GlobalHydra.instance().config_loader(), params=params)
 
 
 def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:

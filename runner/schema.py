@@ -197,6 +197,13 @@ class Plan:
 
 
 @dataclass
+class Grid:
+    """The settings of hydra/sweeper=grid."""
+
+    params: dict[str, Any] | None = MISSING
+
+
+@dataclass
 class Search:
     """The settings of hydra/sweeper=optuna."""
 

@@ -61,17 +61,42 @@ def sorted_words(words: list[str], verbs: Iterable[str]) -> tuple[list[str], lis
         else:
             following = next(rest, None) if not equals else value
             faults.append(_unknown_flag(name, following))
+    flags, overrides, found = _with_mode(flags, overrides)
+    faults += found
     alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
     if len(alone) > 1:
         raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         return words, []  # these read their own words
     faults += [_not_a_verb(word, list(verbs)) for word in overrides if "=" not in word and not word.startswith("~")]
-    if not MULTIRUN & set(flags):
-        faults += [mistakes.ambiguous(word) for word in overrides if _has_bare_comma(word)]
+    commas = [word for word in overrides if _has_bare_comma(word)]
+    if commas and not MULTIRUN & set(flags):
+        if not faults and compose.asks_for_a_sweep(flags, overrides):
+            flags = ["-m", *flags]
+        else:
+            faults += [mistakes.ambiguous(word) for word in commas]
     if faults:
         raise RunnerError(*faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Fault]]:
+    """hydra.mode=MULTIRUN is another word for -m; hydra.mode=RUN says that a file's MULTIRUN does not count."""
+    modes = [word for word in overrides if word.startswith("hydra.mode=")]
+    is_sweep = bool(MULTIRUN & set(flags))
+    if modes and modes[-1] == "hydra.mode=RUN" and is_sweep:
+        return (
+            flags,
+            overrides,
+            [Fault("-m hydra.mode=RUN", "one asks for a sweep, the other for a run", "one of them")],
+        )
+    if modes and modes[-1] == "hydra.mode=MULTIRUN":
+        return (
+            ["-m", *(flag for flag in flags if flag not in MULTIRUN)],
+            [word for word in overrides if word not in modes],
+            [],
+        )
+    return flags, overrides, []
 
 
 def _unknown_flag(name: str, value: str | None) -> Fault:

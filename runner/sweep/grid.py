@@ -11,18 +11,22 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from runner.ledger import Job
-from runner.sweep.jobs import Prepared, combinations
+from runner.sweep.jobs import Prepared, combinations, grid_params
 from runner.sweep.sweep import Plan, run_sweep
 
 
 class Grid(Sweeper):
     """All combinations, in the order of the words."""
 
+    def __init__(self, **settings: Any) -> None:
+        """settings: they are read, and checked, where the configuration is whole."""
+
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._config = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> Any:
-        wanted = combinations(arguments, self._context.config_loader)
+        params = grid_params(self._config)
+        wanted = combinations(arguments, self._context.config_loader, params=params)
         return run_sweep(
             Plan(tuple(arguments), wanted, lambda hands: Listed(hands.prepared)), self._context, self._config
         )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from runner.config import without_password
+from runner.config import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError
 from runner.ledger import Job
+from runner.schema import Grid
 from runner.sweep.places import DevicesFor
 
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
 #: one process sends all journals of a sweep to one store
+PARAMS = "hydra.sweeper.params"
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
 
@@ -33,15 +35,54 @@ class Prepared:
     assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
 
 
-def combinations(words: Sequence[str], config_loader: Any) -> list[tuple[tuple[str, ...], str]]:
-    """Every job's overrides and its readable name: all combinations of the words with several values, in order."""
+def grid_params(config: DictConfig) -> Mapping[str, Any]:
+    """What a grid's settings give beside the words. Raises: RunnerError with everything that is wrong with them."""
+    node = config.hydra.sweeper
+    if found := setting_faults(node, Grid, "hydra.sweeper"):
+        raise RunnerError(*found)
+    return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
+
+
+def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
+    """hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be read, or is no job's own."""
+    from hydra.errors import HydraException
+
+    found, faults = [], []
+    for key, value in params.items():
+        asked = f"{PARAMS}: {{{key}: {value}}}"
+        try:
+            (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
+        except HydraException as error:
+            so = " ".join(str(error).splitlines()[0].split())
+            faults.append(Fault(asked, so, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
+            continue
+        if is_of_the_sweep(override):
+            faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))
+        found.append(override)
+    if faults:
+        raise RunnerError(*faults)
+    return found
+
+
+def combinations(
+    words: Sequence[str], config_loader: Any, *, params: Mapping[str, Any] | None = None
+) -> list[tuple[tuple[str, ...], str]]:
+    """Every job's overrides and its readable name: all combinations of the words with several values, in order.
+
+    params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
+    """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create(config_loader=config_loader).parse_overrides(list(words))
+    parser = OverridesParser.create(config_loader=config_loader)
+    parsed = parser.parse_overrides(list(words))
     refuse_swept_settings(parsed)
+    parsed = parsed_params(parser, params or {}) + parsed
     _refuse_intervals(parsed)
     own = [override for override in parsed if not is_of_the_sweep(override)]
+    own = list(
+        {override.get_key_element(): override for override in own}.values()
+    )  # the last of a key, as Hydra has it
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:

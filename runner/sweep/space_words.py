@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.errors import Fault, RunnerError
-from runner.sweep.jobs import is_of_the_sweep, refuse_swept_settings
+from runner.sweep.jobs import is_of_the_sweep, parsed_params, refuse_swept_settings
 from runner.sweep.space import Choices, Dimension, Numbers, Space
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
     own = parser.parse_overrides(list(words))
     refuse_swept_settings(own)
     given = {override.key_or_group for override in own}
-    from_file = _from_file(parser, more or {})
+    from_file = parsed_params(parser, more or {})
     overrides = [override for override in from_file if override.key_or_group not in given] + own
     fixed = [
         str(override.input_line)
@@ -52,21 +52,6 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
     if faults:
         raise RunnerError(*faults)
     return Space(tuple(fixed), dimensions)
-
-
-def _from_file(parser: Any, more: Mapping[str, Any]) -> list[Override]:
-    from hydra.errors import HydraException
-
-    found: list[Override] = []
-    for key, value in more.items():
-        try:
-            found += parser.parse_overrides([f"{key}={value}"])
-        except HydraException as error:
-            asked, so = f"hydra.sweeper.params: {{{key}: {value}}}", " ".join(str(error).splitlines()[0].split())
-            raise RunnerError(
-                Fault(asked, so, f"hydra.sweeper.params: {{{key}: 'interval(0.001,0.1)'}}, say")
-            ) from None
-    return found
 
 
 def _dimension(override: Override) -> Dimension:

@@ -2,13 +2,17 @@ from functools import partial
 
 import pytest
 from hydra.core.plugins import Plugins
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
-from runner import compose
+from runner import cli, compose
 from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
-from runner.sweep.jobs import combinations, examine
+from runner.sweep import grid
+from runner.sweep.jobs import combinations, examine, grid_params
 from runner.sweep.places import anywhere, devices_for
 from runner.sweep.ray_devices import devices_in
+from runner.words import sorted_words
 
 GIB = 2**30
 GPU = Hardware(
@@ -81,3 +85,55 @@ def test_the_launcher_says_which_devices_there_are():
     _, there, away = examine(jobs, partial(devices_in, has_gpus=True), False, hardware=Hardware())
     assert there == ([], ("auto",), ("cuda",), None)
     assert (away[0], away[2], away[3].asked) == ([], (), "device=mps on Ray")
+
+
+SWEEP_FILE = """# @package _global_
+hydra:
+  mode: MULTIRUN
+  sweeper: {params: {seed: "1,2", optimizer.lr: "choice(0.1,0.2)", train.num_steps: null}}
+"""
+
+
+def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder):
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
+    flags, words = sorted_words(["experiment=two", "device=cpu,cuda:0"], [])
+    assert (flags, words) == (["-m"], ["experiment=two", "device=cpu,cuda:0"])
+    with compose.hydra_session(["runner"]):
+        master = compose.composer([], mode=RunMode.MULTIRUN)(["experiment=two"])
+    params = grid_params(master)
+    found = combinations(["experiment=two", "optimizer.lr=0.3"], loader, params=params)
+    assert found[0] == (("seed=1", "optimizer.lr=0.3", "train.num_steps=null", "experiment=two"), "seed=1")
+    assert [name for _, name in combinations(["seed=5,6"], loader, params=params)] == [
+        f"seed={seed} optimizer.lr={rate}" for seed in (5, 6) for rate in (0.1, 0.2)
+    ]
+
+
+def test_a_files_values_that_can_not_be_are_refused_all_of_them(loader):
+    with pytest.raises(RunnerError) as raised:
+        combinations([], loader, params={"seed": "[1", "sweep.retry": True, "model": "mlp"})
+    assert [fault.asked for fault in raised.value.faults] == [
+        "hydra.sweeper.params: {seed: [1}",
+        "hydra.sweeper.params: {sweep.retry: True}",
+    ]
+    with pytest.raises(RunnerError, match=r"hydra\.sweeper\.parms"):
+        grid_params(OmegaConf.create({"hydra": {"sweeper": {"parms": {}, "params": None}}}))
+
+
+def test_hydras_mode_is_another_word_for_m():
+    assert sorted_words(["hydra.mode=MULTIRUN", "seed=1,2"], []) == (["-m"], ["seed=1,2"])
+    assert sorted_words(["seed=1", "hydra.mode=RUN"], []) == ([], ["seed=1", "hydra.mode=RUN"])
+    with pytest.raises(RunnerError, match="one of them"):
+        sorted_words(["-m", "hydra.mode=RUN"], [])
+
+
+def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch):
+    """Hydra asks for the sweeper as it does for -m; what it would run is none of this test's."""
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
+    swept = []
+    monkeypatch.setattr(grid, "run_sweep", lambda plan, *_: swept.extend(name for _, name in plan.jobs))
+    assert cli.main(["experiment=two", "optimizer.lr=0.3"]) == 0
+    assert swept == ["seed=1", "seed=2"]
+    with pytest.raises(RunnerError, match="one run"):
+        cli.run(["experiment=two"])
