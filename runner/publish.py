@@ -28,10 +28,14 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     folder, uri = Path(argv[0]), os.environ["MLFLOW_TRACKING_URI"]
     line = Line(sys.stdin.fileno(), grace_seconds=float(os.environ.get(GRACE, "10")))
-    os.environ.update(store.SETTINGS)
     if hasattr(os, "nice"):
         os.nice(5)  # the training comes first
     _write_masked(uri)
+    with store.settings():
+        return _publish(folder, uri, line)
+
+
+def _publish(folder: Path, uri: str, line: Line) -> int:
     _open_sqlite(uri)
     gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
 
@@ -58,10 +62,7 @@ def _what_is_wrong(uri: str) -> str | None:
 
 
 def _open_sqlite(uri: str) -> None:
-    """Imports MLflow and makes the store where there is none: 2 s each, while the training is still reading its data."""
-    with loading():
-        import mlflow  # noqa: F401
-
+    """Makes the store where there is none: 2 s, while the training is still reading its data."""
     if place.sqlite_path(uri):
         ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave a store half made
         try:

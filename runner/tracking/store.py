@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from runner.loading import loading
 from runner.tracking import place
 from runner.tracking.spelling import MOST_NAME, cut
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 UID_TAG = "runner.uid"
 #: MLflow's page opens on training runs, not on traces of language models
@@ -23,13 +25,18 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 #: retries are ours: MLflow's own block for four minutes (measured: 246.7 s), and a repeated creation makes a second run
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_UV_AUTO_DETECT": "false",  # else a model takes the current folder's pyproject.toml with it
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
+TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a whole answer; the person's own wins
+
+
+MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are gone past
+MOST_TEXT = 100_000  # of an error's words: MLflow puts the whole answer into them
+TOO_LONG = "an answer of more than 32 MiB"
 
 
 class RunGoneError(Exception):
@@ -46,13 +53,20 @@ class ParentMissingError(Exception):
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards."""
-    before = {name: os.environ.get(name) for name in SETTINGS}
-    os.environ.update(SETTINGS)
+    """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards.
+
+    Imports MLflow (1 s).
+    """
+    ours = {TIMEOUT: os.environ.get(TIMEOUT, TIMEOUT_SECONDS), **SETTINGS}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # MLflow 3.17 uses what SQLAlchemy 2.1 deprecates
-            yield
+            with loading():
+                from runner.tracking.deadline import deadlines  # imports MLflow
+            with deadlines():
+                yield
     finally:
         for name, value in before.items():
             if value is None:
@@ -87,19 +101,39 @@ def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, st
     """The experiment's id and name; made if need be. One in MLflow's bin keeps its name: then NAME-2, NAME-3, ..."""
     from mlflow.exceptions import MlflowException
 
-    for number in range(1, 1000):
-        wanted = name if number == 1 else f"{name}-{number}"
-        found = client.get_experiment_by_name(wanted)
+    for wanted, found in itertools.islice(_bearers(client, name), MOST_NAMES):
         if found is None:
             try:
-                return client.create_experiment(wanted, place.artifact_root(uri), EXPERIMENT_TAGS), wanted
+                made = client.create_experiment(wanted, place.artifact_root(uri), EXPERIMENT_TAGS)
+                return _known(made, f"an experiment {wanted} that it has made"), wanted
             except MlflowException as error:  # another run was faster
                 found = client.get_experiment_by_name(wanted)
                 if found is None:
                     raise error from None
         if found.lifecycle_stage == "active":
             return found.experiment_id, wanted
-    raise RuntimeError(f"a thousand experiments named {name} were deleted")
+    raise MlflowException(f"{MOST_NAMES} experiments named {name} were deleted; to go on: tracking.experiment=OTHER")
+
+
+def _bearers(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment | None]]:
+    """NAME, NAME-2, ... and their experiments, up to the first that is not there (None)."""
+    for number in itertools.count(1):
+        wanted = name if number == 1 else f"{name}-{number}"
+        found = client.get_experiment_by_name(wanted)
+        if found is not None:
+            _known(found.experiment_id, f"the experiment {wanted}")
+        yield wanted, found
+        if found is None:
+            return
+
+
+def _known(name: str, of: str) -> str:
+    """What the store calls it. Raises: MlflowException for an answer without: {} says yes to everything."""
+    from mlflow.exceptions import MlflowException
+
+    if not name:
+        raise MlflowException(f"the store answers, but names no id of {of}: is it an MLflow server?")
+    return name
 
 
 def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str) -> str:
@@ -117,7 +151,7 @@ def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[
     }
     name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
     run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
-    return str(run.info.run_id)
+    return _known(str(run.info.run_id or ""), "a run that it has made")
 
 
 def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
@@ -127,10 +161,8 @@ def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
     """
     from mlflow.entities import ViewType
 
-    names = (experiment if number == 1 else f"{experiment}-{number}" for number in itertools.count(1))
-    experiment_ids = []
-    while named := client.get_experiment_by_name(next(names)):
-        experiment_ids.append(named.experiment_id)
+    bearers = itertools.islice(_bearers(client, experiment), MOST_NAMES)
+    experiment_ids = [found.experiment_id for _, found in bearers if found is not None]
     for view in (ViewType.ACTIVE_ONLY, ViewType.ALL) if experiment_ids else ():
         found = client.search_runs(experiment_ids, f"tags.`{UID_TAG}` = '{uid}'", run_view_type=view, max_results=1)
         if found:
@@ -167,11 +199,13 @@ def is_refusal(error: Exception) -> bool:
 
 def explain(error: BaseException, *, uri: str) -> str:
     """One line for a person, without passwords: what is wrong with the store, and the mend where there is one."""
-    where, text = place.shown(uri), str(error)
+    where, text = place.shown(uri), str(error)[:MOST_TEXT]
     if "out-of-date database schema" in text:
         return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
     if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:
         return f"{where} does not answer"
+    if TOO_LONG in text:
+        return f"{where} gave {TOO_LONG}: no MLflow server"
     if "Connection aborted" in text or "Connection broken" in text or "IncompleteRead" in text:
         return f"{where} broke off the connection"
     if "timed out" in text.lower() or "timeout" in text.lower():

@@ -20,13 +20,16 @@ with store.settings():
 
 
 def test_settings_are_put_back(monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     with store.settings():
-        assert (
-            os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
-        )
-    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "7" and "MLFLOW_DISABLE_TELEMETRY" not in os.environ
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"  # the person's own patience
+        monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+        with store.settings():
+            assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "7" and "MLFLOW_DISABLE_TELEMETRY" not in os.environ
 
 
 def test_an_experiment_is_made_once_with_its_artifacts_beside_the_database(client, uri):
@@ -152,3 +155,13 @@ def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tm
     assert len({experiment for experiment, _ in made}) == 1
     assert len({run for _, run in made}) == 8
     assert len(store.open_store(uri).search_runs([made[0][0]])) == 8
+
+
+def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
+    monkeypatch.setattr(store, "MOST_NAMES", 2)
+    for _ in range(2):
+        client.delete_experiment(store.experiment_of(client, "digits", uri=uri)[0])
+    with pytest.raises(Exception, match="2 experiments named digits were deleted; to go on"):
+        store.experiment_of(client, "digits", uri=uri)
+    with pytest.raises(store.ParentMissingError):
+        store.find_parent(client, "digits", uid="none")

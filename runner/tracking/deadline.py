@@ -1,0 +1,107 @@
+"""MLflow's requests go in; whole answers come out, in time and of a size that can be read, or an error does.
+
+A time-out of a socket is one between two bytes: a server that sends one every five seconds is never late.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+from mlflow.utils import request_utils
+
+from runner.tracking.store import TOO_LONG
+
+MOST_BYTES = 32 << 20  # a page of 25,000 points, the longest that is asked for, has 3 MB
+ADAPTER = "TCPKeepAliveHTTPAdapter"  # what MLflow makes its sessions with
+
+_limits = threading.local()  # of the request that this thread is sending: `seconds`, None for a file's download
+
+
+class _Timed(io.RawIOBase):
+    """What a socket reads, until it is time. Raises: TimeoutError, as the socket does."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, seconds: float) -> None:
+        self._raw, self._sock, self._until = raw, sock, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """Its time begins when the request is out: an upload takes as long as it moves."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        seconds: float | None = getattr(_limits, "seconds", None)
+        if seconds is not None:
+            self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, seconds))
+
+
+@functools.cache
+def _timed(connection: type) -> type:
+    """The class of a pool's connections (plain, TLS, through a proxy), with our answers."""
+    return type(connection.__name__, (connection,), {"response_class": _Response, "is_timed": True})
+
+
+class _Adapter(request_utils.TCPKeepAliveHTTPAdapter):
+    """MLflow's own, whose answers have as long altogether as their first byte has."""
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool = super().get_connection_with_tls_context(*args, **kwargs)
+        if not getattr(pool.ConnectionCls, "is_timed", False):
+            pool.ConnectionCls = _timed(pool.ConnectionCls)
+        return pool
+
+    def send(self, request: requests.PreparedRequest, stream: bool = False, timeout: Any = None, **how: Any) -> Any:  # type: ignore[override]
+        _limits.seconds = timeout if isinstance(timeout, int | float) and not stream else None
+        try:
+            response = super().send(request, stream=True, timeout=timeout, **how)
+            if not stream:
+                _read(response)
+        finally:
+            _limits.seconds = None
+        return response
+
+
+def _read(response: requests.Response) -> None:
+    """The content, as Session.send() reads it, and no more of it than can be one of MLflow's."""
+    content = bytearray()
+    for part in response.iter_content(1 << 16):
+        content += part
+        if len(content) > MOST_BYTES:
+            response.close()
+            raise requests.exceptions.ContentDecodingError(TOO_LONG, response=response)
+    response._content = bytes(content)
+
+
+@contextmanager
+def deadlines() -> Iterator[None]:
+    """Every request of MLflow's, from any thread; afterwards all is as before. Again within itself: nothing more."""
+    before = request_utils.TCPKeepAliveHTTPAdapter
+    setattr(request_utils, ADAPTER, _Adapter)
+    request_utils._cached_get_request_session.cache_clear()
+    try:
+        yield
+    finally:
+        setattr(request_utils, ADAPTER, before)
+        request_utils._cached_get_request_session.cache_clear()

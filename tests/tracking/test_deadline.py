@@ -1,0 +1,108 @@
+"""Servers that never come to an end of their answers: nobody waits for them longer than for a silent one."""
+
+import io
+import time
+
+import pytest
+from tracking.odd_server import HEAD, OddServer
+
+from runner.tracking import store
+from runner.tracking.journal import Journal
+from runner.tracking.publisher import Publisher
+from runner.tracking.sync import sync
+
+
+@pytest.fixture
+def run(folder, write, monkeypatch):
+    monkeypatch.setenv(store.TIMEOUT, "1")
+    with Journal(folder) as journal:
+        write.start(journal)
+        write.rows(journal, 1, 5)
+        write.end(journal)
+    return folder
+
+
+def trickle_body(server, near):
+    near.sendall(HEAD % 100_000)
+    server.trickle(near, b" " * 100_000, seconds=0.2)
+
+
+def trickle_head(server, near):
+    server.trickle(near, HEAD % 2 + b"{}" * 1000, seconds=0.2)
+
+
+@pytest.mark.parametrize("answer", [trickle_body, trickle_head])
+def test_an_answer_byte_by_byte_is_late_like_none_at_all(run, answer):
+    began = time.monotonic()
+    with OddServer(answer) as server:
+        ack = sync(run, server.uri, grace_seconds=0.5)
+        assert ack.error == f"{server.uri} does not answer in time" and ack.points_pending == 10
+    assert time.monotonic() - began < 15 and len(server.lines) == 1
+
+
+def test_no_more_is_read_than_an_answer_can_have(run):
+    sent = 0
+
+    def blanks(server, near):
+        nonlocal sent
+        near.sendall(HEAD % (300 << 20))
+        for _ in range(300):
+            near.sendall(b" " * (1 << 20))
+            sent += 1
+
+    with OddServer(blanks) as server:
+        ack = sync(run, server.uri, grace_seconds=0.0)
+        assert ack.error == f"{server.uri} gave an answer of more than 32 MiB: no MLflow server"
+    assert 32 <= sent < 64
+
+
+def test_the_end_of_a_run_waits_for_one_request_and_its_grace(run):
+    with OddServer(trickle_body) as server, Publisher.start(run, server.uri, grace_seconds=1) as publisher:
+        began = time.monotonic()
+        ack = publisher.finish()
+        assert time.monotonic() - began < 45 and publisher._process.returncode == 3  # most of it MLflow's import
+    assert ack.error == f"{server.uri} does not answer in time" and ack.points_pending == 10
+
+
+def test_files_take_as_long_as_they_move():
+    def slowly(server, near):
+        if server.lines[-1].startswith("PUT"):
+            left = 8 << 20
+            while left and (chunk := near.recv(min(left, 1 << 18))):
+                left -= len(chunk)
+                server.ends.wait(0.06)
+            near.sendall(HEAD % 2 + b"{}")
+        else:
+            near.sendall(HEAD % 20)
+            server.trickle(near, b"x" * 20, seconds=0.1)
+
+    with store.settings(), OddServer(slowly) as server:
+        from mlflow.utils.request_utils import cloud_storage_http_request as ask
+
+        began = time.monotonic()
+        put = ask("put", f"{server.uri}/file", data=io.BytesIO(b"x" * (8 << 20)), timeout=1)
+        assert put.json() == {} and time.monotonic() - began > 1.5
+        with ask("get", f"{server.uri}/file", stream=True, timeout=1) as got:
+            assert b"".join(got.iter_content(8)) == b"x" * 20
+
+
+def test_afterwards_mlflow_is_as_it_was():
+    from mlflow.utils import request_utils
+
+    before = request_utils.TCPKeepAliveHTTPAdapter
+    with store.settings():
+        with store.settings():
+            pass
+        assert request_utils.TCPKeepAliveHTTPAdapter is not before
+    assert request_utils.TCPKeepAliveHTTPAdapter is before
+
+
+@pytest.mark.parametrize("body", [b"{}", b""])
+def test_a_server_that_says_yes_to_everything_is_asked_a_few_times(run, body):
+    def agree(server, near):
+        near.sendall(HEAD % len(body) + body)
+
+    with OddServer(agree) as server:
+        ack = sync(run, server.uri, grace_seconds=0.5)
+        assert "names no id of the experiment digits: is it an MLflow server?" in ack.error
+        assert ack.run_id is None and ack.points_pending == 10 and len(server.lines) < 10, server.lines
