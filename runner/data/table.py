@@ -14,6 +14,7 @@ from runner.data.table_choice import Table, choose, from_reader, table_of
 from runner.data.table_columns import Encoder
 from runner.data.table_files import TableFile, shared_names, table_files
 from runner.data.table_fit import fit
+from runner.data.table_forms import Form, form_of
 from runner.data.table_reader import TableReader, reader_node, tell_unknown
 from runner.data.table_rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.errors import Fault, RunnerError
@@ -35,6 +36,10 @@ def table(
     normalize: bool = True,
     scale_targets: bool = True,
     max_categories: int = 100,
+    decimal: str = ".",
+    header: bool = True,
+    date_format: str | Sequence[str] | None = None,
+    drop_missing_targets: bool = False,
     in_memory: str | bool = "auto",
     like: Mapping[str, Any] | TableReader | None = None,
 ) -> Source:
@@ -51,24 +56,29 @@ def table(
     model scales and spreads them out, fitted on the training split alone, and goes with it wherever it goes. Its width is
     facts.in_features. Of a regression, a layer behind the model scales outputs back: losses are in the target's own units.
 
+    Texts like $1,234.50 are numbers, too. decimal="," is for numbers like 3,5 and 1.234,50; header=False for files that
+    begin with a row, whose columns are then called c0, c1 and so on; date_format, as strptime's or a list of them, for
+    dates and times that ISO 8601 does not write so. drop_missing_targets leaves rows without a target out.
+
     target: None for the last column. kind: auto takes texts, true and false and up to 100 different whole numbers as
     classes, all other numbers as a regression; several columns as labels, where all are 0 and 1. like: the reader of an
     earlier run, whose columns, categories and classes hold. in_memory: see runner.data.table_rows; auto goes by the memory
     that is free, and what it does not take is read from a file in the cache, row by row.
     The file is read twice, a few MiB at a time. Raises: RunnerError with file, line and column for what is wrong in it.
     """
-    files = table_files(path, key="data.path")
+    form = form_of(decimal, header, date_format)
+    files = table_files(path, key="data.path", form=form)
     how: dict[str, Any] = {"target": target, "kind": kind, "columns": columns, "drop": drop, "categorical": categorical}
-    how |= {"missing": missing, "max_categories": max_categories}
+    how |= {"missing": missing, "max_categories": max_categories, "drop_missing_targets": drop_missing_targets}
     if like is not None:
         how = {"like": _node(like)}
-    key = cache_key(files, how)
+    key = cache_key(files, how | form.node() | {"complete": drop_missing_targets})
     remembered = remembered_plan(key) if in_memory is not True else None
     if remembered is not None:
         found = table_of(remembered)
     else:
         found = from_reader(how["like"]) if like is not None else choose(files, shared_names(files), **how)
-    rows, where = _rows(files, found, in_memory, key)
+    rows, where = _rows(files, found, in_memory, key, complete=drop_missing_targets)
     others = {name: file for name, file in (("val", val_path), ("test", test_path)) if file is not None}
     scales = scale_targets and found.target.kind == "regression"
     return Source(
@@ -76,7 +86,10 @@ def table(
         rows,
         _facts(found),
         labels=_labels(rows, found),
-        given={name: _given(f"data.{name}_path", file, found, in_memory) for name, file in others.items()},
+        given={
+            name: _given(f"data.{name}_path", file, found, in_memory, form=form, complete=drop_missing_targets)
+            for name, file in others.items()
+        },
         origin=f"{path} ({'; '.join([*found.notes, where])})",
         notes=found.notes,
         classes=found.target.classes,
@@ -88,39 +101,42 @@ def table(
             normalize=normalize,
             scale_targets=scales,
         ),
-        reader=reader_node(found.columns, found.target),
+        reader=reader_node(found.columns, found.target, form),
     )
 
 
-def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str) -> tuple[Any, str]:
+def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str, *, complete: bool) -> tuple[Any, str]:
     """(inputs, targets) in memory, or MappedRows; and which of them and why."""
     row_bytes = 4 * (found.columns.num_floats + max(2, found.target.num_outputs))
     known = found.num_rows
     size = known * row_bytes if known is not None else sum(file.num_bytes(found.columns.num_floats) for file in files)
     fits, why = fits_in_memory(size, asked)
     if fits:
-        rows = gathered(_chunks(files, found), num_rows=known, num_floats=found.columns.num_floats)
+        rows = gathered(_chunks(files, found, complete=complete), num_rows=known, num_floats=found.columns.num_floats)
         if not len(rows[0]):
             raise RunnerError(Fault(files[0].asked, "it has no rows", "a file with rows below its column names"))
         return rows, f"in memory ({why})"
     plan = found.node()
-    mapped_rows = mapped(key, lambda: _chunks(files, found), plan=plan, num_bytes=size, asked=files[0].asked)
+    mapped_rows = mapped(
+        key, lambda: _chunks(files, found, complete=complete), plan=plan, num_bytes=size, asked=files[0].asked
+    )
     return mapped_rows, f"mapped from {mapped_rows.folder} ({why})"
 
 
-def _chunks(files: Sequence[TableFile], found: Table) -> Iterator[tuple[Any, Any]]:
+def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
     encoder = Encoder(found.columns, write=WRITE)
-    for rows, targets, place in encoder.chunks(files, found.target.names):
+    for rows, targets, place in encoder.chunks(files, found.target.names, complete=complete):
         yield rows, found.target.encode(targets, place)
     if not found.is_cut:  # else the rare categories are unknown in training, too
         tell_unknown(encoder)
 
 
-def _given(key: str, path: str, found: Table, asked: str | bool) -> Any:
+def _given(key: str, path: str, found: Table, asked: str | bool, *, form: Form, complete: bool) -> Any:
     """The rows of a ready split, as those of the training split are."""
-    files = table_files(path, key=key)
+    files = table_files(path, key=key, form=form)
     other = replace(found, num_rows=None)
-    return _rows(files, other, asked, cache_key(files, found.node()))[0]
+    how = found.node() | form.node() | {"complete": complete}
+    return _rows(files, other, asked, cache_key(files, how), complete=complete)[0]
 
 
 def _facts(found: Table) -> dict[str, Any]:
@@ -138,4 +154,4 @@ def _labels(rows: Any, found: Table) -> Tensor | None:
 
 def _node(like: Mapping[str, Any] | TableReader) -> dict[str, Any]:
     """A reader's node; build() has made the reader itself of one that stood in a configuration."""
-    return reader_node(like.columns, like.target) if isinstance(like, TableReader) else dict(like)
+    return reader_node(like.columns, like.target, like.form) if isinstance(like, TableReader) else dict(like)

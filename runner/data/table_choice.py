@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runner.data.table_columns import Column, Columns, listed
 from runner.data.table_files import TableFile
+from runner.data.table_forms import suggested
 from runner.data.table_reader import TableReader, reader_node
 from runner.data.table_scan import Tally, scan
 from runner.data.table_target import Target, find_target
+from runner.data.table_values import NUMBER
 from runner.errors import Fault, RunnerError, nearest
+
+#: texts of a column that decide whether they look like dates, and columns that are told of
+MOST_LOOKED_AT, MOST_HINTS = 1000, 4
 
 
 @dataclass(frozen=True)
@@ -50,27 +57,37 @@ def choose(
     categorical: Sequence[str] | None,
     missing: str,
     max_categories: int,
+    drop_missing_targets: bool = False,
 ) -> Table:
     """What each column is: reads the files whole. Raises: RunnerError for what the table or the settings have wrong."""
     _check(missing, max_categories)
     targets = _texts(target) if target is not None else list(names[-1:])
     inputs = _inputs(names, targets, columns, drop, categorical, file=files[0])
     forced = {name for name in _texts(categorical) if name not in targets}
-    tallies = scan(files, [*inputs, *targets], counted=[*forced, *targets])
+    complete = targets if drop_missing_targets else ()
+    tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*forced, *targets], complete=complete)
     if tallies[targets[0]].rows == 0:
-        raise RunnerError(Fault(files[0].asked, "it has no rows", "a file with rows below its column names"))
+        so = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
+        raise RunnerError(Fault(files[0].asked, so, "a file with rows below its column names"))
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
     found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
     notes = [f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}"]
+    if num_left_out:
+        notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
+    notes += _on_the_header(names, files[0])
     kept: list[Column] = []
     left_out: list[str] = []
+    hints: list[str] = []
     wanted = {*forced, *_texts(columns)}
     for name in inputs:
         tally = tallies[name]
         what = "category" if name in forced else _kind(tally, files[0])
         if what == "category" and name not in wanted and _is_a_key(tally, max_categories):
             left_out.append(name)
+            hints += _on_the_form(tally, "left out")
             continue
+        if what == "category" and name not in forced:
+            hints += _on_the_form(tally, "taken as texts")
         if missing == "refuse" and tally.first_missing is not None:
             place, row = tally.first_missing
             so = f"{place.of(row)}, column {name!r}, is missing"
@@ -80,6 +97,9 @@ def choose(
         notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
     if cut := [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]:
         notes.append(f"the {max_categories} most frequent categories of {listed(cut)}; others are as unknown")
+    if used := files[0].form.date_format:
+        _check_used(used, tallies, files[0])
+    notes += hints[:MOST_HINTS]
     if not kept:
         raise RunnerError(
             Fault(files[0].asked, f"no column is left to learn from beside {', '.join(targets)}", "more columns")
@@ -128,6 +148,31 @@ def _kind(tally: Tally, file: TableFile) -> str:
         so = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
         raise RunnerError(Fault(file.asked, so, f"data.drop=[{tally.name}]"))
     return kind
+
+
+def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
+    """What to write where the first line looks like a row."""
+    numbers = [name for name in names if re.match(NUMBER, name)]
+    if not file.is_csv or not file.form.header or len(numbers) * 2 <= len(names):
+        return []
+    return [f"the first line is taken as names: {listed(names[:5])}; data.header=false if it is a row"]
+
+
+def _on_the_form(tally: Tally, what: str) -> list[str]:
+    """What to write for a column of texts that can be told as dates or numbers."""
+    write = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
+    first = next(iter(tally.texts), "")
+    return [f"column {tally.name} ({first}) is {what}; {write}"] if write else []
+
+
+def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> None:
+    """Raises: RunnerError for formats that no column has."""
+    if any(tally.dates for tally in tallies.values()):
+        return
+    texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
+    write = next((found for found in texts.values() if found), "")
+    so = f"no column of {file.path.name} has dates that are written so"
+    raise RunnerError(Fault(f"data.date_format={formats[0]}", so, write or "data.date_format=null"))
 
 
 def _is_a_key(tally: Tally, most: int) -> bool:

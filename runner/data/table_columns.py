@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from runner.data.table_files import TableFile
-from runner.data.table_values import BadValue, UnknownType, as_booleans, as_codes, as_dates, as_numbers, tidy
+from runner.data.table_values import (
+    BadValue,
+    UnknownType,
+    as_booleans,
+    as_codes,
+    as_dates,
+    as_numbers,
+    is_too_large,
+    tidy,
+    type_of,
+)
 from runner.errors import Fault, RunnerError, nearest
 
 MONTHS, WEEKDAYS = 12, 7
@@ -83,20 +93,21 @@ class Encoder:
         self._write = write  # what a person does about a value that does not fit; {column} is its name
         self._numbers = [{text: index for index, text in enumerate(column.categories)} for column in columns.columns]
 
-    def chunks(self, files: Sequence[TableFile], others: Sequence[str] = ()) -> Iterator[tuple[Any, list[Any], Place]]:
+    def chunks(
+        self, files: Sequence[TableFile], others: Sequence[str] = (), *, complete: bool = False
+    ) -> Iterator[tuple[Any, list[Any], Place]]:
         """(n, num_floats) float32, the columns `others` as tidy Arrow values, and where the rows stand, batch by batch.
+
+        complete: rows where one of `others` is missing are left out.
 
         Raises: RunnerError for a column that is not there and for a value that its column can't take, with its line.
         """
         wanted = list(dict.fromkeys([*self.columns.names, *others]))
         for file in files:
             check_names(wanted, file)
-            first = 0
-            for batch in file.batches(wanted):
-                place = Place(file, first)
-                tidied = {name: tidied_at(batch.column(index), name, place) for index, name in enumerate(wanted)}
-                yield self._encoded(tidied, place, batch.num_rows), [tidied[name] for name in others], place
-                first += batch.num_rows
+            for tidied, place, _ in tidied_batches([file], wanted, others if complete else ()):
+                num_rows = len(next(iter(tidied.values())))
+                yield self._encoded(tidied, place, num_rows), [tidied[name] for name in others], place
 
     def _encoded(self, tidied: dict[str, Any], place: Place, num_rows: int) -> Any:
         rows = np.empty((num_rows, self.columns.num_floats), np.float32)
@@ -130,21 +141,50 @@ class Place:
 
     file: TableFile
     first: int  # its first row, from 0
+    kept: Any = None  # (n,) which of its rows are taken; None for all
 
     def of(self, row: int) -> str:
-        return self.file.place(self.first + row)
+        return self.file.place(self.first + (row if self.kept is None else int(self.kept[row])))
 
 
-def tidied_at(values: Any, name: str, place: Place) -> Any:
+def tidied_batches(
+    files: Sequence[TableFile], names: Sequence[str], complete: Sequence[str] = ()
+) -> Iterator[tuple[dict[str, Any], Place, int]]:
+    """The columns as tidy Arrow values, where the rows stand, and how many of them were left out, batch by batch.
+
+    complete: columns that leave a row out where one of them is missing.
+    """
+    for file in files:
+        first = 0
+        for batch in file.batches(names):
+            place, num_rows = Place(file, first), batch.num_rows
+            columns = {name: _tidied_at(batch.column(index), name, place) for index, name in enumerate(names)}
+            first += num_rows
+            there = np.ones(num_rows, bool)
+            for name in complete:
+                there &= columns[name].is_valid().to_numpy(zero_copy_only=False)
+            if there.all():
+                yield columns, place, 0
+                continue
+            kept = np.flatnonzero(there)
+            columns = {name: values.take(kept) for name, values in columns.items()}
+            yield columns, Place(file, place.first, kept), num_rows - len(kept)
+
+
+def _tidied_at(values: Any, name: str, place: Place) -> Any:
     try:
-        return tidy(values)
+        found = tidy(values)
+        return place.file.form.tidied(found) if type_of(found) == "text" else found
     except UnknownType as error:
         so = f"column {name!r} of {place.file.path.name} holds values of type {error}; numbers, texts, dates and booleans are read"
         raise RunnerError(Fault(place.file.asked, so, f"data.drop=[{name}]")) from None
 
 
 def bad_value(name: str, holds: str, bad: BadValue, place: Place, write: str) -> Fault:
-    so = f"{place.of(bad.row)}, column {name!r}, is {_shown(bad.value)}, and that column holds {holds}"
+    holds = f"that column holds {holds}"
+    if is_too_large(bad.value):
+        holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
+    so = f"{place.of(bad.row)}, column {name!r}, is {_shown(bad.value)}, and {holds}"
     return Fault(place.file.asked, so, write.format(column=name))
 
 

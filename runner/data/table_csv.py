@@ -19,12 +19,15 @@ SEPARATORS = (",", "\t", ";", "|")
 COLUMN_BYTES, LEAST_BLOCK, MOST_BLOCK = 2**14, 2**20, 2**24
 
 
-def header(file: Path, *, asked: str) -> list[str]:
-    """The names in the first line, without spaces around them. Raises: RunnerError for an empty file."""
+def header(file: Path, *, named: bool = True, asked: str) -> list[str]:
+    """The names in the first line, without spaces around them; c0, c1 and so on where it is a row (named=False).
+
+    Raises: RunnerError for an empty file.
+    """
     with _text(file, asked) as stream:
         for names in csv.reader(stream, delimiter=separator(file, asked=asked)):
             if names:
-                return [name.strip() for name in names]
+                return [name.strip() if named else f"c{index}" for index, name in enumerate(names)]
     raise RunnerError(Fault(asked, f"{file.name} is empty", "a file with a line of column names and rows below it"))
 
 
@@ -36,7 +39,7 @@ def separator(file: Path, *, asked: str) -> str:
     return max(SEPARATORS, key=outside.count)
 
 
-def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
+def batches(file: Path, wanted: Sequence[str], *, named: bool = True, asked: str) -> Iterator[Any]:
     """pyarrow record batches of the columns `wanted`, in that order, as texts. Reads one block of the file at a time.
 
     Raises: RunnerError for a row with too few or too many values and for bytes that are no UTF-8, with its line.
@@ -44,7 +47,7 @@ def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.csv as pa_csv  # heavy, and nothing but a table needs it
 
-    names = header(file, asked=asked)
+    names = header(file, named=named, asked=asked)
     numbered = [f"{index}" for index in range(len(names))]  # two columns may have an empty name
     block = min(max(LEAST_BLOCK, len(names) * COLUMN_BYTES), MOST_BLOCK)
     chosen = [numbered[names.index(name)] for name in wanted]
@@ -59,7 +62,7 @@ def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
         )
         with closing(reader):
             for index, batch in enumerate(reader):
-                rows = batch.slice(1) if index == 0 else batch  # the first row is the header
+                rows = batch.slice(1) if index == 0 and named else batch
                 if rows.num_rows:
                     yield rows.rename_columns(list(wanted))
     except pa.ArrowMemoryError:
@@ -68,11 +71,11 @@ def batches(file: Path, wanted: Sequence[str], *, asked: str) -> Iterator[Any]:
         raise RunnerError(_unreadable(file, len(names), error, asked)) from None
 
 
-def line(file: Path, row: int, *, asked: str = "") -> int:
+def line(file: Path, row: int, *, named: bool = True, asked: str = "") -> int:
     """Where row number `row` (from 0) ends, as an editor counts lines, from 1. Reads the file up to there."""
     with _text(file, asked) as stream:
         reader = csv.reader(stream, delimiter=separator(file, asked=asked))
-        count = -1
+        count = -1 if named else 0  # of rows before this line
         for values in reader:
             if values:
                 if count == row:

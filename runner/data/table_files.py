@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.data import table_csv
+from runner.data.table_forms import Form
 from runner.errors import Fault, RunnerError, nearest
 
 ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
@@ -25,6 +26,7 @@ class TableFile:
 
     path: Path
     asked: str  # how messages say what was asked for: data.path=...
+    form: Form = Form()
 
     @property
     def is_csv(self) -> bool:
@@ -33,20 +35,21 @@ class TableFile:
     def names(self) -> list[str]:
         """Of all columns but nameless ones. Raises: RunnerError for a file that is no table, and for a name used twice."""
         if self.is_csv:
-            names = table_csv.header(self.path, asked=self.asked)
+            names = table_csv.header(self.path, named=self.form.header, asked=self.asked)
         else:
             with self._arrow() as file:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
         found = [name for name in names if name not in INDEX]
         if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
             so = f"{self.path.name} has {found.count(twice[0])} columns called {twice[0]!r}"
-            raise RunnerError(Fault(self.asked, so, "a file whose columns have names of their own"))
+            write = "a file whose columns have names of their own, or data.header=false if its first line is a row"
+            raise RunnerError(Fault(self.asked, so, write))
         return found
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
         """pyarrow record batches of the columns `wanted`, in that order. Holds a few MiB of the file at a time."""
         if self.is_csv:
-            yield from table_csv.batches(self.path, wanted, asked=self.asked)
+            yield from table_csv.batches(self.path, wanted, named=self.form.header, asked=self.asked)
             return
         with self._arrow() as file:
             if hasattr(file, "iter_batches"):
@@ -69,7 +72,7 @@ class TableFile:
     def place(self, row: int) -> str:
         """`sales.csv, line 17`, or `sales.parquet, row 16` (from 1)."""
         if self.is_csv:
-            return f"{self.path.name}, line {table_csv.line(self.path, row, asked=self.asked)}"
+            return f"{self.path.name}, line {table_csv.line(self.path, row, named=self.form.header, asked=self.asked)}"
         return f"{self.path.name}, row {row + 1}"
 
     @contextmanager
@@ -97,13 +100,13 @@ class TableFile:
             ) from None
 
 
-def table_files(path: str | Sequence[str], *, key: str) -> list[TableFile]:
+def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:
     """The files that `path` names, in the order of their names: a file, a list, a glob, a folder of parts.
 
     Raises: RunnerError where there is none, with the nearest names, and for endings that are not read here.
     """
     if not isinstance(path, str | Path):
-        return [file for item in path for file in table_files(item, key=key)]
+        return [file for item in path for file in table_files(item, key=key, form=form)]
     asked = f"{key}={path}"
     place = Path(path).expanduser()
     if place.is_file():
@@ -120,7 +123,11 @@ def table_files(path: str | Sequence[str], *, key: str) -> list[TableFile]:
     if other := [item for item in found if not _is_table(item)]:
         so = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
         raise RunnerError(Fault(asked, so, "the table saved as CSV or Parquet"))
-    return [TableFile(item, asked) for item in found]
+    files = [TableFile(item, asked, form or Form()) for item in found]
+    if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
+        so = f"{named[0].path.name} has names for its columns, as all files of its kind have"
+        raise RunnerError(Fault("data.header=false", so, "data.header=true"))
+    return files
 
 
 def shared_names(files: Sequence[TableFile]) -> list[str]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.data.table_columns import Columns, Encoder, columns_of
 from runner.data.table_files import TableFile, table_files
+from runner.data.table_forms import Form, form_of
 from runner.data.table_rows import fits_in_memory, gathered
 from runner.data.table_target import Target, target_of
 from runner.errors import Fault, RunnerError
@@ -27,11 +28,17 @@ class TableReader:
     """
 
     def __init__(
-        self, columns: Sequence[Mapping[str, Any]], target: Mapping[str, Any], *, refuses_missing: bool = False
+        self,
+        columns: Sequence[Mapping[str, Any]],
+        target: Mapping[str, Any],
+        *,
+        refuses_missing: bool = False,
+        form: Mapping[str, Any] | None = None,
     ) -> None:
         plain = [_visible(item) for item in columns]
         self.columns: Columns = columns_of(plain, refuses_missing=refuses_missing)
         self.target: Target = target_of(_visible(target))
+        self.form = form_of(**_visible(form or {}))
         self.unknown: dict[str, int] = {}
 
     def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
@@ -39,7 +46,7 @@ class TableReader:
 
         Raises: RunnerError for a file without one of the columns, and for a value that its column can't take.
         """
-        files = table_files(path, key=key)
+        files = table_files(path, key=key, form=self.form)
         fits, _ = fits_in_memory(sum(file.num_bytes(self.columns.num_floats) for file in files), "auto")
         if not fits:
             return self._some(files)
@@ -64,13 +71,15 @@ class TableReader:
         tell_unknown(encoder)
 
 
-def reader_node(columns: Columns, target: Target) -> dict[str, Any]:
+def reader_node(columns: Columns, target: Target, form: Form | None = None) -> dict[str, Any]:
     """What build() makes a TableReader of."""
+    written = _hidden(form.node()) if form is not None else {}
     return {
         "_target_": TARGET,
         "columns": [_hidden(item) for item in columns.node()],
         "target": _hidden(target.node()),
         "refuses_missing": columns.refuses_missing,
+        **({"form": written} if written else {}),
     }
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.data.table_columns import Column, Place, tidied_at
+from runner.data.table_columns import Column, Place, tidied_batches
 from runner.data.table_files import TableFile
+from runner.data.table_forms import suggested
 from runner.data.table_values import (
     LIKE_A_DATE,
     LIKE_A_NUMBER,
@@ -72,6 +73,10 @@ class Tally:
                 return kind
             if (count + like) * 2 >= self.present and kind in self.odd:
                 place, row, value = self.odd[kind]
+                if write := suggested(self.texts):
+                    means = "decimal commas" if "decimal" in write else "dates"
+                    so = f"column {self.name!r} holds {means}, {value!r} for one"
+                    raise RunnerError(Fault(place.file.asked, so, write))
                 by_name = f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
                 write = f"that line mended (3.5, 2026-11-21), {by_name}"
                 so = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
@@ -132,25 +137,26 @@ class Tally:
             self.texts, self.is_cut = Counter(dict(self.texts.most_common(MOST_COUNTED // 2))), True
 
 
-def scan(files: Sequence[TableFile], names: Sequence[str], *, counted: Sequence[str]) -> dict[str, Tally]:
-    """A tally of each column. counted: the columns whose values are counted even if they are numbers.
+def scan(
+    files: Sequence[TableFile], names: Sequence[str], *, counted: Sequence[str], complete: Sequence[str] = ()
+) -> tuple[dict[str, Tally], int]:
+    """A tally of each column, and how many rows were left out since one of the columns `complete` is missing there.
 
+    counted: the columns whose values are counted even if they are numbers.
     A column that begins with numbers and turns out to be texts takes a second reading.
     """
     always = set(counted)
     while True:
         tallies = {name: Tally(name, counts=name in always) for name in names}
-        for file in files:
-            first = 0
-            for batch in file.batches(names):
-                place = Place(file, first)
-                for index, tally in enumerate(tallies.values()):
-                    tally.update(tidied_at(batch.column(index), tally.name, place), place)
-                first += batch.num_rows
+        num_left_out = 0
+        for columns, place, left_out in tidied_batches(files, names, complete):
+            num_left_out += left_out
+            for name, tally in tallies.items():
+                tally.update(columns[name], place)
         missed = [tally for tally in tallies.values() if tally.counted < tally.present and tally.name not in always]
         again = [tally.name for tally in missed if tally.kind() == "category"]
         if not again:
-            return tallies
+            return tallies, num_left_out
         always.update(again)
 
 

@@ -120,4 +120,7 @@ def _order(text: str) -> tuple[bool, float, str]:
 def _missing(name: str, place: Place, row: int, *, count: int = 1) -> Fault:
     also = f"; so are {count - 1:,} more" if count > 1 else ""
     so = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
-    return Fault(place.file.asked, so, "the rows without a target left out, or data.target=... another column")
+    write = (
+        "data.drop_missing_targets=true, by which rows without a target are left out, or data.target=... another column"
+    )
+    return Fault(place.file.asked, so, write)

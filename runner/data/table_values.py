@@ -83,7 +83,9 @@ def as_numbers(values: Any) -> Any:
     except pa.ArrowNotImplementedError:  # a date
         raise BadValue(0, values[0].as_py()) from None
     found = numbers.to_numpy(zero_copy_only=False)
-    if (infinite := np.isinf(found.astype(np.float32))).any():
+    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, and is told
+        infinite = np.isinf(found.astype(np.float32))
+    if infinite.any():
         row = int(infinite.argmax())
         raise BadValue(row, values[row].as_py())
     return found
@@ -155,6 +157,14 @@ def canonical(value: Any) -> str:
     if text.lower() in ("true", "false"):
         return text.lower()
     return text.split(".")[0] if re.fullmatch(r"[+-]?\d+\.0+", text) else text
+
+
+def is_too_large(value: Any) -> bool:
+    """Whether it is a finite number that float32 can't hold."""
+    try:
+        return bool(float(np.finfo(np.float32).max) < abs(float(value)) < float("inf"))
+    except (TypeError, ValueError):
+        return False
 
 
 def first_not(values: Any, pattern: str) -> tuple[int, Any]:
