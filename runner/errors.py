@@ -22,7 +22,7 @@ class Fault:
 
     def __str__(self) -> str:
         parts = (("asked", self.asked), ("so", self.so), ("write", self.write))
-        return "\n".join(f"  {name + ':':<7}{_hang(without_password(text))}" for name, text in parts)
+        return "\n".join(f"  {name + ':':<7}{_hang(harmless(without_password(text)))}" for name, text in parts)
 
 
 class RunnerError(Exception):
@@ -47,6 +47,15 @@ def report(error: RunnerError) -> int:
 def without_password(text: str) -> str:
     """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
     return re.sub(r"(://[^:/@\s]*):(?!PASSWORD@).*@", r"\1:***@", text)  # to a line's last @: a password may hold one
+
+
+#: C0 without tab and line feed, DEL and C1: a terminal takes them for commands
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+def harmless(text: str) -> str:
+    """A text from anywhere, as it may be shown on a terminal: control characters are spelled out, \\x1b for the escape."""
+    return text.translate(CONTROLS)
 
 
 def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[str]:

@@ -8,6 +8,7 @@ from runner import origin, stores
 from runner.config import without_password
 from runner.errors import Fault, RunnerError
 from runner.summary import note_tracker
+from runner.terminal import say
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
@@ -28,7 +29,7 @@ def replay(folders: list[Path], *, uri: str | None) -> int:
     complete: dict[str, list[bool]] = {}  # by store
     for run in runs:
         if uri is None and origin.store_of(run) == "" and run not in folders:
-            print(f"{run}: it was run with tracking.enabled=false; sync {run} tracking.uri=URI sends it")
+            say(f"{run}: it was run with tracking.enabled=false; sync {run} tracking.uri=URI sends it")
             continue
         try:
             store = uri or stores.of_run(run, asked=f"sync {run}")
@@ -37,7 +38,7 @@ def replay(folders: list[Path], *, uri: str | None) -> int:
             continue
         complete.setdefault(without_password(store), []).append(_send(run, store))
     for shown, known in complete.items():
-        print(f"{sum(known)} of {len(known)} runs are complete in {shown}")
+        say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
     if faults:
         raise RunnerError(*faults)
     return int(not all(map(all, complete.values())))
@@ -66,13 +67,13 @@ def _runs(folders: list[Path]) -> list[Path]:
 def _send(run: Path, uri: str) -> bool:
     """Sends what one journal has and the store has not. Returns whether the store has all."""
     if found := strays(run):
-        print(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
+        say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
         return False
     if is_being_written(run):
-        print(f"{run}: still running, and sent by its own process")
+        say(f"{run}: still running, and sent by its own process")
         return True
     for sentence in find_damage(run):
-        print(f"{run}: {sentence}")
+        say(f"{run}: {sentence}")
     before = read_ack(run)
     after = sync(run, uri)
     note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
@@ -80,7 +81,7 @@ def _send(run: Path, uri: str) -> bool:
         origin.sign(run, after.uri)  # from now on that is where it lies
     sent = after.points_written - (before.points_written if before.run_id == after.run_id else 0)
     if sent:
-        print(f"{run}: {sent:,} points sent, run {after.run_id}")
+        say(f"{run}: {sent:,} points sent, run {after.run_id}")
     if not after.is_complete:
-        print(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
+        say(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
     return after.is_complete

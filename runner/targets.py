@@ -20,6 +20,7 @@ from typing import Any
 
 from runner.allowed import LIBRARIES, PARTS, is_part, under
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
@@ -200,7 +201,7 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
 
 def _no_module(name: str, target: str) -> Fault:
     if name == "torchmetrics":
-        return Fault(f"_target_={target}", "torchmetrics is not installed", 'pip install "runner[metrics]"')
+        return Fault(f"_target_={target}", "torchmetrics is not installed", install("metrics"))
     write = (
         " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
         or f"a file {name}.py in the current folder, {Path.cwd().name}/"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from runner.errors import harmless
 
 
 class Terminal(Console):
@@ -14,10 +18,20 @@ class Terminal(Console):
     def __init__(self, *, soft_wrap: bool = True) -> None:
         super().__init__(highlight=False, soft_wrap=soft_wrap)
 
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Texts are shown, and command nothing: the moves and colours are rich's own, which stand apart from them."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else harmless(text), style, control)
+
     def on_broken_pipe(self) -> None:
         """Rich's own ends the process."""
         self.quiet = True
         leave_unread()
+
+
+def say(text: str) -> None:
+    """One or several lines, as they are, that hold names or errors from elsewhere."""
+    print(harmless(text))
 
 
 def leave_unread() -> None:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from runner import cli, compose, config
+from runner.packages import install
 
 OPTIONS = sorted(
     f"{path.parent.relative_to(compose.CONF)}={path.stem}"
@@ -80,7 +81,7 @@ def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch, capsys):
     ]
     if option in PACKAGES and not importlib.util.find_spec(PACKAGES[option]):
         assert cli.main(words) == 2
-        assert f'pip install "runner[{PACKAGES[option]}]"' in capsys.readouterr().err
+        assert install(PACKAGES[option]) in capsys.readouterr().err
         return
     assert cli.main(words) == 0
     assert json.loads((own_folder / "run" / "summary.json").read_text())["num_steps"] == 2

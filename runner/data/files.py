@@ -10,6 +10,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 
 #: what the only array of a npy file is called
 TABLE = ""
@@ -101,7 +102,7 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
         from safetensors import safe_open  # an optional package
     except ImportError:
         so = "reading .safetensors takes a package that is not installed"
-        raise RunnerError(Fault(f"{key}={file}", so, 'pip install "runner[safetensors]"')) from None
+        raise RunnerError(Fault(f"{key}={file}", so, install("safetensors"))) from None
     found = stack.enter_context(safe_open(file, framework="pt"))
     return {name: tuple(found.get_slice(name).get_shape()) for name in list(found.keys())}, found.get_tensor
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 
 #: readers of files that data.path may name. Not all that the library has: some have read pickles, which can run code.
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
@@ -66,7 +67,7 @@ def _library() -> Any:
         import datasets  # an optional package, and a slow one
     except ImportError:
         so = "reading such sets takes a package that is not installed"
-        raise RunnerError(Fault("data=huggingface", so, 'pip install "runner[huggingface]"')) from None
+        raise RunnerError(Fault("data=huggingface", so, install("huggingface"))) from None
     return datasets
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 
 Tokens = NDArray[Any]  # (N,) whole numbers
 KINDS = ("characters", "bytes")
@@ -150,7 +151,7 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
         so = "reading a tokenizer.json takes a package that is not installed"
-        raise RunnerError(Fault(asked, so, 'pip install "runner[text]"')) from None
+        raise RunnerError(Fault(asked, so, install("text"))) from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)

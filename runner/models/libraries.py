@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.models.sizes import choice
+from runner.packages import install
 
 #: by head: the class of transformers, and the argument that takes the inputs
 HEADS = {
@@ -192,7 +193,7 @@ def _library(name: str, *, asked: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         so = f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
-        raise RunnerError(Fault(asked, so, f'pip install "runner[{name}]"')) from error
+        raise RunnerError(Fault(asked, so, install(name))) from error
 
 
 def _not_reached(asked: str, error: Exception) -> Fault:

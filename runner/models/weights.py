@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -74,7 +75,7 @@ def _from_safetensors(file: Path) -> Any:
         from safetensors.torch import load_file  # an extra: who has no such file needs no such package
     except ImportError:
         so = "reading it needs safetensors, which is not installed"
-        raise RunnerError(Fault(f"model.weights={file}", so, 'pip install "runner[safetensors]"')) from None
+        raise RunnerError(Fault(f"model.weights={file}", so, install("safetensors"))) from None
     try:
         return load_file(file)
     except Exception as error:

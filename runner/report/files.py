@@ -9,8 +9,11 @@ import json
 import math
 from typing import Any
 
+from runner.errors import harmless
 from runner.report.findings import Report
 from runner.report.results import Result
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def as_json(report: Report) -> str:
@@ -44,9 +47,25 @@ def as_csv(report: Report) -> str:
     lines = [_line(result, report, metrics) for result in report.results] or [{"job": ""}]
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(lines if report.results else [])
+    table.writerow({name: _cell(name) for name in table.fieldnames})
+    table.writerows({name: _cell(value) for name, value in line.items()} for line in lines if report.results)
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe; numbers stay numbers."""
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(FORMULAS) and not _is_number(value)
+    return ("'" if is_formula else "") + harmless(value)  # a carriage return would begin another line
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _line(result: Result, report: Report, metrics: list[str]) -> dict[str, Any]:

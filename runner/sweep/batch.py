@@ -16,6 +16,7 @@ from runner.sweep.job import Assignment
 from runner.sweep.jobs import Prepared, compose, examine
 from runner.sweep.nursery import call
 from runner.sweep.parent import experiment_of, shown
+from runner.terminal import say
 
 
 def run_batch(
@@ -52,7 +53,7 @@ def run_batch(
             one = running.pop(ended.number)
             summary = settle(one.job, folder / one.job.folder_name, ended.code, is_stopped=False, cause=ended.cause)
             results[ended.number] = _returned(one, error=one.job.error, summary=summary)
-            print(f"job {ended.number} {one.job.state}: {one.job.name}{f': {one.job.error}' if one.job.error else ''}")
+            say(f"job {ended.number} {one.job.state}: {one.job.name}{f': {one.job.error}' if one.job.error else ''}")
     places.close()
     return [results[job.number] for job in jobs]
 

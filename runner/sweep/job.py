@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunnerError
+from runner.terminal import say
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -87,7 +88,7 @@ def task(cfg: DictConfig) -> dict[str, Any]:
         return app.run(cfg, folder, choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
     except RunnerError as error:
         text = "; ".join(f"{fault.asked}: {fault.so}; write {fault.write}" for fault in error.faults)
-        print(f"\n{error}")
+        say(f"\n{error}")
     except Exception as error:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"

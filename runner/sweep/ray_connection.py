@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, RunnerError
+from runner.packages import install
 
 PACKAGES = Path(__file__).resolve().parents[2]
 SECONDS_TO_ANSWER = 5.0
@@ -106,7 +107,7 @@ def connect(address: str | None) -> Connection:
     try:
         import ray
     except ImportError:
-        raise RunnerError(Fault("hydra/launcher=ray", "Ray is not installed", 'pip install "runner[ray]"')) from None
+        raise RunnerError(Fault("hydra/launcher=ray", "Ray is not installed", install("ray"))) from None
     if ray.is_initialized():  # in a notebook
         return Connection(ray, "as it is connected here", is_ours=False)
     where = address or os.environ.get("RAY_ADDRESS") or "local"

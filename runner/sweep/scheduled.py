@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Hardware
 from runner.errors import Fault, RunnerError
+from runner.packages import install
 from runner.summary import read_summary
 from runner.sweep.foreign import link_console, overrides_of
 from runner.sweep.job import Assignment, task
@@ -146,7 +147,7 @@ def check_there(config: DictConfig) -> None:
                     Fault(asked, so, "the same line on the cluster's login node, or hydra/launcher=slots")
                 )
             return
-    raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", 'pip install "runner[slurm]"'))
+    raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", install("slurm")))
 
 
 def scheduled_task(cfg: DictConfig) -> dict[str, Any]:

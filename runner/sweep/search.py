@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import setting_faults
 from runner.errors import Fault, RunnerError
+from runner.packages import install
 from runner.schema import Search as Settings
 from runner.sweep.goals import Goals, goal_faults, kept_by, read_goals
 from runner.sweep.space import Choices, Space, listed
@@ -21,7 +22,7 @@ from runner.sweep.suggestions import Suggestions
 from runner.sweep.sweep import Plan, run_sweep
 
 KEY = "hydra.sweeper"
-INSTALL = 'pip install "runner[search]"'
+INSTALL = install("search")
 
 
 class Search(Sweeper):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 from runner.tasks.checks import UNKNOWN
 
 Arguments = dict[str, Any]
@@ -100,7 +101,7 @@ def _module(name: str) -> Any:
         return importlib.import_module(f"torchmetrics.{name}")
     except ModuleNotFoundError as error:
         so = f"they come from torchmetrics, which is not installed ({error.name})"
-        raise RunnerError(Fault("task.metrics", so, 'pip install "runner[metrics]"')) from None
+        raise RunnerError(Fault("task.metrics", so, install("metrics"))) from None
 
 
 def _unknown(name: str, known: dict[str, Any], kind: str) -> Fault:

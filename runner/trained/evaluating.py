@@ -15,6 +15,7 @@ from runner import parts
 from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.step import evaluate as measure
+from runner.terminal import say
 from runner.tracking.ack import read_ack
 from runner.tracking.memory import read_events, read_points
 from runner.trained.composing import of_run
@@ -135,11 +136,11 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
 
 def _show(trained: Trained, report: dict[str, Any]) -> None:
     sizes = ", ".join(f"{count:,} {name}" for name, count in report["rows"].items())
-    print(f"run     {trained.title}")
-    print(f"data    {report['data']}, rows: {sizes} ({report['measured']})")
-    print(f"device  {report['device']} ({report['device_reason']}), {report['precision']}")
+    say(f"run     {trained.title}")
+    say(f"data    {report['data']}, rows: {sizes} ({report['measured']})")
+    say(f"device  {report['device']} ({report['device_reason']}), {report['precision']}")
     for note in report["notes"]:
-        print(f"note    {note}")
+        say(f"note    {note}")
     names = list(dict.fromkeys(name.partition("/")[2] for name in report["metrics"]))
     then = report["in_the_run"]
     heads = [head for split in report["rows"] for head in ((split, f"{split}, in the run") if then else (split,))]
@@ -152,12 +153,12 @@ def _show(trained: Trained, report: dict[str, Any]) -> None:
         rows.append([name, *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print(
+        say(
             "  ".join(
                 [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
             )
         )
-    print(f"written {report['written']}" + (f"; tracked in run {report['tracked']}" if "tracked" in report else ""))
+    say(f"written {report['written']}" + (f"; tracked in run {report['tracked']}" if "tracked" in report else ""))
 
 
 def _number(value: float | None) -> str:

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.packages import install
 from runner.placement import map_tensors, num_rows, tensors
 from runner.tasks.task import Predicting
+from runner.terminal import say
 from runner.trained import forms
 from runner.trained.about import about
 from runner.trained.inputs import example as example_of
@@ -62,16 +64,16 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
     trained = open_run(find_run(wanted, verb="export"), device="cpu", precision="fp32")
     target = _target(trained, form, output)
     report = export_to(trained, form, target, predictions=predictions)
-    print(f"run     {trained.title}")
+    say(f"run     {trained.title}")
     for note in trained.notes:
-        print(f"note    {note}")
+        say(f"note    {note}")
     checked = report["checked"]
     if checked is None:
-        print('checked not: no onnxruntime is installed; to have it: pip install "runner[onnx]"')
+        say(f"checked not: no onnxruntime is installed; to have it: {install('onnx')}")
     else:
         rows = ", ".join(map(str, checked["rows"]))
-        print(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
-    print(f"written {shown(target.absolute())} and {shown(_beside(target).absolute())}")
+        say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
+    say(f"written {shown(target.absolute())} and {shown(_beside(target).absolute())}")
     return 0
 
 

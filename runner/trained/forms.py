@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
+from runner.packages import install
 from runner.placement import map_tensors, tensors
 from runner.trained.loading import Trained, built
 
@@ -152,7 +153,7 @@ def _needing(package: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         so = f"it takes the package {error.name or package}, which is not installed"
-        raise RunnerError(Fault(f"--format {package}", so, f'pip install "runner[{extra}]"')) from None
+        raise RunnerError(Fault(f"--format {package}", so, install(extra))) from None
 
 
 def _why(error: Exception) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from runner import backends
 from runner.errors import Fault, RunnerError
 from runner.placement import map_tensors, move
+from runner.terminal import say
 from runner.trained import tables
 from runner.trained.answers import Columns, answer, columns
 from runner.trained.inputs import chunks, existing, files_of, pieces
@@ -36,10 +37,10 @@ def predict(
         raise RunnerError(Fault(f"--keep with {inputs}", so, f"without --keep, or {', '.join(tables.ENDINGS)}"))
     trained = open_run(find_run(wanted, verb="predict"), device=device, precision=precision)
     backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False)
-    print(f"run     {trained.title}")
-    print(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
+    say(f"run     {trained.title}")
+    say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
     for note in trained.notes:
-        print(f"note    {note}")
+        say(f"note    {note}")
     began, count = time.perf_counter(), 0
     with writing(target) as write:
         kept, files = Kept(file) if keep else None, files_of(trained, file)
@@ -53,7 +54,7 @@ def predict(
         if kept is not None:
             kept.finish(count)
     seconds = time.perf_counter() - began
-    print(f"written {count:,} rows to {shown(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
+    say(f"written {count:,} rows to {shown(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return 0
 
 

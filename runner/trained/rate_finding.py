@@ -21,6 +21,7 @@ from runner.errors import Fault, RunnerError
 from runner.metrics import MetricBuffer, Window
 from runner.parts import Parts
 from runner.step import make_step
+from runner.terminal import say
 from runner.trained.composing import composed
 from runner.trained.loading import shown
 from runner.trained.rates import Found, suggest
@@ -141,10 +142,10 @@ def _plain(value: Any) -> float | str:
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
-    print(f"tried   {report['title']}: {report['num_steps']} steps, {report['ending']}")
-    print(f"steep   {report['steepest']:.1e}  where the smoothed loss falls fastest")
-    print(
+    say(f"tried   {report['title']}: {report['num_steps']} steps, {report['ending']}")
+    say(f"steep   {report['steepest']:.1e}  where the smoothed loss falls fastest")
+    say(
         f"tenth   {report['tenth_of_lowest']:.1e}  a tenth of the rate with the lowest smoothed loss, {report['lowest']:.1e}"
     )
-    print(f"take    optimizer.lr={report['suggested']:.1e}  {report['reason']}")
-    print(f"written {shown(folder)}/{FILE}, {PICTURE}")
+    say(f"take    optimizer.lr={report['suggested']:.1e}  {report['reason']}")
+    say(f"written {shown(folder)}/{FILE}, {PICTURE}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import Fault, RunnerError
 from runner.passwords import filled_in
 from runner.targets import build
+from runner.terminal import say
 from runner.tracking import logged_model, place, store
 from runner.tracking.ack import Ack, read_ack
 from runner.tracking.events import LeftOutError
@@ -41,9 +42,9 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
         version, is_new = _version(client, name, model_id, str(ack.run_id), again=again)
         if alias is not None:
             client.set_registered_model_alias(name, alias, version)
-    print(f"model   {name}, version {version}{'' if is_new else ', as it was'}: run {ack.run_id} in {place.shown(uri)}")
+    say(f"model   {name}, version {version}{'' if is_new else ', as it was'}: run {ack.run_id} in {place.shown(uri)}")
     address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{version}"
-    print(f"load    mlflow.pytorch.load_model({address!r})")
+    say(f"load    mlflow.pytorch.load_model({address!r})")
     return 0
 
 

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from runner.errors import Fault, RunnerError
+from runner.terminal import say
 from runner.tracking.store import SETTINGS
 from runner.trained.exporting import export_to
 from runner.trained.loading import find_run, open_run
@@ -39,10 +40,10 @@ def serve(wanted: str, port: int, *, predictions: bool) -> int:
     trained = open_run(folder, device="cpu", precision="fp32")
     with _signals() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
-        print(f"run     {trained.title}")
+        say(f"run     {trained.title}")
         about = export_to(trained, "mlflow", model, predictions=predictions)
         for note in trained.notes:
-            print(f"note    {note}")
+            say(f"note    {note}")
         # MLflow starts `uvicorn` by its name, which stands beside this Python also where nobody has activated it
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         environment = {**os.environ, **SETTINGS, "PATH": path}
@@ -95,10 +96,10 @@ def _answers(process: subprocess.Popen[bytes], port: int, got: list[int]) -> boo
 
 def _say(about: dict[str, Any], port: int) -> None:
     shape = [1 if size == "rows" else size for size in about["inputs"][0]["shape"]]
-    print(f"serving http://{HOST}:{port}/invocations; Ctrl-C ends it")
-    print(f"answers {about['meaning']}" + (f": {', '.join(about['classes'][:12])}" if about["classes"] else ""))
+    say(f"serving http://{HOST}:{port}/invocations; Ctrl-C ends it")
+    say(f"answers {about['meaning']}" + (f": {', '.join(about['classes'][:12])}" if about["classes"] else ""))
     if len(about["inputs"]) == 1:
-        print(
+        say(
             f'ask     POST with the header Content-Type: application/json, {{"inputs": an array of shape {json.dumps(shape)}}}'
         )
     sys.stdout.flush()

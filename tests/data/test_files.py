@@ -138,4 +138,4 @@ def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert fault("a.safetensors").write == 'pip install "runner[safetensors]"'
+    assert fault("a.safetensors").write == "pip install safetensors"

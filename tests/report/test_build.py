@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, harmless
 from runner.report import build
 
 FIELDS = "job name overrides state device error metrics best num_steps num_epochs steps_per_second samples_per_second seconds_train run_id"
@@ -70,6 +70,24 @@ def test_report_csv_has_a_line_for_each_job_and_a_column_for_each_key_and_metric
     assert float(lines[0]["test/accuracy"]) == found.best.metrics["test/accuracy"]
     assert float(lines[0]["best_value"]) == found.best.best.value
     assert lines[-1]["best_value"] == "" and "segmentation" in lines[-1]["error"]
+
+
+FORMULAS = ["=cmd|'/c calc'!A1", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
+
+
+def test_a_spreadsheet_takes_no_text_of_report_csv_for_a_formula(tmp_path, write):
+    sweep = write.folder(tmp_path)
+    for formula in FORMULAS:
+        sweep.job((f"lr=-1e-3,{formula}", f"{formula}=1"), name=formula, summary={"metrics": {"=x": -1.5}})
+    sweep.job(("lr=-0.1",), "failed", error="=HYPERLINK(1)")
+    build.write(sweep.close())
+    with (tmp_path / "report.csv").open(newline="") as file:
+        head, *lines = csv.reader(file)
+    assert {line[1] for line in lines} >= {f"'{harmless(formula)}" for formula in FORMULAS}
+    assert {line[head.index("'=x")] for line in lines} == {"-1.5", ""}
+    assert [line[head.index("lr")] for line in lines][-1] == "-0.1", "a number stays one"
+    starts = [cell for line in (head, *lines) for cell in line if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+    assert set(starts) == {"-1.5", "-0.1"}
 
 
 def test_the_same_folder_gives_the_same_files(written, grid_folder):

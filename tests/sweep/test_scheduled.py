@@ -119,7 +119,7 @@ def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     with pytest.raises(RunnerError) as caught:
         check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
     assert caught.value.faults[0].asked == "hydra/launcher=slurm"
-    assert caught.value.faults[0].write == 'pip install "runner[slurm]"'
+    assert caught.value.faults[0].write == "pip install hydra-submitit-launcher"
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):

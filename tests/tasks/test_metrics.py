@@ -209,7 +209,7 @@ def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
     with pytest.raises(RunnerError) as caught:
         Classification(num_classes=3, metrics=["f1"])
-    assert caught.value.faults[0].write == 'pip install "runner[metrics]"'
+    assert caught.value.faults[0].write == 'pip install "torchmetrics>=1.4"'
 
 
 @pytest.mark.parametrize(
