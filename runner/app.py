@@ -7,14 +7,14 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from runner import origin, several, stores
+from runner import claim, origin, several, stores
 from runner.card import write_card
 from runner.config import without_password
 from runner.data.balance import balance
@@ -39,6 +39,7 @@ from runner.tracking.place import shown
 from runner.tracking.publisher import Publisher
 from runner.training import Training, Trial, train_and_test
 from runner.trust import check_folder
+from runner.version import IMPORTED
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
 #: a pruned trial did what it was to do
@@ -54,17 +55,20 @@ def run(
     member: Membership | None = None,
     trial: Trial | None = None,
     owns_process: bool = False,
+    is_launched: bool = False,
     repetition: Repetition | None = None,
 ) -> dict[str, Any]:
-    """Runs one experiment, from its configuration to its closed tracker. A folder that holds a part of it is gone on with.
+    """Runs one experiment, from its configuration to its closed tracker. A folder that holds a part of it is gone on with:
+    that it is a part of this one, the caller has seen to (claim.begin, resume.check, the sweep's ledger).
 
     choice, member, trial: of a sweep's job, the device that it was given, what it knows of the sweep, and its search.
     owns_process: whether a second Ctrl-C, or a signal and `train.grace_seconds`, may end the process from within.
+    is_launched: whether it is of several processes that a run has started; that one holds the folder.
     repetition: of a run that repeats another one.
     Returns what summary.json holds; a training that fails is a `status` there, not an exception.
     Raises: RunnerError for what is wrong with the configuration or the data, before anything is tracked.
     """
-    clock = _Clock()
+    clock = _Clock(since_import=owns_process)
     check_folder(folder)
     hardware = hardware or probe()
     is_given, choice = choice is not None, check(cfg, hardware, choice=choice)
@@ -72,24 +76,25 @@ def run(
     if place is not None and place.rank:
         return follow(cfg, place, choice=choice if is_given else None)
     choices = several.devices_here(cfg, hardware, choice, place, is_given=is_given, has_trial=trial is not None)
-    if len(choices) > 1:
-        rerun = _rerun(kept(_own(cfg)))
-        return several.run_in_several(cfg, folder, choices, rerun=rerun, member=member, repetition=repetition)
-    ranks = several.joined(place, choices[0])
-    ranks.from_first(str(folder.absolute()))
-    return _run_here(
-        cfg,
-        folder,
-        clock=clock,
-        hardware=hardware,
-        choice=choices[0],
-        place=place,
-        ranks=ranks,
-        member=member,
-        trial=trial,
-        owns_process=owns_process,
-        repetition=repetition,
-    )
+    with nullcontext() if is_launched else claim.taken(folder):
+        if len(choices) > 1:
+            rerun = _rerun(kept(_own(cfg)))
+            return several.run_in_several(cfg, folder, choices, rerun=rerun, member=member, repetition=repetition)
+        ranks = several.joined(place, choices[0])
+        ranks.from_first(str(folder.absolute()))
+        return _run_here(
+            cfg,
+            folder,
+            clock=clock,
+            hardware=hardware,
+            choice=choices[0],
+            place=place,
+            ranks=ranks,
+            member=member,
+            trial=trial,
+            owns_process=owns_process,
+            repetition=repetition,
+        )
 
 
 def _run_here(
@@ -119,41 +124,47 @@ def _run_here(
         parts = several.prepare_in_turn(cfg, ranks, torch.device(choice.here), folder=folder, place=place)
         if repetition is not None:
             repetition.check(parts)
-        (folder / "rerun.yaml").write_text(rerun)
-        write_card(folder, parts.card)
-        origin.sign(folder, shown(str(cfg.tracking.uri)) if cfg.tracking.enabled else "")
-        record = take_up(folder)
-        record.best = parts.best
-        end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
-        with (
-            listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop,
-            Journal(folder, say=screen.say) as journal,
-        ):
-            introduce(
-                journal,
-                cfg,
-                parts,
-                record,
-                choice=choice,
-                hardware=hardware,
-                folder=folder,
-                member=member,
-                reproduces=repetition.of if repetition else None,
-            )
-            _say_parts(screen, cfg, parts, folder)
-            record.seconds |= {"start": clock.before, "setup": clock.lap()}
-            rows = cfg.train.batch_size * cfg.train.accumulate_steps
-            reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows)
-            training = Training(
-                cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=trial, ranks=ranks
-            )
-            train_and_test(training)
-            for finding in record.findings:
-                screen.say(f"guard: {finding}")
-            if record.status != "failed":  # else another one may be gone, and nobody waits for it
-                ranks.leave()
-            clock.lap()
-            _close(journal, cfg, parts, record, folder, screen, publisher)
+        with Journal(folder, say=screen.say) as journal:
+            (folder / "rerun.yaml").write_text(rerun)
+            write_card(folder, parts.card)
+            origin.sign(folder, shown(str(cfg.tracking.uri)) if cfg.tracking.enabled else "")
+            record = take_up(folder)
+            record.best = parts.best
+            end_now = _ender(cfg, parts, record, choice=choice, folder=folder, screen=screen) if owns_process else None
+            with listening(grace_seconds=cfg.train.grace_seconds, end_now=end_now) as stop:
+                introduce(
+                    journal,
+                    cfg,
+                    parts,
+                    record,
+                    choice=choice,
+                    hardware=hardware,
+                    folder=folder,
+                    member=member,
+                    reproduces=repetition.of if repetition else None,
+                )
+                _say_parts(screen, cfg, parts, folder)
+                record.seconds |= {"start": clock.before, "setup": clock.lap()}
+                rows = cfg.train.batch_size * cfg.train.accumulate_steps
+                reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=rows)
+                training = Training(
+                    cfg,
+                    parts,
+                    record,
+                    reporter=reporter,
+                    screen=screen,
+                    stop=stop,
+                    folder=folder,
+                    trial=trial,
+                    ranks=ranks,
+                )
+                train_and_test(training)
+                for finding in record.findings:
+                    screen.say(f"guard: {finding}")
+                if record.status != "failed":  # else another one may be gone, and nobody waits for it
+                    ranks.leave()
+                clock.lap()
+                _close(journal, cfg, parts, record, folder, screen, publisher)
         summary = summarise(cfg, parts, record, choice)
         summary |= {"num_processes": ranks.num, "exit_code": stop.exit_code}
         with _failing(record):
@@ -293,7 +304,8 @@ def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dic
         rows["next"] = f"python -m runner {words} {stores.words_for(str(cfg.tracking.uri))}".rstrip()
     if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
         rows["next"] = f"python -m runner resume {_short(folder)}"
-    rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
+    if (folder / "rerun.yaml").exists():
+        rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
     return rows
 
 
@@ -303,18 +315,16 @@ def _short(folder: Path) -> str:
 
 
 class _Clock:
-    """Seconds since the process began, in laps."""
+    """Seconds since the command began, in laps."""
 
-    used = False
+    def __init__(self, *, since_import: bool) -> None:
+        """since_import: whether the process is this run's alone, and its imports are the run's start.
 
-    def __init__(self) -> None:
-        import psutil
-
-        born = psutil.Process().create_time()
-        # of a process's first run: its start and imports; a sweep's later runs and a notebook's begin when they begin
-        self.before = max(0.0, time.time() - born) if not _Clock.used else 0.0
-        _Clock.used = True
+        Not since the process was made: a shell that becomes its last command hands its age on, and 117 s of
+        `pip install` were told as the run's.
+        """
         self._began = self._lap = time.perf_counter()
+        self.before = self._began - IMPORTED if since_import else 0.0
 
     def lap(self) -> float:
         before, self._lap = self._lap, time.perf_counter()

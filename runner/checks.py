@@ -9,8 +9,11 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from runner import claim
+from runner.compose import name_data
 from runner.errors import RunnerError, report
 from runner.loading import loading
+from runner.trust import RERUN
 
 
 def check(cfg: DictConfig) -> None:
@@ -23,11 +26,16 @@ def check(cfg: DictConfig) -> None:
 
 
 class CheckFirst(Callback):
-    """Checks a run before Hydra makes its folder: a mistake leaves nothing behind."""
+    """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             check(config)
+            name_data(config, config.hydra)
+            claim.begin(Path(config.hydra.run.dir), config, anew=config.hydra.job.config_name == RERUN)
+        except claim.OverError as over:
+            print(claim.over_line(over))
+            sys.exit(0)
         except RunnerError as error:
             sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
 

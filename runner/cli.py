@@ -17,13 +17,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import config, mistakes, stores
+from runner import claim, config, mistakes, stores
 from runner.checks import check
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
 from runner.loading import loading
 from runner.ranks.around import Place, place_of
-from runner.summary import read_summary
+from runner.summary import is_over, read_summary
 from runner.terminal import leave_unread
 from runner.words import MULTIRUN, sorted_words
 
@@ -75,6 +75,7 @@ def _follow(flags: list[str], overrides: list[str], place: Place) -> int:
     compose = composer(flags)
     with hydra_session(["runner"]):
         cfg = composed_with(compose, overrides)
+        claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)  # as the first one does, and then is not there to meet
         from runner.following import follow
 
         done = follow(cfg, place)
@@ -124,6 +125,8 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
             if composed or (is_sweep and not mistakes.is_about_composition(error)):
                 raise
             raise mistakes.explain(error, overrides, compose=composer(flags), check=check) from None
+        finally:
+            claim.let_go()
     if mistaken and not summaries:
         raise RunnerError(*mistaken)
     if mistaken:
@@ -171,7 +174,7 @@ def resume(words: list[str]) -> int:
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None
         resuming.check(before, cfg)
-        if resuming.is_over(read_summary(folder), overrides):
+        if is_over(read_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
             return 0
         with loading():

@@ -170,10 +170,10 @@ def known_keys() -> list[str]:
     return [key for key in config.all_keys(composer([])([])) if not key.startswith("hydra")]
 
 
-def name_data(cfg: DictConfig) -> None:
-    """Data without a name is called as its file in conf/data/."""
+def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
+    """Data without a name is called as its file in conf/data/. hydra: Hydra's settings (None: those of the running job)."""
     if cfg.data.name is None:
-        cfg.data.name = HydraConfig.get().runtime.choices.get("data")
+        cfg.data.name = (hydra or HydraConfig.get()).runtime.choices.get("data")
 
 
 class OwnConf(SearchPathPlugin):

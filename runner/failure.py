@@ -10,6 +10,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.metrics import NotFiniteError
 from runner.record import Record
+from runner.tracking.journal import DeletedError
 from runner.watch.meetings import PlacementError
 
 log = logging.getLogger("runner")
@@ -35,6 +36,9 @@ def fail(record: Record, error: BaseException) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         record.ending = "disk_full"
         record.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
+        return
+    if isinstance(error, DeletedError):
+        record.ending, record.error = "deleted", str(error)
         return
     where = traceback.extract_tb(error.__traceback__)[-1]
     own = [

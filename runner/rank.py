@@ -61,6 +61,7 @@ def _train(folder: Path, place: Place, given: told.Given) -> int:
                 member=Membership(**given.member) if given.member else None,
                 repetition=Repetition(given.reproduces, lambda parts: None) if given.reproduces else None,
                 owns_process=True,
+                is_launched=True,
             )
     return int(done["status"] == "failed")
 

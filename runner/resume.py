@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from runner.errors import Fault, RunnerError
-from runner.passwords import kept
+from runner.identity import changes, flat, may_change
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
+from runner.tracking.records import FILE as JOURNAL
 from runner.trust import check_folder
 
-#: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
-MAY_CHANGE = (
-    "train.num_epochs",
-    "train.num_steps",
-    "train.max_seconds",
-    "train.grace_seconds",
-    "train.on_oom",
-    "train.early_stopping.patience",
-    "train.checkpoint_every",
-    "train.num_processes",
-    "train.compile",
-    "metrics.pull_every",
-    "placement.",
-    "tracking.",
-    "backends.",
-    "data.num_workers",
-    "data.residency",
-    "device",
-    "name",
-    "plan.",
-    "sweep.",
-)
 ROOTS = ("outputs", "multirun")
 
 
@@ -72,8 +49,8 @@ def check(before: DictConfig, now: DictConfig) -> None:
     """Raises: RunnerError for each key that would make another experiment of it."""
     old, new = flat(before), flat(now)
     faults = []
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE):
+    for key in changes(old, new):
+        if not may_change(key):
             asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
             so = f"the run began with {was}, and with another value it would be another experiment"
             faults.append(Fault(asked, so, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
@@ -82,7 +59,9 @@ def check(before: DictConfig, now: DictConfig) -> None:
 
 
 def _folders() -> list[Path]:
-    return [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
+    """A run's folder has a journal; what a run hands to its processes, in ranks/, has none."""
+    found = [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
+    return [folder for folder in found if (folder / JOURNAL).is_file()]
 
 
 def newest_first() -> list[Path]:
@@ -104,24 +83,3 @@ def _by_id(wanted: str, verb: str) -> Path:
         raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} {found[0]}"))
     so = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
     raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
-
-
-def flat(cfg: DictConfig) -> dict[str, Any]:
-    """Every value by its dotted key, its ${...} as they are written."""
-    found: dict[str, Any] = {}
-
-    def walk(node: Any, key: str) -> None:
-        if isinstance(node, dict):
-            for name, child in node.items():
-                walk(child, f"{key}.{name}" if key else str(name))
-        else:
-            found[key] = node
-
-    walk(OmegaConf.to_container(kept(cfg), resolve=False, throw_on_missing=False), "")
-    return found
-
-
-def is_over(summary: dict[str, Any], changed: Sequence[str]) -> bool:
-    """Whether there is nothing left to do: it has come to its end, and nobody asks for more."""
-    is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
-    return is_at_end and not any(word.startswith("train.") for word in changed)

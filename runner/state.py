@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from runner import backends
 from runner.checkpoint import Keeper
 from runner.data.order import mixed
 from runner.errors import Fault, RunnerError
+from runner.identity import changes, may_change
 from runner.loop import Progress
 from runner.metrics import MetricBuffer
 from runner.parts import Parts
@@ -69,11 +71,23 @@ def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: R
     }
 
 
-def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer, ranks: Ranks) -> None:
-    """Puts everything where the folder's last checkpoint says; without one, nothing."""
+def take_up(
+    parts: Parts,
+    progress: Progress,
+    keeper: Keeper,
+    buffer: MetricBuffer,
+    ranks: Ranks,
+    *,
+    experiment: Mapping[str, Any],
+) -> None:
+    """Puts everything where the folder's last checkpoint says; without one, nothing.
+
+    experiment: what identity.chosen() gives of the configuration. Raises: RunnerError for a checkpoint of another one.
+    """
     state = keeper.last()
     if state is None:
         return
+    _check_experiment(state.get("experiment"), experiment)
     try:
         _put_back(state, parts, progress, keeper, buffer)
         _draw_on(state, parts, ranks)
@@ -81,6 +95,19 @@ def take_up(parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuff
         so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
         write = "the run in a new folder, or the checkpoint that its own run wrote"
         raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+
+
+def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
+    """Of the keys that both have: another version of the runner may have more of them, with defaults of their own."""
+    if not isinstance(before, dict):
+        return
+    others = [key for key in changes(before, now) if key in before and key in now and not may_change(key)]
+    if others:
+        faults = [
+            Fault(f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder")
+            for key in others
+        ]
+        raise RunnerError(*faults)
 
 
 def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +38,9 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     except OSError:
         beside.unlink(missing_ok=True)
         raise
+
+
+def is_over(summary: Mapping[str, Any], changed: Sequence[str] = ()) -> bool:
+    """Whether there is nothing left to do: it has come to its end, and no word of `changed` asks for more."""
+    is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
+    return is_at_end and not any(word.startswith("train.") for word in changed)

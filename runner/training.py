@@ -21,6 +21,7 @@ from runner.epochs import Rates, StepByStep
 from runner.errors import Fault, RunnerError, nearest
 from runner.failure import fail
 from runner.graphed import Graphed, cuda_graphs
+from runner.identity import chosen
 from runner.loop import Asked, AskedAlone, Epochs, Progress, train
 from runner.metrics import MetricBuffer
 from runner.out_of_memory import Pieces, explain
@@ -87,8 +88,9 @@ class Training:
             mean=ranks.mean if ranks.num > 1 else None,
         )
         self.progress = Progress(best=parts.best)
+        self._experiment = chosen(cfg)
         try:
-            take_up(parts, self.progress, self.keeper, self.buffer, ranks)
+            take_up(parts, self.progress, self.keeper, self.buffer, ranks, experiment=self._experiment)
         except BaseException:
             self.background.close()
             raise
@@ -224,7 +226,7 @@ class Training:
         self.progress.num_pieces = self.pieces.num if self.pieces else 1
         state = whole_state(self.parts, self.progress, self.buffer, self.ranks)
         if self.ranks.is_first:
-            self.keeper.keep(name, state | {"seconds": self.seconds})
+            self.keeper.keep(name, state | {"seconds": self.seconds, "experiment": self._experiment})
 
     def use_best(self) -> None:
         """Puts the best weights back for the test; without a validation split the last ones are the best there are."""

@@ -11,10 +11,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from runner import provenance, resume
+from runner import provenance
 from runner.config import without_password
 from runner.device import Choice, Hardware
 from runner.errors import Fault, RunnerError
+from runner.identity import flat
 from runner.parts import Parts
 from runner.record import data_digest
 from runner.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original
@@ -47,8 +48,8 @@ def of_making(original: Original, choice: Choice, hardware: Hardware) -> list[Di
 
 def of_values(original: Original, cfg: DictConfig) -> list[Difference]:
     """The configuration's keys: what the person changes, and what this version has and that one had not."""
-    before = resume.flat(OmegaConf.load(original.folder / RERUN))  # type: ignore[arg-type]
-    now = resume.flat(cfg)
+    before = flat(OmegaConf.load(original.folder / RERUN))  # type: ignore[arg-type]
+    now = flat(cfg)
     ignored = ("defaults", "sweep.", "plan.", *(("tracking.uri",) if original.store else ()))
     keys = [key for key in dict.fromkeys([*now, *before]) if not key.startswith(ignored)]
     return [

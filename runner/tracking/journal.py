@@ -40,6 +40,10 @@ class UnsyncedError(OSError):
     """The journal has the record, and the disk did not answer for it: to append it again would have it there twice."""
 
 
+class DeletedError(OSError):
+    """Somebody has deleted the journal; it was written once more, for what follows."""
+
+
 class Journal:
     """The one writer of a run folder's journal; any thread may append. An existing journal is continued."""
 
@@ -110,6 +114,11 @@ class Journal:
         with self._turn:
             if self._fd < 0:
                 raise ValueError("the journal is closed")
+            if not os.fstat(self._fd).st_nlink:  # 1 us; what is written to it would be in no folder
+                self._write_anew()
+                raise DeletedError(
+                    "the run's folder was deleted while it trained; its points are kept, what else it held is gone"
+                )
             os.lseek(self._fd, self._end, os.SEEK_SET)  # not O_APPEND: what a failed write left behind is overwritten
             try:
                 if os.write(self._fd, record) < len(record):
@@ -123,6 +132,19 @@ class Journal:
                 _sync(self._fd)
             except OSError as error:
                 raise self._refusal(error, UnsyncedError) from error
+
+    def _write_anew(self) -> None:
+        """The journal where it was, of the file that has no name any more. Raises: OSError when the disk does not take it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path.parent.parent / LOCK, thread_local=False)
+        lock.acquire(timeout=0)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        while block := os.read(self._fd, 1 << 20):
+            os.write(fd, block)
+        os.close(self._fd)
+        self._lock.release()
+        self._fd, self._lock = fd, lock
 
     def _refusal(self, error: OSError, kind: type[OSError] = OSError) -> OSError:
         text = f"the run's journal can't grow ({error.strerror}); what it held before is safe, make room on the disk"
