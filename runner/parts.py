@@ -28,6 +28,7 @@ from runner.errors import Fault, RunnerError
 from runner.loop import Best, Limits
 from runner.models.prepared import Prepared
 from runner.models.weights import load_weights
+from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.nodes import SHARED, fill_facts, leave_out_unknown_facts, parted, resolved, surrounded
 from runner.optim import AveragedWeights, freeze, make_optimizer
 from runner.placement import place, tensors
@@ -177,6 +178,11 @@ def prepare_training(
         node, shared = parted(resolved(cfg, "model"), "model")
         model = build(surrounded(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    leave_out_unknown_facts(cfg, "task")
+    task = build(resolved(cfg, "task"), key="task")
+    if has_lazy(model):
+        know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
+    check_trains(inner, asked=f"model._target_={node['_target_']}")
     weights = _start(inner, shared, goes_on=goes_on)
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
     if divide is not None:
@@ -191,8 +197,6 @@ def prepare_training(
     node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
     optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
     make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
-    leave_out_unknown_facts(cfg, "task")
-    task = build(resolved(cfg, "task"), key="task")
     trains_nothing(task)
     if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
         so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"

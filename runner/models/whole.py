@@ -1,0 +1,103 @@
+"""A model as it was built goes in; it comes out with every shape known, or a RunnerError names the weights that torch can't see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from runner import backends
+from runner.errors import Fault, RunnerError
+from runner.placement import map_tensors
+from runner.watch import frames
+from runner.watch.names import Names
+
+
+def has_lazy(model: nn.Module) -> bool:
+    """Whether torch leaves shapes of it to the first batch (nn.LazyLinear)."""
+    return any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: Callable[[], Any]) -> None:
+    """Gives lazy layers the shapes that a batch asks for. Their weights are of the seed alone, drawn in the layers' order.
+
+    call: what a step calls, e.g. a task. batch: makes one; it is moved to where the weights lie.
+    Raises: RunnerError where the forward pass fails.
+    """
+    lazy = [module for module in model.modules() if any(map(is_lazy, _own(module)))]
+    device = next(iter(_own(lazy[0]))).device
+    states, was_training = backends.generator_states(device), model.training
+    if isinstance(call, nn.Module):
+        call.to(device)  # it has tensors of its own
+    try:
+        with torch.no_grad():
+            call(model.eval(), map_tensors(batch(), lambda tensor: tensor.to(device)))
+    except RunnerError:
+        raise
+    except Exception as error:
+        so = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
+        raise RunnerError(Fault("model", so, f"the same once {frames.line_of_error(error)} is mended")) from error
+    finally:
+        model.train(was_training)
+        backends.set_generator_states(states, device)
+    for module in lazy:  # anew: what the forward pass drew may hang on the rows
+        if callable(reset := getattr(module, "reset_parameters", None)) and not any(map(is_lazy, _own(module))):
+            reset()
+    if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
+        so = f"{left[0]} has no shape after a forward pass: no layer's work came to it"
+        raise RunnerError(Fault("model", so, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
+
+
+def check_trains(model: nn.Module, *, asked: str) -> None:
+    """Raises: RunnerError for weights that torch does not know of, e.g. layers in a plain list, and for a model without any.
+
+    They would compute, and be neither trained nor saved nor moved.
+    """
+    known = {id(parameter) for parameter in model.parameters()}
+    names = Names()
+    names.model(model)
+    faults: dict[str, Fault] = {}
+    for tensor, name in names.all():
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
+            holder, attribute, held = _holder(model, name.path)
+            called, instead = _instead(held)
+            so = (
+                f"torch does not see {name.path}, so it would not be trained or saved: {holder}.{attribute} is {called}"
+            )
+            write = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
+            faults.setdefault(f"{holder}.{attribute}", Fault(asked, so, write))
+    if faults:
+        raise RunnerError(*faults.values())
+    if not known:
+        raise RunnerError(Fault(asked, "it has no parameters, so there is nothing to train", "a model with layers"))
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    """Its parameters and buffers, without its children's."""
+    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _holder(model: nn.Module, path: str) -> tuple[str, str, Any]:
+    """Of model.body.layers[0].weight: the class of model.body, "layers", and what that is."""
+    words = path.partition("[")[0].split(".")[1:]
+    while len(words) > 1 and isinstance(child := model._modules.get(words[0]), nn.Module):
+        model, words = child, words[1:]
+    return type(model).__name__, words[0], vars(model).get(words[0])
+
+
+def _instead(held: Any) -> tuple[str, str]:
+    """What an attribute is, in words, and what it is to be."""
+    if isinstance(held, Tensor):
+        return "a plain tensor", "nn.Parameter(...)"
+    values = (
+        list(held.values() if isinstance(held, Mapping) else held) if isinstance(held, Mapping | list | tuple) else []
+    )
+    kind = "Parameter" if values and all(isinstance(value, Tensor) for value in values) else "Module"
+    if isinstance(held, Mapping):
+        return f"a plain {type(held).__name__}", f"nn.{kind}Dict(...)"
+    if isinstance(held, list | tuple):
+        return f"a plain {type(held).__name__}", f"nn.{kind}List(...)"
+    return f"a {type(held).__name__}, no nn.Module", f"an nn.Module ({type(held).__name__}(nn.Module))"

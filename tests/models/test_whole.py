@@ -1,0 +1,126 @@
+"""Layers whose shapes come from the data, and weights that torch does not see."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from runner import cli
+from runner.errors import RunnerError
+from runner.models.whole import check_trains, has_lazy, know_shapes
+
+
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.LazyLinear(3), nn.LazyLinear(8)
+        self.norm, self.drop = nn.LazyBatchNorm1d(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        noise = torch.rand_like(x)  # drawn by rows
+        return self.last(self.drop(self.norm(self.first(x + noise))))
+
+
+def made(rows):
+    torch.manual_seed(3)
+    model = Lazy()
+    assert has_lazy(model)
+    know_shapes(model, lambda model, batch: model(batch[0]), lambda: (torch.rand(rows, 5), None))
+    assert not has_lazy(model) and model.training and type(model.first) is nn.Linear
+    return model.state_dict(), torch.rand(1)
+
+
+def test_the_weights_of_lazy_layers_are_of_the_seed_alone():
+    (few, after_few), (many, after_many) = made(2), made(50)
+    assert few["first.weight"].shape == (8, 5)
+    assert all(torch.equal(few[name], many[name]) for name in few)
+    assert few["norm.num_batches_tracked"] == 0  # it has learnt nothing
+    assert torch.equal(after_few, after_many)  # nor do those that draw next
+    assert not torch.equal(few["first.weight"].flatten()[:24], few["last.weight"].flatten())
+
+
+def test_a_lazy_layer_that_nothing_comes_to_is_named():
+    model = nn.ModuleDict({"used": nn.LazyLinear(2), "not_used": nn.LazyLinear(2)})
+    with pytest.raises(RunnerError, match=r"not_used.weight has no shape.*\n.*not_used used in forward, or taken out"):
+        know_shapes(model, lambda model, batch: model["used"](batch), lambda: torch.rand(2, 3))
+
+
+LAZY = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, o):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(o))
+    def forward(self, x):
+        return self.layers(x)
+class Wrong(Net):
+    def forward(self, x):
+        return self.layers(x) + self.typo
+"""
+WORDS = [
+    "~model",
+    "+model.o=${facts.out_features}",
+    "data=iris",
+    "device=cpu",
+    "tracking.enabled=false",
+    "train.num_epochs=1",
+]
+
+
+def test_a_run_with_lazy_layers_is_one_as_any_other(own_folder, capsys):
+    (own_folder / "lazy_net.py").write_text(LAZY)
+    words = [*WORDS, "+model._target_=lazy_net.Net", "train.ema_decay=0.9", "train.num_steps=1"]
+    assert cli.main([*words, "train.batch_size=50", "hydra.run.dir=one"]) == 0
+    assert json.loads((own_folder / "one" / "summary.json").read_text())["num_parameters"] == 67
+    assert cli.main(["evaluate", "one"]) == 0
+    assert cli.main([*WORDS, "+model._target_=lazy_net.Wrong", "hydra.run.dir=two"]) == 2
+    assert "once lazy_net.py:12 is mended" in capsys.readouterr().err
+
+
+class Layers(nn.Module):
+    """One layer that torch sees, and whatever else."""
+
+    def __init__(self, **more):
+        super().__init__()
+        self.seen = nn.Linear(2, 2)
+        for name, value in more.items():
+            setattr(self, name, value)
+
+
+class Helper:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+@pytest.mark.parametrize(
+    ("hidden", "write"),
+    [
+        ([nn.Linear(2, 2)], r"self.more = nn.ModuleList\(...\) in Layers.__init__"),
+        ((nn.Linear(2, 2), nn.ReLU()), "self.more = nn.ModuleList(...)"),
+        ({"a": nn.Linear(2, 2)}, "self.more = nn.ModuleDict(...)"),
+        ([nn.Parameter(torch.ones(2))], "self.more = nn.ParameterList(...)"),
+        (torch.ones(2, requires_grad=True), "self.more = nn.Parameter(...)"),
+        (Helper(nn.Linear(2, 2)), r"an nn.Module \(Helper\(nn.Module\)\)"),
+    ],
+)
+def test_weights_that_torch_does_not_see_are_refused(hidden, write):
+    with pytest.raises(RunnerError, match=f"(?s)Layers.more is a.*{write}"):
+        check_trains(nn.Sequential(Layers(more=hidden)), asked="model")
+
+
+def test_what_is_seen_elsewhere_or_stays_as_it_is_may_lie_in_a_list():
+    model = Layers(before=Layers(), teacher=[nn.Linear(2, 2).requires_grad_(False)], masks=[torch.ones(2)])
+    model.also = [model.seen, model.seen.weight]
+    model.before.later = [model.seen]
+    check_trains(model, asked="model")
+    check_trains(nn.LSTM(2, 2), asked="model")
+
+
+def test_every_list_is_told_at_once_and_a_model_without_weights():
+    with pytest.raises(RunnerError) as told:
+        check_trains(Layers(a=[nn.Linear(2, 2), nn.Linear(2, 2)], b=[nn.Linear(2, 2)]), asked="model")
+    assert len(told.value.faults) == 2
+    with pytest.raises(RunnerError, match="nothing to train"):
+        check_trains(nn.ReLU(), asked="model")
