@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import one_of, plots_of
+from runner.tasks.checks import one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 from runner.tasks.regression import LOSSES, distances, distances_reported, like, root_of
 
@@ -25,7 +25,13 @@ class Autoencoding(nn.Module):
     kind = "autoencoding"
 
     def __init__(
-        self, *, loss: str = "mse", vocab_size: int | None = None, metrics: Any = None, plots: Any = True
+        self,
+        *,
+        loss: str = "mse",
+        vocab_size: int | None = None,
+        output: int | str | None = None,
+        metrics: Any = None,
+        plots: Any = True,
     ) -> None:
         """vocab_size: of the data, None for all but texts. Raises: RunnerError for texts."""
         super().__init__()
@@ -36,13 +42,14 @@ class Autoencoding(nn.Module):
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
         self.plots = plots_of(plots, kind=self.kind)
+        self.output = output
 
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs: Tensor = model(batch[0] if isinstance(batch, tuple | list) else batch)
-        return outputs
+        found = model(batch[0] if isinstance(batch, tuple | list) else batch)
+        return output_of(found, self.output, task="autoencoding")
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
         return distances(_as(outputs, _inputs(batch)), _inputs(batch), loss=self.loss)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.tasks.names import PLOTS
@@ -56,3 +56,52 @@ def trains_nothing(task: Any) -> None:
         so = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
         write = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
         raise RunnerError(Fault(f"task={type(task).__name__}", so, write))
+
+
+def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
+    """What a model gave, or the one of it that `task.output` names. Looks at types and shapes alone.
+
+    chosen: a place in a tuple or list, a key of a dict or the name of an attribute; None: it is a tensor as it is.
+    Raises: RunnerError with what came back.
+    """
+    if chosen is None and isinstance(found, Tensor):
+        return found
+    asked = f"task={task}" if chosen is None else f"task={task} task.output={chosen}"
+    so, write = f"the model gives {described(found)}", "a model that returns one tensor"
+    if chosen is None:
+        if choices := [f"task.output={key}" for key, part in _parts(found) if isinstance(part, Tensor)]:
+            write = f"{' or '.join(choices[:3])} to take one of them, or {write}"
+        elif found is None:
+            so, write = "the model gives None", "return with what forward computed, one tensor"
+        raise RunnerError(Fault(asked, so, write))
+    taken = dict(_parts(found)).get(chosen)
+    if isinstance(taken, Tensor):
+        return taken
+    if isinstance(found, Tensor):
+        raise RunnerError(Fault(asked, f"{so}, and nothing is to be taken out of it", "task.output=null"))
+    names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
+    hits = nearest(str(chosen), names) or names[:3]
+    write = " or ".join(f"task.output={hit}" for hit in hits) or write
+    raise RunnerError(Fault(asked, f"{so}, and no tensor in it is called {chosen}", write))
+
+
+def described(found: Any) -> str:
+    """A model's outputs in words: a tuple of a tensor (64, 10) and a tensor (64, 10)."""
+    if isinstance(found, Tensor):
+        return f"a tensor {tuple(found.shape)}"
+    parts = _parts(found)
+    if isinstance(found, list | tuple):
+        return f"a {type(found).__name__} of {' and '.join(described(part) for _, part in parts) or 'nothing'}"
+    if parts:
+        return f"a {type(found).__name__} of {', '.join(f'{key}: {described(part)}' for key, part in parts[:6])}"
+    return "None" if found is None else f"a {type(found).__name__}"
+
+
+def _parts(found: Any) -> list[tuple[int | str, Any]]:
+    if isinstance(found, Mapping):
+        return list(found.items())
+    if isinstance(found, list | tuple) and not hasattr(found, "_fields"):
+        return list(enumerate(found))
+    if isinstance(found, tuple):  # a NamedTuple, by place and by name
+        return [*enumerate(found), *zip(getattr(found, "_fields", ()), found, strict=True)]
+    return [] if isinstance(found, Tensor) else list(getattr(found, "__dict__", {}).items())

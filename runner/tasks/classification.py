@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import UNKNOWN, fraction, one_of, plots_of
+from runner.tasks.checks import UNKNOWN, fraction, one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
 KINDS = ("auto", "multiclass", "multilabel")
@@ -40,6 +40,7 @@ class Classification(nn.Module):
         is_multilabel: bool = False,
         class_counts: Sequence[int] | None = None,
         class_weights: str | Sequence[float] | None = None,
+        output: int | str | None = None,
         metrics: Any = None,
         plots: Any = True,
     ) -> None:
@@ -53,12 +54,13 @@ class Classification(nn.Module):
         reported = ("loss", "accuracy")
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=self.num_classes, reported=reported)
         self.plots = plots_of(plots, kind=self.kind)
+        self.output = output
 
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs: Tensor = model(batch[0])
+        outputs = output_of(model(batch[0]), self.output, task="classification")
         is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)

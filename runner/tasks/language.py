@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
+from runner.tasks.checks import output_of
 
 
 class Language:
@@ -32,12 +33,14 @@ class Language:
         label_smoothing: float = 0.0,
         bytes_per_token: float | None = None,
         sample_tokens: int = 200,
+        output: int | str | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         if num_classes is not None:
             so = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
             raise RunnerError(Fault("task=language", so, "task=classification, or data=text"))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.output = output
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
         self.metrics = dict(metrics or {})
 
@@ -46,8 +49,9 @@ class Language:
 
     def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
         found = model(batch[0])
-        logits: Tensor = getattr(found, "logits", found)
-        return logits
+        if self.output is None:
+            found = getattr(found, "logits", found)
+        return output_of(found, self.output, task="language")
 
     def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         targets = batch[1]

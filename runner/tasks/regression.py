@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import UNKNOWN, one_of, plots_of
+from runner.tasks.checks import UNKNOWN, one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
 LOSSES = ("mse", "mae", "huber")
@@ -33,6 +33,7 @@ class Regression(nn.Module):
         num_classes: int | None = UNKNOWN,
         num_outputs: int = UNKNOWN,
         is_multilabel: bool = False,
+        output: int | str | None = None,
         metrics: Any = None,
         plots: Any = True,
     ) -> None:
@@ -49,12 +50,13 @@ class Regression(nn.Module):
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
         self.plots = plots_of(plots, kind=self.kind)
+        self.output = output
 
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs: Tensor = model(batch[0])
+        outputs = output_of(model(batch[0]), self.output, task="regression")
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:

@@ -1,0 +1,70 @@
+"""Models that return more than one tensor, or none: what came back is named, and one of them can be taken."""
+
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.tasks.autoencoding import Autoencoding
+from runner.tasks.classification import Classification
+from runner.tasks.language import Language
+from runner.tasks.regression import Regression
+
+LOGITS, PROBS = torch.randn(4, 3), torch.rand(4, 3)
+BATCH = (torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+Pair = namedtuple("Pair", "logits probs")
+
+
+def loss(found, **settings):
+    return Classification(num_classes=3, num_outputs=3, **settings)(lambda inputs: found, BATCH)["loss"]
+
+
+@pytest.mark.parametrize(
+    ("found", "output"),
+    [
+        ((LOGITS, PROBS), 0),
+        ([PROBS, LOGITS], 1),
+        ({"logits": LOGITS, "n": 3}, "logits"),
+        (Pair(LOGITS, PROBS), "logits"),
+        (Pair(LOGITS, PROBS), 0),
+        (SimpleNamespace(logits=LOGITS), "logits"),
+    ],
+)
+def test_one_of_several_is_taken(found, output):
+    assert torch.equal(loss(found, output=output), loss(LOGITS))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ((LOGITS, PROBS), r"a tuple of a tensor \(4, 3\) and a tensor \(4, 3\).*\n.*task.output=0 or task.output=1"),
+        ({"logits": LOGITS, "n": 3}, r"a dict of logits: a tensor \(4, 3\), n: a int.*\n.*task.output=logits to take"),
+        (None, "gives None.*\n.*return with what forward computed"),
+        (3.0, "gives a float.*\n.*a model that returns one tensor"),
+    ],
+)
+def test_what_came_back_is_named(found, words):
+    with pytest.raises(RunnerError, match=words):
+        loss(found)
+
+
+def test_a_name_that_is_not_there_gets_the_nearest():
+    with pytest.raises(RunnerError, match="no tensor in it is called logit\n.*task.output=logits"):
+        loss({"logits": LOGITS}, output="logit")
+    with pytest.raises(RunnerError, match="task.output=null"):
+        loss(LOGITS, output=0)
+
+
+def test_every_task_takes_it():
+    inputs, targets = torch.randn(4, 3), torch.randn(4, 2)
+    regression = Regression(output=1)
+    assert regression(lambda x: (None, targets), (inputs, targets))["loss"] == 0
+    assert Autoencoding(output="x")(lambda x: {"x": x}, (inputs, None))["loss"] == 0
+    tokens, each = torch.zeros(2, 5, dtype=torch.int64), torch.randn(2, 5, 7)
+    alone = Language()(lambda x: each, (tokens, tokens))["loss"]
+    assert torch.equal(Language(output=0)(lambda x: (each, 3), (tokens, tokens))["loss"], alone)
+    for task in (regression, Autoencoding(), Language()):
+        with pytest.raises(RunnerError, match="the model gives None"):
+            task(lambda x: None, (tokens, tokens) if isinstance(task, Language) else (inputs, targets))
