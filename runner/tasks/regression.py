@@ -56,8 +56,7 @@ class Regression(nn.Module):
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs = output_of(model(batch[0]), self.output, task="regression")
-        return outputs
+        return output_of(model(batch[0]), self.output, task="regression")
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
         return distances(outputs, like(batch[1], outputs), loss=self.loss, huber_delta=self.huber_delta)
