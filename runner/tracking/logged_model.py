@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.loading import loading
+from runner.tracking import store
 from runner.tracking.events import Event, LeftOutError, own_file
 from runner.tracking.graph import as_model, forget_graph, has_graph, write_graph
 
@@ -24,6 +25,9 @@ Build = Callable[[dict[str, Any]], Any]
 
 NAME = "model"
 GRAPH = "journal/exported"  # in a run's folder, until the store has it
+NO_MODELS = (
+    "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
+)
 RECORD_TAG = "runner.record"  # which record of the journal the model came from
 
 log = logging.getLogger("runner.publish")
@@ -162,12 +166,18 @@ def _own_code(module: torch.nn.Module) -> list[str]:
 def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, *, record: str) -> None:
     """Stores the saved model once: an earlier attempt's entry is filled, a finished one is left alone."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+    from mlflow.exceptions import MlflowException
     from mlflow.models import Model
 
     wanted = f"source_run_id = '{run_id}' AND name = '{NAME}'"
-    earlier = [
-        found for found in client.search_logged_models([experiment_id], wanted) if found.tags.get(RECORD_TAG) == record
-    ]
+    try:
+        found_models = client.search_logged_models([experiment_id], wanted)
+    except MlflowException as error:
+        if store.is_older(error):
+            client.get_run(run_id)  # else it is away as a whole
+            raise LeftOutError(NO_MODELS) from error
+        raise
+    earlier = [found for found in found_models if found.tags.get(RECORD_TAG) == record]
     if any(found.status == LoggedModelStatus.READY for found in earlier):
         return
     if earlier:

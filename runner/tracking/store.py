@@ -18,6 +18,7 @@ from runner.tracking.spelling import MOST_NAME, cut
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Experiment
+    from mlflow.exceptions import MlflowException
 
 UID_TAG = "runner.uid"
 #: MLflow's page opens on training runs, not on traces of language models
@@ -184,6 +185,13 @@ def check_run(client: MlflowClient, run_id: str) -> None:
     if run.info.lifecycle_stage != "active":
         mend = f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
         raise RunDeletedError(f"run {run_id} was deleted in MLflow; to go on: {mend}")
+
+
+def is_older(error: MlflowException) -> bool:
+    """Whether the server does not know the address at all: one of MLflow 2 says so in HTML, not as MLflow does."""
+    from mlflow.exceptions import RestException
+
+    return error.error_code == "ENDPOINT_NOT_FOUND" and not isinstance(error, RestException)
 
 
 def is_refusal(error: Exception) -> bool:

@@ -129,6 +129,16 @@ def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, p
     assert read_ack(FOLDER) == before and check_page(server.uri).to_dictionary() == run.to_dictionary()
 
 
+def test_a_server_of_mlflow_2_gets_all_but_the_model_and_the_run_is_complete(own_folder, proxy, server):
+    proxy.choose = lambda request: "unknown" if "logged-models" in request.line else "pass"
+    train(proxy.uri, "tracking.log_model=true")
+    ack = read_ack(FOLDER)
+    assert ack.is_complete and ack.error is None and proxy.met["unknown"] == 1
+    assert "model was left out: the server has no logged models, an MLflow older than 3" in ack.warnings[0]
+    assert "tracking.log_model=false" in ack.warnings[0]
+    check_page(server.uri)
+
+
 def test_one_refused_point_and_one_refused_param_are_set_aside_and_nothing_else(own_folder, proxy, server):
     proxy.choose = lambda request: (
         "refuse" if request.holds("train/loss", 7) or request.holds("train.batch_size") else "pass"

@@ -1,6 +1,8 @@
 import json
 import logging
+import os
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -234,10 +236,12 @@ def test_a_run_without_an_end_is_marked_as_killed_until_its_end_comes(folder, jo
     write.start(journal)
     uploader = Uploader(folder, uri)
     assert uploader.abandon() and uploader.ack.run_id is None  # nothing was sent, nothing is said
+    an_hour_ago = time.time() - 3600
+    os.utime(journal.path, (an_hour_ago, an_hour_ago))  # the end is what the journal says, whenever it is sent
     assert uploader.attempt() and uploader.abandon() and uploader.abandon()
     run = client.get_run(uploader.ack.run_id)
     assert run.info.status == "KILLED" and run.data.tags["runner.end"] == "the process died without saying goodbye"
-    assert abs(run.info.end_time / 1000 - journal.path.stat().st_mtime) < 1 and uploader.ack.state == "died"
+    assert abs(run.info.end_time / 1000 - an_hour_ago) < 1 and uploader.ack.state == "died"
     write.end(journal)
     assert Uploader(folder, uri).attempt()
     run = client.get_run(run.info.run_id)
@@ -318,6 +322,53 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     ack = read_ack(folder)
     assert ack.is_complete and ack.error is None
     assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt"]
+
+
+def test_of_two_that_wait_one_arrives_and_the_other_still_waits(folder, journal, write, uri, client, monkeypatch):
+    whole = events.log_artifact
+    late = {"a.txt", "b.txt"}
+
+    def full(client, run_id, folder, event):
+        if event["path"] in late:
+            raise OSError(28, "No space left on device")
+        whole(client, run_id, folder, event)
+
+    write.start(journal)
+    for name in sorted(late):
+        (folder / name).write_text(name)
+        journal.event("artifact", path=name, to="")
+    write.end(journal)
+    monkeypatch.setattr(events, "log_artifact", full)
+    assert Uploader(folder, uri).attempt() and len(read_ack(folder).postponed) == 2
+    for left in (["b.txt"], []):
+        late.intersection_update(left)
+        assert Uploader(folder, uri).attempt(postponed=True) is not bool(left)
+        ack = read_ack(folder)
+        assert [event["path"] for event in ack.postponed] == left and ack.is_complete is not bool(left)
+    assert [found.path for found in client.list_artifacts(ack.run_id)] == ["a.txt", "b.txt"]
+
+
+def test_windows_that_go_out_together_are_acknowledged_to_the_last(folder, journal, write, upload, client):
+    write.start(journal)
+    for first in (1, 11, 21):
+        write.rows(journal, first, 10)
+    for _ in range(2):
+        ack = upload()
+        assert ack.points_written == 60 and ack.offset == journal.path.stat().st_size
+    assert len(write.history(client, ack.run_id, "train/loss")) == 30
+
+
+def test_a_journal_of_another_run_goes_into_a_page_of_its_own(folder, journal, write, upload, client):
+    write.start(journal, uid="u1")
+    write.rows(journal, 1, 10)
+    first = upload()
+    write.start(journal, uid="u2")
+    write.rows(journal, 1, 5)
+    second = upload()
+    assert first.run_id != second.run_id and second.uid == "u2"
+    for ack, count in ((first, 10), (second, 5)):
+        assert client.get_run(ack.run_id).data.tags["runner.uid"] == ack.uid
+        assert len(write.history(client, ack.run_id, "train/loss")) == count
 
 
 def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
