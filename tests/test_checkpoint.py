@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import stat
 import threading
 from pathlib import Path
 
@@ -136,6 +137,62 @@ def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
         save(state(2), tmp_path / "last.pt")
     monkeypatch.undo()
     assert load(tmp_path / "last.pt")["step"] == 1
+
+
+def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
+    """The content is on the disk before it gets its name, and the folder with the name after that."""
+    save(state(1), tmp_path / "last.pt")
+    synced, sync = [], os.fsync
+
+    def watched(descriptor):
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        synced.append((kind, load(tmp_path / "last.pt")["step"]))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(state(2), tmp_path / "last.pt")
+    assert synced == [("file", 1), ("folder", 2)]
+
+
+def test_there_is_one_at_every_moment(tmp_path, monkeypatch):
+    save(state(1), tmp_path / "last.pt")
+    seen, replace = [], Path.replace
+
+    def watched(path, target):
+        done = replace(path, target)
+        seen.append(load(tmp_path / "last.pt")["step"])
+        return done
+
+    monkeypatch.setattr(Path, "replace", watched)
+    save(state(2), tmp_path / "last.pt")
+    assert seen == [1, 2]
+
+
+def test_training_goes_on_and_the_snapshot_stays(tmp_path):
+    background, live = Background(), state(1)
+    keeper = Keeper(tmp_path, background)
+    keeper.keep("best", live)
+    live["model"]["weight"].add_(1)
+    background.close()
+    assert is_same(keeper.newest["best"], state(1)) and is_same(load(tmp_path / "best.pt"), state(1))
+
+
+def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypatch):
+    background, began, gate = Background(), threading.Event(), threading.Event()
+    keeper = Keeper(tmp_path, background)
+
+    def slow(kept, path):
+        began.set()
+        assert gate.wait(30)
+        save(kept, path)
+
+    monkeypatch.setattr("runner.checkpoint.save", slow)
+    keeper.keep("last", state(1))
+    assert began.wait(30)
+    keeper.keep("last", state(2))
+    gate.set()
+    background.close()
+    assert is_same(load(tmp_path / "last.pt"), state(2)) and is_same(load(before(tmp_path / "last.pt")), state(1))
 
 
 def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):

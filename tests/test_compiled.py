@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from optimizers import ADAM as FUSED_ADAM
+from optimizers import DIRECT
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -28,7 +30,7 @@ with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
     import torch._inductor.compile_fx
 
 CPU = torch.device("cpu")
-ADAM = partial(torch.optim.Adam, lr=0.01, fused=True)
+ADAM = partial(FUSED_ADAM, lr=0.01)
 
 
 @pytest.fixture
@@ -86,12 +88,12 @@ def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, 
 
 SETTINGS = {
     "adam": {},
+    "sgd with momentum": {"optimizer": DIRECT["sgd with momentum"]},  # the others' formulas: test_update
     "clipped and averaged": {"clip": 0.5, "ema": 0.9},
     "adamw, a schedule": {
         "optimizer": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, fused=True),
         "schedule": lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.7),
     },
-    "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True)},
     "bf16": {"name": "bf16"},
     "groups": {
         "optimizer": lambda parameters: ADAM(

@@ -69,10 +69,28 @@ def test_every_takes_the_mean_and_carries_the_last_step(background, num_steps, p
 
 def test_points_carry_increasing_times_within_the_window(background):
     buffer, windows = make(background, "cpu", pull_every=5)
-    fill(buffer, range(10))
+    began = int(time.time() * 1000)
+    for value in range(10):
+        time.sleep(0.005)
+        fill(buffer, [value])
     background.wait()
+    ended = time.time() * 1000
     times = np.concatenate([window.times_ms for window in windows])
-    assert (np.diff(times) >= 0).all()
+    assert (np.diff(times) > 0).all() and began <= times[0] and times[-1] <= ended
+
+
+def test_a_point_of_several_steps_carries_the_time_of_their_last(background):
+    """12 steps of 5 ms, a point each 4, and one of the last 2."""
+    buffer, windows = make(background, "cpu", pull_every=20, every=4)
+    began = time.time() * 1000
+    for value in range(14):
+        time.sleep(0.005)
+        fill(buffer, [value])
+    buffer.pull()
+    ended = time.time() * 1000
+    background.wait()
+    share = (windows[0].times_ms - began) / (ended - began)
+    assert share.tolist() == pytest.approx([4 / 14, 8 / 14, 12 / 14, 1], abs=0.06)
 
 
 def test_points_carry_the_times_of_their_steps_however_late_the_background_is(background):

@@ -1,0 +1,19 @@
+"""The settings of optimizers whose steps are taken by a kernel or a formula of ours: one table for all that compares them."""
+
+from functools import partial
+
+import torch
+
+ADAM, ADAMW, SGD = (partial(kind, fused=True) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD))
+DIRECT = {
+    "adam": partial(ADAM, lr=0.01),
+    "adam with decay": partial(ADAM, lr=0.01, weight_decay=0.1),
+    "adam upwards": partial(ADAM, lr=0.01, maximize=True),
+    "adamw": partial(ADAMW, lr=0.01, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-5),
+    "adamw upwards": partial(ADAMW, lr=0.01, weight_decay=0.1, maximize=True),
+    "sgd": partial(SGD, lr=0.1),
+    "sgd with decay": partial(SGD, lr=0.1, weight_decay=0.1),
+    "sgd upwards": partial(SGD, lr=0.01, maximize=True),
+    "sgd with momentum": partial(SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "sgd with dampened momentum": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
+}
