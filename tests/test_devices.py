@@ -12,7 +12,9 @@ def test_the_table_names_what_is_there_and_why_the_rest_is_not(capsys):
     text = capsys.readouterr().out
     assert "cpu" in text
     assert "device=auto takes" in text
-    assert "no mps" in text or "mps " in text
+    hardware = devices.probe()
+    for kind, there in (("cuda", hardware.cuda), ("mps", hardware.mps), ("xpu", hardware.xpu)):
+        assert (f"\nno {kind}: " in text) != bool(there), kind
 
 
 def test_json_is_for_scripts(capsys):

@@ -57,7 +57,13 @@ def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, flo
         batches = batches_of(found, name, cfg, trained.device)
         try:
             ordered = in_order(batches.epoch(0), found.order, trained.device, are_classes=are_classes)
-            reached = measure(trained.model, trained.task, ordered, precision=trained.precision)
+            reached = measure(
+                trained.model,
+                trained.task,
+                ordered,
+                precision=trained.precision,
+                labels=trained.card.classes or trained.card.targets,
+            )
         finally:
             batches.close()
         values |= {f"{name}/{key}": value for key, value in reached.items()}

@@ -15,8 +15,9 @@ from runner.placement import place
 from runner.step import evaluate, make_judge
 from runner.targets import build
 from runner.tasks.classification import Classification
-from runner.tasks.metrics import MOST_VALUES
+from runner.tasks.metrics import MOST_VALUES, make_metrics
 from runner.tasks.regression import Regression
+from runner.tasks.short_names import BINARY, SHORT
 from runner.watch.host_reads import HostReads
 
 CPU = torch.device("cpu")
@@ -104,6 +105,113 @@ def test_of_numbers(width, mean):
         assert found["pearson"] == pytest.approx(np.corrcoef(true[:, 0], said[:, 0])[0, 1], abs=1e-6)
 
 
+def of_each_class(score, true, said):  # columns of 0 and 1
+    return np.mean([score(true[:, at], said[:, at]) for at in range(true.shape[1])])
+
+
+def specificity(true, said):
+    return sk.recall_score(true, said, pos_label=0)
+
+
+def calibration_error(true, sure, bins=15):
+    most, right = sure.max(1), sure.argmax(1) == true
+    place = np.minimum((most * bins).astype(int), bins - 1)
+    return sum(abs(right[place == at].sum() - most[place == at].sum()) for at in range(bins)) / len(true)
+
+
+def expected_of_two(logits, true):
+    said, sure = logits.argmax(1), torch.from_numpy(logits).double().softmax(1)[:, 1].numpy()
+    scores = (sk.f1_score, sk.precision_score, sk.recall_score, specificity)
+    found = dict(
+        zip(("f1", "precision", "recall", "specificity"), (score(true, said) for score in scores), strict=True)
+    )
+    ranked = {"auroc": sk.roc_auc_score(true, sure), "average_precision": sk.average_precision_score(true, sure)}
+    return {**found, **ranked, "iou": sk.jaccard_score(true, said)}
+
+
+def expected_of_classes(logits, true):
+    said, sure = logits.argmax(1), torch.from_numpy(logits).double().softmax(1).numpy()
+    eye = np.eye(logits.shape[1], dtype=int)
+    macro = {"average": "macro"}
+    return {
+        "f1": sk.f1_score(true, said, **macro),
+        "precision": sk.precision_score(true, said, **macro),
+        "recall": sk.recall_score(true, said, **macro),
+        "specificity": of_each_class(specificity, eye[true], eye[said]),
+        "balanced_accuracy": sk.balanced_accuracy_score(true, said),
+        "top3": sk.top_k_accuracy_score(true, sure, k=3),
+        "top5": sk.top_k_accuracy_score(true, sure, k=5),
+        "auroc": sk.roc_auc_score(true, sure, multi_class="ovr"),
+        "average_precision": sk.average_precision_score(eye[true], sure),
+        "iou": sk.jaccard_score(true, said, **macro),
+        "mcc": sk.matthews_corrcoef(true, said),
+        "kappa": sk.cohen_kappa_score(true, said),
+        "calibration_error": calibration_error(true, sure),
+    }
+
+
+def expected_of_labels(logits, true):
+    said, sure = (logits > 0).astype(int), torch.from_numpy(logits).double().sigmoid().numpy()
+    scores = {"f1": sk.f1_score, "precision": sk.precision_score, "recall": sk.recall_score, "iou": sk.jaccard_score}
+    found = {name: score(true, said, average="macro") for name, score in scores.items()}
+    return {
+        **found,
+        "specificity": of_each_class(specificity, true, said),
+        "auroc": sk.roc_auc_score(true, sure),
+        "average_precision": sk.average_precision_score(true, sure),
+        "exact_match": sk.accuracy_score(true, said),
+    }
+
+
+def expected_of_numbers(said, true):
+    said, true = said.astype(float)[:, 0], true.astype(float)[:, 0]
+    return {
+        "r2": sk.r2_score(true, said),
+        "mape": sk.mean_absolute_percentage_error(true, said),
+        "smape": np.mean(2 * np.abs(said - true) / (np.abs(said) + np.abs(true))),
+        "explained_variance": sk.explained_variance_score(true, said),
+        "pearson": np.corrcoef(true, said)[0, 1],
+        "spearman": np.corrcoef(true.argsort().argsort(), said.argsort().argsort())[0, 1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [("binary", 2), ("multiclass", 7), ("multilabel", 3), ("regression", 1), ("autoencoding", 1)]
+)
+def test_every_short_name_has_scikit_learns_number(kind, outputs):
+    logits, targets = classes(outputs)
+    logits = logits[:, :1] + 2 if outputs == 1 else logits
+    if kind == "multilabel":  # each label another share of the rows, or macro and micro are alike
+        edges = torch.tensor([-0.9, 0.0, 1.4])
+        targets = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) > edges).float()
+    elif outputs == 1:
+        targets = logits + 0.5 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
+    else:
+        targets = torch.where(targets == 1, torch.zeros_like(targets), targets) if kind == "multiclass" else targets
+        targets[:5] = 1  # a rare one
+    names = [*BINARY] if kind == "binary" else [*SHORT[kind]]
+    if kind == "autoencoding":
+        made = make_metrics(names, kind=kind)
+        for metric in made.values():
+            metric.update(logits, targets)
+        found = {name: float(metric.compute()) for name, metric in made.items()}
+    elif kind == "regression":
+        found = measured(Regression(num_outputs=1, metrics=names), logits, targets)
+    elif kind == "multilabel":
+        task = Classification(kind=kind, num_classes=None, num_outputs=outputs, metrics=names)
+        found = measured(task, logits, targets)
+    else:
+        found = measured(Classification(num_classes=outputs, metrics=names), logits, targets)
+    of = {
+        "binary": expected_of_two,
+        "multiclass": expected_of_classes,
+        "multilabel": expected_of_labels,
+    }
+    expected = of.get(kind, expected_of_numbers)(logits.numpy(), targets.numpy())
+    assert kind == "autoencoding" or expected.keys() == set(names)
+    assert {name: found[name] for name in names} == {name: pytest.approx(expected[name], abs=1e-5) for name in names}
+
+
 def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off():
     logits, targets = classes(4)
     task = Classification(num_classes=4, metrics=["f1", "auroc"])
@@ -121,12 +229,12 @@ def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off()
 
 
 def test_many_rows_are_passed_on_before_the_end(monkeypatch):
-    monkeypatch.setattr("runner.tasks.metrics.MOST_WAITING", 100)
+    monkeypatch.setattr("runner.tasks.metrics.MOST_WAITING", 500)  # three batches of 200 at a time
     logits, targets = classes(4)
     task = Classification(num_classes=4, metrics=["f1"])
     expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average="macro")
     assert measured(task, logits, targets)["f1"] == pytest.approx(expected, abs=1e-6)
-    task.metrics["f1"].update(logits, targets)
+    task.metrics["f1"].update(logits, targets)  # more than 500 at once
     assert not task.metrics["f1"]._waiting
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from runner import checkpoint
+
 
 @pytest.mark.parametrize("name", ["digits", "table", "sizes", "raw"])
 def test_the_own_splits_come_to_what_the_run_measured(name, run):
@@ -106,8 +108,6 @@ def test_in_another_precision(run):
 
 
 def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
-    from runner import checkpoint
-
     shutil.copytree("outputs/digits/run", tmp_path / "run")
     state = checkpoint.load(tmp_path / "run/checkpoints/best.pt")
     state["model"]["output.weight"].zero_()
@@ -115,3 +115,30 @@ def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
     checkpoint.save(state, tmp_path / "run/checkpoints/best.pt")
     _, out, _ = run("evaluate", str(tmp_path / "run"), "--json")
     assert json.loads(out)["metrics"]["test/loss"] > 10
+
+
+def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
+    """The worst epoch is asked for as the best one, so that it is the first: what is tested is not what was trained last."""
+    words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", "tracking.enabled=false"]
+    best = ["train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"]
+    assert run(*words, *best, f"hydra.run.dir={tmp_path}/run")[0] == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert 0 < summary["best"]["step"] < summary["num_steps"]
+    _, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    found = json.loads(out)
+    assert found["in_the_run"] == found["metrics"] and found["metrics"]["test/loss"] == summary["metrics"]["test/loss"]
+    last, best = (checkpoint.load(tmp_path / f"run/checkpoints/{name}.pt") for name in ("last", "best"))
+    checkpoint.save({**best, "model": last["model"]}, tmp_path / "run/checkpoints/best.pt")
+    _, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    assert json.loads(out)["metrics"]["test/loss"] < summary["metrics"]["test/loss"]
+
+
+def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_path):
+    pytest.importorskip("torchmetrics")
+    f1 = "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 3, average: none}}"
+    words = ["data=iris", "model=linear", "device=cpu", "train.num_epochs=1", "tracking.enabled=false"]
+    assert run(*words, f"task.metrics={f1}", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    code, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["in_the_run"] == found["metrics"]
+    assert {"test/f1_setosa", "test/f1_versicolor", "test/f1_virginica"} <= found["metrics"].keys()
