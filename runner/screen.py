@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from runner.figures import readable
 from runner.metrics import Window
 from runner.terminal import Terminal
 
@@ -92,7 +93,7 @@ class Screen:
         for split in columns:
             table.add_column(split, justify="right")
         for metric, row in splits.items():
-            table.add_row(metric, *(f"{row[split]:.4f}" if split in row else "" for split in columns))
+            table.add_row(metric, *(readable(row[split]) if split in row else "" for split in columns))
         if columns:
             self.console.print(table)
         for name, text in {**_facts(summary), "folder": folder, **next_lines}.items():
@@ -115,7 +116,7 @@ class Screen:
 
 
 def _values(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+    return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -124,7 +125,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary["ending"] in ("max_seconds", "patience"):
         rows["status"] += f" ({summary['ending']})"
     if best["value"] is not None:
-        rows["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}"
+        rows["best"] = f"{best['metric']} {readable(best['value'])} at step {best['step']}"
     if summary["num_steps"]:
         rows["speed"] = (
             f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "

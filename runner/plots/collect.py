@@ -21,6 +21,7 @@ NUM_SHOWN = 16
 NUM_RECONSTRUCTED = 8
 MOST_POINTS = 600  # of the training split on the plane
 GRID = 160  # points a side of the plane
+LEAST_ROOM = 1e-4  # around the points, of their size: float32 tells GRID points apart in it
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -128,17 +129,21 @@ def _plane(
     if task.kind not in ("multiclass", "regression") or targets.dim() > 2:
         return None
     trained = _some(train, task) if train is not None else None
-    here = _host(torch.cat([points, trained[0]]) if trained else points).astype(np.float64)
+    both = _host(torch.cat([points, trained[0]]) if trained else points).astype(np.float64)
+    means = np.nan_to_num(both).sum(0) / np.maximum(1, (~np.isnan(both)).sum(0))  # where what is missing is shown
+    here = np.where(np.isnan(both), means, both)
     low, high = here.min(0), here.max(0)
-    room = np.where(high > low, 0.06 * (high - low), 1.0)
+    room = np.maximum(0.06 * (high - low), LEAST_ROOM * np.maximum(abs(low), abs(high)))
+    room = np.where(room > 0, room, 1.0)
     x, y = (np.linspace(low[axis] - room[axis], high[axis] + room[axis], GRID, dtype=np.float32) for axis in (0, 1))
     grid = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)).to(points.device, points.dtype)
     with autocast():
         outputs = task.outputs(model, (grid, None))
     said = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
     kept = slice(0, MOST_POINTS)
-    of_train = (_host(trained[0]).astype(np.float32), _host(trained[1])) if trained else None
-    return Plane(x, y, said, of_train, (_host(points[kept]).astype(np.float32), _host(targets[kept])))
+    shown = here.astype(np.float32)
+    of_train = (shown[len(points) :], _host(trained[1])) if trained else None
+    return Plane(x, y, said, of_train, (shown[: len(points)][kept], _host(targets[kept])))
 
 
 def _some(batches: Iterable[Any], task: Predicting) -> tuple[Tensor, Tensor]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
+from runner.figures import readable
 from runner.report.findings import Report
 from runner.report.gains import Gain
 from runner.report.seeds import Mean
 
 
 def value(number: float | None) -> str:
-    """A metric's value: 0.9832, 1.2e-05, 1,234.5."""
-    if number is None:
-        return ""
-    if not math.isfinite(number):
-        return str(number)
-    size = abs(number)
-    if size != 0 and (size < 1e-3 or size >= 1e6):
-        return f"{number:.2e}"
-    return f"{number:.4f}" if size < 100 else f"{number:,.1f}"
+    """A metric's value; empty where there is none."""
+    return "" if number is None else readable(number)
 
 
 def mean(found: Mean | None) -> str:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from runner.figures import readable
 from runner.ledger import Job, Sweep
 from runner.sweep.watch import Watch
 from runner.terminal import Terminal
@@ -71,7 +72,7 @@ class Table:
     def ended(self, job: Job, summary: Mapping[str, Any]) -> None:
         """A job's end; in a pipe it is a line."""
         best = summary.get("best") or {}
-        value = f"{best['metric']} {best['value']:.4g}" if best.get("value") is not None else ""
+        value = f"{best['metric']} {readable(best['value'])}" if best.get("value") is not None else ""
         self._results[job.number] = value
         if self._live is None:
             what = f": {job.error}" if job.error else ""
@@ -98,4 +99,4 @@ class Table:
         share = f"{100 * watch.step / watch.num_steps:.0f} %" if watch.num_steps else "starting"
         names = sorted(watch.values, key=lambda name: not name.startswith("val/"))
         shown = [name for name in names if name.startswith(("val/", "train/")) and name != "train/lr"][:2]
-        return share, "  ".join(f"{name} {watch.values[name]:.4g}" for name in shown)
+        return share, "  ".join(f"{name} {readable(watch.values[name])}" for name in shown)

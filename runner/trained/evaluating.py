@@ -14,6 +14,7 @@ from omegaconf import DictConfig, open_dict
 from runner import parts
 from runner.device import probe
 from runner.errors import Fault, RunnerError
+from runner.figures import readable
 from runner.step import evaluate as measure
 from runner.terminal import say
 from runner.tracking.ack import read_ack
@@ -168,4 +169,4 @@ def _show(trained: Trained, report: dict[str, Any]) -> None:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
+    return "" if value is None else readable(value)

@@ -8,7 +8,9 @@ import torch
 from simulated import run_simulated
 from torch import nn
 
+from runner.models.columns import TableColumns
 from runner.models.prepared import Prepared
+from runner.plots.boundary import draw
 from runner.plots.collect import GRID, NUM_SHOWN, collect
 from runner.tasks.autoencoding import Autoencoding
 from runner.tasks.classification import Classification
@@ -94,3 +96,18 @@ def on_a_device(device):
 @pytest.mark.parametrize("name", ["cuda:1", "mps"])
 def test_on_a_device_that_this_machine_lacks(name):
     assert run_simulated(name, on_a_device) == run_simulated("cpu", on_a_device)
+
+
+@pytest.mark.parametrize("inputs", [[2.0**62, 1e25], [2.0**62 + 2.0**40, 5.0], [0.0, 1e-30], [float("nan"), 3.0]])
+def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
+    """Numbers that float32 can't tell from their neighbours, and missing ones; a warning fails the test."""
+    points = torch.tensor([inputs] * 20)
+    points[0, 0], points[1, 1] = 2.0**62 if inputs[0] > 1 else 0.5, torch.nan
+    scaled = TableColumns([0, 0], [0.0, 0.0], [1e25, 1e25], [0.0, 0.0])
+    model = Prepared(nn.Linear(2, 2), before=scaled)
+    targets = torch.arange(20) % 2
+    task = Classification(num_classes=2)
+    found = collect(model, task, batches(points, targets), autocast=nullcontext, train=[(points, targets)])
+    assert (np.diff(found.plane.x) > 0).all() and (np.diff(found.plane.y) > 0).all()
+    assert np.isfinite(found.plane.rows[0]).all() and np.isfinite(found.plane.train[0]).all()
+    assert draw(found, tmp_path / "boundary.png")
