@@ -65,7 +65,7 @@ def faults(cfg: DictConfig) -> list[Fault]:
     found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
     found += [fault for key, node, schema in _typed_nodes(cfg) for fault in _bad_values(node, schema, key)]
     found += [fault for key in BUILT for fault in _missing(cfg._get_node(key), key)]
-    found += _uri(cfg) + _hidden(cfg) + _early_stopping(cfg)
+    found += _uri(cfg) + _hidden(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
     return found
 
 
@@ -97,8 +97,9 @@ def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str
     """What `build()` gets of a top-level key, as plain values. resolve: with its ${...} filled in."""
     node: dict[str, Any] = OmegaConf.to_container(cfg[key], resolve=resolve)  # type: ignore[assignment]
     shared = {item.name for item in fields(Data)} if key == "data" else set()
-    parameters_come_later = {"_partial_": True} if key in PARTIAL and node.get("_target_") else {}
-    return parameters_come_later | {name: value for name, value in node.items() if name not in shared}
+    if key in PARTIAL and node.get("_target_") and not node.get("_partial_"):
+        node["_partial_"] = True  # the parameters come later
+    return {name: value for name, value in node.items() if name not in shared}
 
 
 def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
@@ -339,3 +340,9 @@ def _early_stopping(cfg: DictConfig) -> list[Fault]:
         write = "train.early_stopping.patience=5"
         return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", write)]
     return []
+
+
+def _made_at_once(cfg: DictConfig) -> list[Fault]:
+    so = "what it works on is there later, when the model is built"
+    keys = [f"{key}._partial_" for key in PARTIAL]
+    return [Fault(f"{key}=false", so, f"{key}=true") for key in keys if value(cfg, key) is False]

@@ -24,6 +24,9 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 #: those whose fused kernels take parameters that several processes have in parts (torch 2.13)
 FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
 
+#: settings that choose a kernel, not a result
+KERNEL_CHOICES = ("fused", "foreach", "capturable", "differentiable")
+
 #: what `optimizer.no_decay` knows: parameters of fewer than two dimensions
 NORMS_AND_BIASES = "norms_and_biases"
 
@@ -54,7 +57,7 @@ def make_optimizer(
     if groups or no_decay:
         parameters = _grouped([(name.removeprefix(prefix), value) for name, value in named], groups, no_decay, settings)
     chosen: dict[str, Any] = getattr(make, "keywords", {})
-    asked = any(chosen.get(name) is not None for name in ("fused", "foreach", "capturable", "differentiable"))
+    asked = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
     if not asked and floating and has_kernel and device.type in FUSED_DEVICES and "fused" in settings:
         try:
             return make(parameters, fused=True)
@@ -70,9 +73,9 @@ def _grouped(
     found: dict[tuple[int, bool], list[nn.Parameter]] = {}
     hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
     for index, group in enumerate(groups):
-        _check_settings(group, settings, f"optimizer.groups[{index}]")
+        check_settings(group, settings, f"optimizer.groups[{index}]")
     if no_decay:
-        _check_settings({"weight_decay": 0}, settings, f"optimizer.no_decay={no_decay}, so")
+        check_settings({"weight_decay": 0}, settings, f"optimizer.no_decay={no_decay}, so")
     for name, parameter in named:
         place = next((index for index, names in enumerate(hits) if name in names), -1)
         found.setdefault((place, no_decay == NORMS_AND_BIASES and parameter.dim() < 2), []).append(parameter)
@@ -83,8 +86,8 @@ def _grouped(
     return made
 
 
-def _check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> None:
-    """torch takes any name in a group and never looks at it again."""
+def check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> None:
+    """torch takes any name in a group and never looks at it again. Raises: RunnerError for one that is no setting."""
     for name in group:
         if name not in settings - {"params"} | {"match"}:
             hits = nearest(name, settings) or sorted(settings - {"params"})
@@ -135,7 +138,16 @@ def matching(pattern: str, names: Sequence[str], *, key: str) -> set[str]:
 def warmup_cosine(
     optimizer: Optimizer, *, num_steps: int, warmup_fraction: float = 0.1, final_fraction: float = 0.0
 ) -> LRScheduler:
-    """Linear warm-up over the first part of `num_steps`, then half a cosine down to `final_fraction` of the rate."""
+    """Linear warm-up over the first part of `num_steps`, then half a cosine down to `final_fraction` of the rate.
+
+    Raises: ValueError for what is no number of steps and no part of them.
+    """
+    if not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps is a whole number, 1 or more, and not {num_steps!r}")
+    if not 0 <= warmup_fraction <= 1:
+        raise ValueError(f"warmup_fraction is a part of all steps, from 0 to 1, and not {warmup_fraction}")
+    if not 0 <= final_fraction < math.inf:
+        raise ValueError(f"final_fraction is a part of the rate, 0 or more, and not {final_fraction}")
     warmup = max(1, round(num_steps * warmup_fraction))
 
     def factor(step: int) -> float:
@@ -145,6 +157,12 @@ def warmup_cosine(
         return final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
     return LambdaLR(optimizer, factor)
+
+
+def wants_metric(schedule: Any) -> bool:
+    """Whether a schedule is stepped with a metric, at the ends of epochs (ReduceLROnPlateau); the others are at each step."""
+    parameters = inspect.signature(schedule.step).parameters.values()
+    return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 
 def _own(model: nn.Module) -> list[torch.Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,18 +26,19 @@ from runner.data.source import Around, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import Choice, Hardware, check_precision, choose
 from runner.errors import Fault, RunnerError
+from runner.judged import best_of, metric_faults
 from runner.loop import Best, Limits
 from runner.models.prepared import Prepared
-from runner.models.weights import load_weights
+from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.nodes import SHARED, fill_facts, leave_out_unknown_facts, parted, resolved, surrounded
-from runner.optim import AveragedWeights, freeze, make_optimizer
+from runner.optim import AveragedWeights, freeze, wants_metric
+from runner.optimizing import optimizer_of, rehearsed, schedule_of
 from runner.placement import place, tensors
 from runner.schema import PRECISIONS
 from runner.targets import build
 from runner.targets import faults as target_faults
 from runner.tasks.checks import trains_nothing
-from runner.tasks.names import is_rising
 from runner.tasks.task import Task
 from runner.threads import flops_a_product, threads_worth
 
@@ -51,6 +53,10 @@ OPTIONAL_FACTS = {
     "class_counts": None,
     "is_multilabel": False,
 }
+
+
+#: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
+REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,11 @@ class Parts:
     def kept_model(self) -> nn.Module:
         """The model that is evaluated and kept: the averaged weights, where there are any."""
         return self.average.model if self.average else self.model
+
+    @property
+    def falls_by_metric(self) -> bool:
+        """Whether the schedule is stepped at the ends of epochs, with the metric that they are judged by."""
+        return self.schedule is not None and wants_metric(self.schedule)
 
     @property
     def num_parameters(self) -> int:
@@ -121,7 +132,9 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
             if key in SHARED:
                 schema, usual = SHARED[key]
                 found += config.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
-    found += _not_together(cfg, choice)
+    found += metric_faults(cfg) + _not_together(cfg, choice)
+    if not any(REHEARSED.search(fault.asked) for fault in found):
+        found += rehearsed(cfg, mode=best_of(cfg).mode)
     if found or choice is None:
         raise RunnerError(*found)
     return choice
@@ -194,15 +207,14 @@ def prepare_training(
         layout = _lay_out(cfg, model, device)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
-    node, shared = parted(resolved(cfg, "optimizer"), "optimizer")
-    optimizer = make_optimizer(build(node, key="optimizer"), model, device=device, prefix=prefix, **shared)
-    make_schedule = build(node, key="scheduler") if (node := resolved(cfg, "scheduler")).get("_target_") else None
+    optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
         so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
         raise RunnerError(Fault("task=autoencoding", so, "rows of numbers (data=arrays), or a task of your own"))
-    stopping = cfg.train.early_stopping
-    metric = stopping.metric or "val/loss"
+    best = best_of(cfg)
+    schedule = schedule_of(cfg, optimizer, mode=best.mode)
+    _needs_validation(cfg, schedule, best, loaders)
     return Parts(
         device=device,
         source=source,
@@ -217,20 +229,37 @@ def prepare_training(
         task=place(task, device) if isinstance(task, nn.Module) else task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
-        schedule=make_schedule(optimizer) if make_schedule else None,
+        schedule=schedule,
         average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
         precision=backends.precision(cfg.train.precision, device=device),
         limits=Limits(
             num_epochs=math.ceil(num_steps / steps_per_epoch),
             num_steps=num_steps,
             max_seconds=cfg.train.max_seconds,
-            patience=stopping.patience,
+            patience=cfg.train.early_stopping.patience,
             save_every_seconds=cfg.train.checkpoint_every_seconds,
             save_every_steps=cfg.train.checkpoint_every_steps,
         ),
-        best=Best(metric, stopping.mode or ("max" if is_rising(metric) else "min")),
+        best=best,
         shards=shards,
     )
+
+
+def _needs_validation(
+    cfg: DictConfig, schedule: LRScheduler | None, best: Best, loaders: Mapping[str, Batches]
+) -> None:
+    """Raises: RunnerError for what goes by a metric that is never measured."""
+    if "val" in loaders:
+        return
+    so = f"there are no rows to measure {best.metric} on"
+    found = []
+    if schedule is not None and wants_metric(schedule):
+        found.append(Fault(f"scheduler={type(schedule).__name__}", so, "data.val_fraction=0.1, or scheduler=cosine"))
+    if (patience := cfg.train.early_stopping.patience) is not None:
+        asked = f"train.early_stopping.patience={patience}"
+        found.append(Fault(asked, so, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
+    if found:
+        raise RunnerError(*found)
 
 
 def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
@@ -306,7 +335,7 @@ def _loaders(
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
     """Puts the weights in that the model is to start from, and freezes what is to stay; says what it starts from."""
     path, words = shared.get("weights"), ""
-    if path is not None and (Path(str(path)).exists() or not goes_on):
+    if path is not None and (not goes_on or exists(Path(str(path)))):
         words = load_weights(model, str(path), strict=shared.get("strict", True))
     patterns = shared.get("freeze") or []
     freeze(model, [patterns] if isinstance(patterns, str) else patterns)

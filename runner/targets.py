@@ -15,6 +15,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,9 @@ def own_prefixes(target: str) -> tuple[str, ...]:
     first = target.split(".")[0]
     if first.isidentifier() and first not in NO_OWN_CODE:
         here = Path.cwd()
-        if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
-            more += (first,)
+        with suppress(OSError):  # a name that is too long for a file
+            if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
+                more += (first,)
     return more
 
 
@@ -134,6 +136,12 @@ def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Fault]:
     target = str(node["_target_"])
+    if found := [
+        Fault(f"{path}.{flag}={node[flag]}", f"{flag} is true or false", f"{path}.{flag}=true or {path}.{flag}=false")
+        for flag in ("_partial_", "_recursive_")
+        if not isinstance(node.get(flag, False), bool)
+    ]:
+        return found
     try:
         thing = locate(target, own_code=own_code)
     except RunnerError as error:

@@ -18,10 +18,11 @@ from runner.compiled import make_compiled
 from runner.data.loaders import Batches
 from runner.data.shard import Shard, Sharded
 from runner.epochs import Rates, StepByStep
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import RunnerError
 from runner.failure import fail
 from runner.graphed import Graphed, cuda_graphs
 from runner.identity import chosen
+from runner.judged import missing
 from runner.loop import Asked, AskedAlone, Epochs, Progress, train
 from runner.metrics import MetricBuffer
 from runner.out_of_memory import Pieces, explain
@@ -138,8 +139,9 @@ class Training:
         values = {f"{split}/{name}": value for name, value in found.items()}
         now = int(time.time() * 1000)
         self.background.do(partial(self._reporter.values, values, step=self.progress.step, time_ms=now))
-        if split == "val" and (fault := _no_such_metric(parts.best.metric, values)):
-            if parts.limits.patience is not None:  # it would never stop early
+        if split == "val" and parts.best.metric not in values:
+            fault = missing(parts.best.metric, values)
+            if parts.limits.patience is not None or parts.falls_by_metric:  # it would never stop early, or fall
                 raise RunnerError(fault)
             if self.progress.epoch == 0:
                 self.screen.say(f"best: the last weights are kept, as {fault.so}; write {fault.write}")
@@ -204,6 +206,8 @@ class Training:
     def end_epoch(self) -> Mapping[str, float]:
         """Measures the validation split and tells of it."""
         values = self.measure("val")
+        if self.parts.falls_by_metric and values:
+            self.parts.schedule.step(values[self.parts.best.metric])  # type: ignore[union-attr,arg-type]
         self.screen.epoch(self.progress.epoch + 1, self.progress.step, values)
         return values
 
@@ -256,16 +260,6 @@ class Training:
         record.num_steps, record.num_epochs, record.best = progress.step, progress.epoch, progress.best
 
 
-def _no_such_metric(metric: str, values: Mapping[str, float]) -> Fault | None:
-    """What is wrong with a metric of the validation split that no epoch has: none would be the best one."""
-    if not metric.startswith("val/") or metric in values:
-        return None
-    hits = nearest(metric, values) or [*values]
-    write = " or ".join(f"train.early_stopping.metric={hit}" for hit in hits[:3])
-    so = f"the validation split has no {metric}; it has {', '.join(values)}"
-    return Fault(f"train.early_stopping.metric={metric}", so, write)
-
-
 def train_and_test(training: Training) -> None:
     """Trains, tests with the best weights, and fills the record. Raises nothing: a failure is a status, with its points kept.
 
@@ -307,7 +301,8 @@ def _epochs(training: Training, make: Callable[..., Step], step: Step, batches: 
     """The epochs' steps, one call each or as graphs of the device."""
     parts, buffer, progress = training.parts, training.buffer, training.progress
     accumulate_steps = training.cfg.train.accumulate_steps
-    rates = Rates(parts.optimizer, parts.schedule, buffer=buffer, progress=progress)
+    of_steps = None if parts.falls_by_metric else parts.schedule
+    rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
     if not training.cfg.train.cuda_graph:
         return StepByStep(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=buffer)
     capture, warm = cuda_graphs()

@@ -108,6 +108,9 @@ def test_a_class_with_such_an_argument_gets_it(words, told, own_folder, capsys):
         ("model.freeze=hiden", "hidden"),
         ("model.weights=nowhere.pt", "a file or a run's folder"),
         ("model.wieghts=first", "model.weights"),
+        (f"model.weights={'w' * 300}", "a file or a run's folder"),
+        (f"model._target_={'w' * 300}.Net", f"a file {'w' * 300}.py"),
+        ("train.early_stopping.metric=val/acuracy", "train.early_stopping.metric=val/accuracy"),
     ],
 )
 def test_what_they_are_not(word, write, own_folder, capsys):

@@ -28,6 +28,13 @@ WORDS = {
         "train.clip_grad_norm=1.0",
         "metrics.every=4",
     ],
+    "plateau": [
+        "model=mlp",
+        "model.hidden_sizes=[16]",
+        "scheduler=plateau",
+        "scheduler.patience=0",
+        "+scheduler.threshold=0.9",
+    ],
     "streamed": ["model=cnn", "data.residency=stream", "data.limit=1500"],
 }
 COMMON = ["tracking.enabled=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
@@ -49,7 +56,7 @@ def final(folder):
     """Everything that must not depend on whether the run was stopped on its way."""
     state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
     points = {name: rows for name, rows in read_points(folder).items() if not name.startswith("speed/")}
-    return points, state["model"], state["average"], state["optimizer"]
+    return points, state["model"], state["average"], state["optimizer"], state["schedule"]
 
 
 def assert_same(one, other):

@@ -45,12 +45,13 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
 def read_weights(path: str) -> dict[str, Tensor]:
     """Tensors by name, on the host. Raises: RunnerError for a file that is not there or holds none."""
     file = Path(path)
-    if file.is_dir():
+    is_there = exists(file)
+    if is_there and file.is_dir():
         file = file / BEST
         if not file.is_file():
             so = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
             raise RunnerError(Fault(f"model.weights={path}", so, "a run's folder, or a file of weights"))
-    if not file.is_file():
+    if not is_there or not file.is_file():
         there = [str(each) for each in sorted(file.parent.glob("*")) if each.suffix in (".safetensors", ".pt", ".pth")]
         write = (
             " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
@@ -68,6 +69,13 @@ def read_weights(path: str) -> dict[str, Tensor]:
         so = f"it holds {type(found).__name__}, and weights are tensors by name"
         raise RunnerError(Fault(f"model.weights={path}", so, "torch.save(model.state_dict(), FILE) where it was made"))
     return named
+
+
+def exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for a file
+        return False
 
 
 def _from_safetensors(file: Path) -> Any:

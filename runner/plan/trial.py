@@ -94,7 +94,7 @@ class Trial:
             self._count_anew()
             with self._watching(self.meetings, self.slow, costs):
                 self.buffer.write(step(self.group))
-                if self.parts.schedule is not None:
+                if self.parts.schedule is not None and not self.parts.falls_by_metric:
                     self.parts.schedule.step()
             _own_state(costs, self.parts)
         if peak.num_bytes > costs.peak.num_bytes:

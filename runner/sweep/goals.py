@@ -7,24 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runner.errors import Fault, nearest
-from runner.tasks.names import is_rising
+from runner.tasks.names import REPORTED, is_of_a_class, is_rising, metrics_of
 
 SPLITS = ("train", "val", "test")
-#: of the tasks that come with the package; what another task reports, only its first trial tells
-REPORTED = {
-    "runner.tasks.classification.Classification": ("loss", "accuracy"),
-    "runner.tasks.regression.Regression": ("loss", "mae"),
-    "runner.tasks.autoencoding.Autoencoding": ("loss", "mae"),
-    "runner.tasks.language.Language": ("loss", "accuracy"),
-}
-#: what follows from them, over a whole split
-DERIVED = {
-    "runner.tasks.regression.Regression": ("rmse",),
-    "runner.tasks.autoencoding.Autoencoding": ("rmse",),
-    "runner.tasks.language.Language": ("perplexity", "bits_per_byte"),
-}
-#: tasks whose loss can be another one than the squared error, which is reported beside it then
-OF_NUMBERS = ("runner.tasks.regression.Regression", "runner.tasks.autoencoding.Autoencoding")
 #: data that never comes with a val or test split of its own
 WITHOUT_SPLITS = ("runner.data.digits.digits", "runner.data.synthetic.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
@@ -53,12 +38,19 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
     """The metrics that no job would have. config: of all jobs. swept: the keys that differ among them."""
     task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
     reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
-    known = [*_metrics_of(config.task, reported or ("loss",)), *SPEEDS]
+    known = [
+        *(
+            f"{split}/{name}"
+            for split in SPLITS
+            for name in metrics_of(config.task, reported or ("loss",), whole=split != "train") or ()
+        ),
+        *SPEEDS,
+    ]
     faults = []
     for name in (goal["metric"] for goal in goals):
         split, _, leaf = name.partition("/")
         asked = f"hydra.sweeper.metric={name}"
-        is_known = name in known or _is_of_a_class(split, leaf, config.task)
+        is_known = name in known or (split in ("val", "test") and is_of_a_class(leaf, config.task))
         if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
             hits = dict.fromkeys(
                 [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)]
@@ -102,24 +94,6 @@ def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
         return ()
     mode = "max" if direction == "maximize" else "min"
     return f"train.early_stopping.metric={name}", f"train.early_stopping.mode={mode}"
-
-
-def _metrics_of(task: Any, reported: Sequence[str]) -> list[str]:
-    """The names of what a job measures, of its task's values and of what is only known of whole splits."""
-    target, loss, own = str(task.get("_target_")), task.get("loss"), _asked_metrics(task)
-    each = [*reported, *(["mse"] if target in OF_NUMBERS and loss not in (None, "mse") else [])]
-    whole = [*each, *DERIVED.get(target, ()), *own]
-    return [f"{split}/{name}" for split in SPLITS for name in (each if split == "train" else whole)]
-
-
-def _is_of_a_class(split: str, leaf: str, task: Any) -> bool:
-    """f1_cat, of a metric f1 that has a value for each class."""
-    return split in ("val", "test") and any(leaf.startswith(f"{name}_") for name in _asked_metrics(task))
-
-
-def _asked_metrics(task: Any) -> list[str]:
-    asked = task.get("metrics") or ()
-    return [asked] if isinstance(asked, str) else [str(name) for name in asked]
 
 
 def _usual(name: str) -> str:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from runner.sweep.goals import REPORTED, goal_faults, kept_by, read_goals, values_of
+from runner.sweep.goals import goal_faults, kept_by, read_goals, values_of
+from runner.tasks.names import REPORTED
 
 LOSS = ({"metric": "val/loss", "direction": "minimize"},)
 ACCURACY = ({"metric": "val/accuracy", "direction": "maximize"},)

@@ -40,12 +40,19 @@ def test_the_best_weights_are_kept_by_a_metric_and_it_is_scikit_learns(own_folde
     assert points["test/f1"][0][1] == pytest.approx(f1_score(targets.numpy(), said, average="macro"), abs=1e-6)
 
 
-def test_a_metric_that_is_not_there_is_told(own_folder, capsys):
-    words = [*SHORT, "train.num_epochs=2", "task.plots=false", "train.early_stopping.metric=val/f1"]
+def test_a_metric_that_a_task_of_ones_own_does_not_have_is_told_when_it_is_measured(own_folder, capsys):
+    loss = (
+        "def loss(model, batch):\n    return {'loss': model(batch[0]).square().mean(), 'size': batch[0].abs().mean()}\n"
+    )
+    (own_folder / "my_tasks.py").write_text(loss)
+    own = ["task=own", "task.function._target_=my_tasks.loss", "train.early_stopping.metric=val/sise"]
+    words = [*SHORT, *own, "train.num_epochs=2"]
     assert cli.main([*words, "train.early_stopping.patience=2"]) == 1
-    assert "train.early_stopping.metric=val/loss" in summary()["error"]
-    assert cli.main([*words[:-1], "train.early_stopping.metric=val/acuracy", "hydra.run.dir=other"]) == 0
-    assert "train.early_stopping.metric=val/accuracy" in capsys.readouterr().out
+    assert "train.early_stopping.metric=val/size" in summary()["error"]
+    assert cli.main([*words, "scheduler=plateau", "hydra.run.dir=falls"]) == 1
+    assert "train.early_stopping.metric=val/size" in summary("falls")["error"]
+    assert cli.main([*words, "hydra.run.dir=other"]) == 0
+    assert "train.early_stopping.metric=val/size" in capsys.readouterr().out
 
 
 def test_a_run_that_is_resumed_measures_the_same(own_folder):
