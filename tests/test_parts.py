@@ -109,7 +109,7 @@ def test_a_class_with_such_an_argument_gets_it(words, told, own_folder, capsys):
         ("model.weights=nowhere.pt", "a file or a run's folder"),
         ("model.wieghts=first", "model.weights"),
         (f"model.weights={'w' * 300}", "a file or a run's folder"),
-        (f"model._target_={'w' * 300}.Net", f"a file {'w' * 300}.py"),
+        (f"model._target_={'w' * 300}.Net", "your own class in a file"),
         ("train.early_stopping.metric=val/acuracy", "train.early_stopping.metric=val/accuracy"),
     ],
 )
