@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import claim, config, mistakes, stores
-from runner.checks import check
+from runner import claim, completion, config, mistakes, stores
+from runner.checks import check, check_place
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
 from runner.loading import loading
@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     _make_own_code_importable()
     code = 0
     try:
+        _refuse_unread(words)
         verb = words.pop(0) if words and words[0] in VERBS else "train"
         code = VERBS[verb](words)
         print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
@@ -58,8 +59,19 @@ def main(argv: list[str] | None = None) -> int:
         return code
 
 
+def _refuse_unread(words: list[str]) -> None:
+    """Letters that this Python could not read from the command line: it takes them for ASCII, as LANG=C says."""
+    unread = [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]
+    if unread:
+        so = "this Python reads the command line as ASCII, and these letters are none"
+        write = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
+        raise RunnerError(*(Fault(ascii(word), so, write) for word in unread))
+
+
 def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
+    if set(completion.FLAGS) & set(words):
+        return completion.complete(words, VERBS, lambda: _train(words, []))
     flags, overrides = sorted_words(words, VERBS)
     place = place_of(os.environ)  # of torchrun or srun
     if place is not None and MULTIRUN & set(flags):
@@ -152,6 +164,7 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
             from runner import app
 
         folder = folder or Path(cfg.hydra.run.dir).absolute()
+        check_place(folder, key="hydra.run.dir")
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
@@ -163,7 +176,7 @@ def resume(words: list[str]) -> int:
     """Goes on with a run where it stopped, in its folder and in its page of MLflow."""
     from runner import resume as resuming
 
-    wanted, given = (words[0], words[1:]) if words and "=" not in words[0] and words[0][0] != "-" else ("last", words)
+    wanted, given = (words[0], words[1:]) if words and _may_be_a_folder(words[0]) else ("last", words)
     flags, overrides = sorted_words(given, VERBS)
     folder = resuming.find(wanted).absolute()
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
@@ -190,7 +203,7 @@ def reproduce(words: list[str]) -> int:
     from runner.reproduce import command
 
     given = [word for word in words if word not in command.FLAGS]
-    wanted = given.pop(0) if given and "=" not in given[0] and given[0][0] not in "-~" else "last"
+    wanted = given.pop(0) if given and _may_be_a_folder(given[0]) else "last"
     flags, overrides = sorted_words(given, VERBS)
     if MULTIRUN & set(flags):
         raise RunnerError(Fault("reproduce -m", "one run is repeated at a time", f"reproduce {wanted}"))
@@ -260,7 +273,7 @@ def devices(words: list[str]) -> int:
 
 def report_sweep(words: list[str]) -> int:
     """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
-    folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
+    folders = [Path(word) for word in words if _may_be_a_folder(word)]
     _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
     from runner.report.show import show
 
@@ -272,10 +285,14 @@ def sync(words: list[str]) -> int:
 
     Each goes to the store that these words or the environment name, else to the one that its run was tracked to.
     """
-    folders = [Path(word) for word in words if not word.startswith("-") and "=" not in word]
+    folders = [Path(word) for word in words if _may_be_a_folder(word)]
     settings = [word for word in words if word.startswith("tracking.uri=")]
     _only(
-        [word for word in words if word.startswith("-") or ("=" in word and word not in settings)],
+        [
+            word
+            for word in words
+            if word.startswith("-") or ("=" in word and word not in settings and Path(word) not in folders)
+        ],
         "sync",
         ("tracking.uri=URI",),
     )
@@ -366,6 +383,11 @@ def _leave_nothing(folder: Path) -> None:
     (folder / "runner.log").unlink(missing_ok=True)
     with suppress(OSError):  # something else lies there
         folder.rmdir()
+
+
+def _may_be_a_folder(word: str) -> bool:
+    """A word that names a run or a folder; a sweep's job may have a folder with = in its name."""
+    return word[:1] not in ("-", "~") and ("=" not in word or Path(word).is_dir())
 
 
 def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:

@@ -1,0 +1,107 @@
+"""What is typed so far goes in; the words that may follow come out, and the lines that make a shell ask for them.
+
+Hydra completes its keys and groups for a program of one word. Here are the commands, the runs' folders, and `python -m runner`
+(hydra#1957).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.errors import Fault, RunnerError
+
+FLAGS = ("-sc", "--shell-completion")
+#: commands whose next word may be a run's folder
+OF_A_RUN = ("resume", "reproduce", "evaluate", "predict", "export", "serve", "register")
+WITHOUT_KEYS = ("devices", "report", "sync", "ui")
+MOST_FOLDERS = 20
+
+BASH = """_runner_complete() {
+    local line="${COMP_LINE:0:$COMP_POINT}" command="${COMP_LINE%% *}"
+    case "$line" in
+        *python*" -m runner "*) command="$command -m runner"; line="runner ${line#* -m runner }" ;;
+        *python*) return ;;
+        *) line="runner ${line#* }" ;;
+    esac
+    COMPREPLY=($(compgen -W "$(COMP_LINE="$line" COMP_POINT=${#line} eval "$command" -sc query=bash 2> /dev/null)" -- "${line##* }"))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -o default -F _runner_complete runner python python3
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+FISH = """function _runner_complete
+    set -lx COMP_LINE (commandline -cp)
+    set -l command runner
+    if string match -q '* -m runner *' -- $COMP_LINE
+        set command (string split ' ' -- $COMP_LINE)[1] -m runner
+        set COMP_LINE (string replace -r '^.* -m runner ' 'runner ' -- $COMP_LINE)
+    end
+    $command -sc query=fish
+end
+complete -c runner -x -a '(_runner_complete)'
+for name in python python3
+    complete -c $name -n 'string match -q "* -m runner *" -- (commandline -cp)' -x -a '(_runner_complete)'
+end
+"""
+INSTALL = {"bash": BASH, "zsh": ZSH + BASH, "fish": FISH}
+UNINSTALL = {
+    "bash": "complete -r runner python python3; unset -f _runner_complete\n",
+    "zsh": "complete -r runner python python3; unset -f _runner_complete\n",
+    "fish": "for name in runner python python3; complete -e -c $name; end; functions -e _runner_complete\n",
+}
+
+
+def complete(words: list[str], verbs: Iterable[str], ask_hydra: Callable[[], int]) -> int:
+    """Does what `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL` asks for. ask_hydra: prints what Hydra has to say."""
+    what, _, shell = next((word for word in words if word not in FLAGS), "").partition("=")
+    if what not in ("install", "uninstall", "query") or shell not in INSTALL:
+        write = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
+        raise RunnerError(Fault(f"-sc {what}={shell}", f"there is completion for {', '.join(INSTALL)}", write))
+    if what != "query":
+        print((INSTALL if what == "install" else UNINSTALL)[shell], end="")
+        return 0
+    verb, typed, line = _split(os.environ.get("COMP_LINE", "runner "), list(verbs))
+    for found in suggestions(verb, typed, list(verbs), Path.cwd()):
+        print(found)
+    if verb in WITHOUT_KEYS:
+        return 0
+    with _line(line):
+        return ask_hydra()
+
+
+def suggestions(verb: str | None, typed: list[str], verbs: list[str], here: Path) -> Iterator[str]:
+    """The words beside Hydra's. verb: None while the first word is typed; typed: what follows it, the last one unfinished."""
+    begun = typed[-1] if typed else ""
+    if verb is None and len(typed) <= 1:
+        yield from (name for name in verbs if name.startswith(begun))
+    elif verb in OF_A_RUN and len(typed) == 1:
+        runs = sorted((path.parent for path in here.glob("outputs/*/*/rerun.yaml")), reverse=True)[:MOST_FOLDERS]
+        yield from (name for name in ("last", *(str(run.relative_to(here)) for run in runs)) if name.startswith(begun))
+    elif verb == "report" and len(typed) == 1:
+        sweeps = sorted((path.parent for path in here.glob("multirun/*/*/ledger.jsonl")), reverse=True)[:MOST_FOLDERS]
+        yield from (name for name in (str(found.relative_to(here)) for found in sweeps) if name.startswith(begun))
+
+
+def _split(line: str, verbs: list[str]) -> tuple[str | None, list[str], str]:
+    """The command, the words behind it, and the line as it is without the command."""
+    words = line.split(" ")[1:]
+    if len(words) > 1 and words[0] in verbs:
+        return words[0], words[1:], " ".join(["runner", *words[1:]])
+    return None, words, line
+
+
+@contextmanager
+def _line(line: str) -> Iterator[None]:
+    """Hydra reads the line from the environment."""
+    before = os.environ.get("COMP_LINE")
+    os.environ["COMP_LINE"] = line
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COMP_LINE"]
+        else:
+            os.environ["COMP_LINE"] = before
