@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from omegaconf import DictConfig
 
 from runner import claim
 from runner.compose import name_data
-from runner.errors import RunnerError, report
+from runner.errors import Fault, RunnerError, report
 from runner.loading import loading
 from runner.trust import RERUN
 
@@ -25,12 +27,44 @@ def check(cfg: DictConfig) -> None:
     parts.check(cfg, probe())
 
 
+def check_place(folder: Path, *, key: str) -> None:
+    """Raises a RunnerError where a folder can't be made, or nothing be written in it; leaves none behind.
+
+    key: of Hydra's, that names the folder.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        so = (
+            f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
+        )
+        raise RunnerError(Fault(f"{key}={folder}", so, f"{key}=FOLDER, in a place that you may write to")) from None
+    finally:
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def check_hydra(hydra: DictConfig) -> None:
+    """Raises a RunnerError for settings of Hydra's that a run can't follow."""
+    if hydra.job.chdir:
+        so = "a run works in the folder that it is started from: data, stores and code of your own are found from there"
+        raise RunnerError(
+            Fault("hydra.job.chdir=true", so, "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files")
+        )
+
+
 class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            check_hydra(config.hydra)
             check(config)
+            check_place(Path(config.hydra.run.dir), key="hydra.run.dir")
             name_data(config, config.hydra)
             claim.begin(Path(config.hydra.run.dir), config, anew=config.hydra.job.config_name == RERUN)
         except claim.OverError as over:
@@ -44,6 +78,12 @@ class CheckFirst(Callback):
         from runner.sweep import plugins
 
         plugins.register()
+        try:
+            check_hydra(config.hydra)
+            if config.sweep.resume is None:
+                check_place(Path(config.hydra.sweep.dir), key="hydra.sweep.dir")
+        except RunnerError as error:
+            sys.exit(report(error))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""

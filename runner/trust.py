@@ -56,6 +56,8 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
     for path, key, value in _values(hydra, "hydra"):
         is_log = path.startswith(("hydra.job_logging", "hydra.hydra_logging"))
         asked, name = f"{path}.{key}={value}", str(value)
+        if path.startswith("hydra.overrides") or key == "override_dirname":
+            continue  # the words as they were typed: texts, which nobody builds anything of
         if MADE.search(name):
             found.append(
                 Fault(asked, "settings of Hydra's are written out, not made of a text", f"{path}.{key}: {{...}}")

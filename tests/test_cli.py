@@ -13,6 +13,7 @@ import pytest
 import runner
 from runner import cli
 from runner.errors import RunnerError
+from runner.trained.asking import asked
 
 REPOSITORY = Path(cli.__file__).parent.parent
 OFF = "tracking.enabled=false"
@@ -121,6 +122,12 @@ MISTAKES = [
     ("-m model=mlp,cn", "model=cnn"),
     ("train.num_epochs=[3", "quotes"),
     ("sync nowhere", "sync outputs"),
+    # Hydra's own settings
+    ("hydra.run.dir=good.txt/below", "hydra.run.dir=FOLDER"),
+    ("-m seed=1,2 hydra.sweep.dir=/dev/null/below", "hydra.sweep.dir=FOLDER"),
+    ("hydra.job.chdir=true", "hydra.job.chdir=false"),
+    ("name=\udcc3\udca9t\udcc3\udca9", "PYTHONUTF8=1"),
+    ("-m seed=1,2 hydra.mode=RUN", "one of them"),
 ]
 
 
@@ -323,3 +330,13 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
     summary = json.loads((work / "run" / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["tracker"]["points_pending"] == 0
+
+
+def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):
+    """As hydra.sweep.subdir may name a job's."""
+    (own_folder / "seed=1").mkdir()
+    assert asked("evaluate", ["seed=1", "seed=2"]).run == "seed=1"
+    for words in (["resume", "seed=1"], ["report", "seed=1"]):
+        assert cli.main(words) == 2
+        text = capfd.readouterr().err
+        assert "seed=1" in text and "there is no key" not in text and "does not take" not in text

@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import shlex
 
 import pytest
+from hydra.errors import HydraException
 
-from runner import cli, compose, config
+from runner import cli, compose, config, mistakes
 from runner.packages import install
 
 OPTIONS = sorted(
@@ -117,3 +119,14 @@ def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
             assert config.faults(cfg) == []
     node = config.target_node(cfg, "scheduler")
     assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
+
+
+def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
+    monkeypatch.delenv("LRX", raising=False)
+    word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
+    with compose.hydra_session(["runner"]):
+        (fault,) = mistakes.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).faults
+        (mend,) = shlex.split(fault.write.partition(": ")[2])
+        cfg = explained([mend])
+    assert config.faults(cfg) == []
+    assert config.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

@@ -120,7 +120,7 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
     return [
         *prepared.job.overrides,
         f"hydra.sweep.dir={folder}",
-        f"hydra.sweep.subdir={prepared.job.folder_name}",
+        f"hydra.sweep.subdir='{prepared.job.folder_name}'",
         f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
     ]
 

@@ -19,6 +19,9 @@ from runner.sweep.places import DevicesFor
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
 #: one process sends all journals of a sweep to one store
+#: of a job's folder: it passes through shells, and through Hydra as a word of its own
+USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
+LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
 PARAMS = "hydra.sweeper.params"
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
@@ -103,10 +106,26 @@ def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
     config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
     with read_write(config), open_dict(config):
         config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
+        job.folder_name = job.folder_name or re.sub(r"\\(.)", r"\1", str(config.hydra.sweep.subdir))
         config.hydra.sweep.dir = master.hydra.sweep.dir
         config.hydra.sweep.subdir = job.folder_name
         config.sweep = master.sweep
     return config
+
+
+def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
+    """What is wrong with the folders that hydra.sweep.subdir names for jobs."""
+    names = [job.folder_name for job in jobs]
+    found = {}
+    for name in names:
+        if len(name.encode()) > LONGEST:
+            found[name] = f"a folder's name has {LONGEST} bytes at most, and this one {len(name.encode())}"
+        elif not re.fullmatch(USABLE, name):
+            found[name] = "letters, digits and .,=+@:[]()- are what a job's folder is named by"
+        elif names.count(name) > 1:
+            found[name] = "several jobs would have this folder"
+    write = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
+    return [Fault(f"hydra.sweep.subdir={name or repr(name)}", so, write) for name, so in found.items()]
 
 
 def examine(

@@ -22,6 +22,7 @@ from runner.sweep.suggestions import Suggestions
 from runner.sweep.sweep import Plan, run_sweep
 
 KEY = "hydra.sweeper"
+BY_NUMBER = "${hydra.job.num}"
 INSTALL = install("search")
 
 
@@ -48,6 +49,10 @@ class Search(Sweeper):
         except RunnerError as error:
             raise RunnerError(*faults, *error.faults) from None
         faults += goal_faults(goals, self._config, space.dimensions)
+        subdir = str(self._config.hydra.sweep._get_node("subdir")._value())
+        if subdir != BY_NUMBER:
+            so = "a search's folders have its trials' numbers"
+            faults.append(Fault(f"hydra.sweep.subdir={subdir}", so, f"hydra.sweep.subdir='{BY_NUMBER}'"))
         faults += _sampler_faults(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
         faults += found + _missing_packages(settings)

@@ -21,7 +21,7 @@ from runner.stop import Stop, listening
 from runner.summary import read_summary, write_summary
 from runner.sweep import announce
 from runner.sweep.engine import Source, conduct
-from runner.sweep.jobs import Prepared, compose, examine
+from runner.sweep.jobs import Prepared, compose, examine, folder_faults
 from runner.sweep.launchers import open_launcher
 from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
@@ -85,6 +85,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
         prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
+        if not plan.objectives and (faults := folder_faults(list(sweep.jobs.values()))):
+            raise RunnerError(*faults)
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
@@ -187,7 +189,7 @@ def _wait_for_its_end(folder: Path, *, seconds: float) -> None:
 
 def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
     number = max(sweep.jobs, default=-1) + 1
-    sweep.jobs[number] = Job(number, overrides, name, folder_name=str(number))
+    sweep.jobs[number] = Job(number, overrides, name)  # its folder is named when it is composed
     return sweep.jobs[number]
 
 

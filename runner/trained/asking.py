@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -65,7 +66,7 @@ def asked(verb: str, words: Sequence[str]) -> Asked:
             faults.append(_unknown(verb, word))
         elif word == "--allow" and rest:
             left += [word, rest.pop(0)]
-        elif takes.is_of_a_run and not equals and word[0] not in "-~":
+        elif takes.is_of_a_run and word[0] not in "-~" and (not equals or Path(word).is_dir()):
             runs.append(word)
         else:
             left.append(word)

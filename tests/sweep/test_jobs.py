@@ -1,6 +1,7 @@
 from functools import partial
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -8,8 +9,10 @@ from omegaconf import OmegaConf
 from runner import cli, compose
 from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
+from runner.ledger import Job
 from runner.sweep import grid
-from runner.sweep.jobs import combinations, examine, grid_params
+from runner.sweep.jobs import combinations, examine, folder_faults, grid_params
+from runner.sweep.jobs import compose as compose_job
 from runner.sweep.places import anywhere, devices_for
 from runner.sweep.ray_devices import devices_in
 from runner.words import sorted_words
@@ -137,3 +140,25 @@ def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch):
     assert swept == ["seed=1", "seed=2"]
     with pytest.raises(RunnerError, match="one run"):
         cli.run(["experiment=two"])
+
+
+def test_a_jobs_folder_is_named_as_hydra_is_told():
+    named = [
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        "hydra.job.config.override_dirname.exclude_keys=[data]",
+    ]
+    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", named, RunMode.MULTIRUN)
+        jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
+        jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
+        configs = [compose_job(loader, master, job) for job in jobs]
+    assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
+    assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
+    assert folder_faults(jobs) == []
+
+
+def test_folders_that_no_job_can_have_are_refused_each_once():
+    names = ["same", "same", "data.path=/x/y", "..", ".hidden", "", "it's", "é" * 101, "seed=1,device=cuda:0"]
+    faults = folder_faults([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
+    assert [fault.asked.partition("subdir=")[2] for fault in faults] == [*names[1:5], "''", *names[6:8]]
