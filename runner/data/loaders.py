@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from runner.data.order import permutation
 from runner.data.resident import Resident
 from runner.data.shard import Shard
+from runner.data.shared_memory import bytes_of_a_batch, free_room, with_room
 from runner.data.streamed import Streamed
 from runner.errors import Fault, RunnerError
 from runner.placement import num_bytes
@@ -74,6 +75,10 @@ def load(
     if on_device:
         return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
     workers = automatic_workers(rows, num_processes) if num_workers is None else num_workers
+    if workers and (free := free_room()) is not None:
+        batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes))
+        workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
+        reason += why
     streamed = Streamed(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, num_workers=workers)
     return streamed, reason
 

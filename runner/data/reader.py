@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from runner.data.datasets import batch_of
 from runner.data.order import generator
+from runner.data.shared_memory import PREFETCH, told
 from runner.errors import Fault, RunnerError
-from runner.placement import map_tensors, num_rows
+from runner.placement import map_tensors, num_rows, tensors
 
 Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
 
@@ -33,6 +34,7 @@ class Reader:
             _FromDataset(rows) if isinstance(rows, Dataset) else _FromTensors(rows),
             batch_sampler=self._plan,
             num_workers=num_workers,
+            prefetch_factor=PREFETCH if num_workers else None,
             persistent_workers=num_workers > 0,
             collate_fn=_as_it_is,
             pin_memory=pin_memory,
@@ -44,7 +46,7 @@ class Reader:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error below says it, with its mend
-                return iter(self._loader)
+                return told(iter(self._loader), self._num_workers)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._num_workers:
                 raise
@@ -79,7 +81,7 @@ class _FromTensors(Dataset[Any]):
 
     def __getitems__(self, planned: Planned) -> Any:
         chosen = torch.tensor(planned[1])
-        return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
+        return _shared(map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen)))
 
 
 class _FromDataset(Dataset[Any]):
@@ -96,7 +98,17 @@ class _FromDataset(Dataset[Any]):
         with _drawing_from(seed):
             several = getattr(self._dataset, "__getitems__", None)
             rows = several(chosen) if several else [self._dataset[index] for index in chosen]
-            return batch_of(self._dataset, rows)
+            return _shared(batch_of(self._dataset, rows))
+
+
+def _shared(batch: Any) -> Any:
+    """In a process that reads: the batch in shared memory, where the thread that sends it would put it. Without room it
+    fails there unheard, and the training would wait for ever; here the error is handed over in the batch's place."""
+    if get_worker_info() is not None:
+        for tensor in tensors(batch):
+            if tensor.layout is torch.strided and tensor.device.type == "cpu":
+                tensor.share_memory_()
+    return batch
 
 
 @contextmanager
