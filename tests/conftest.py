@@ -13,6 +13,7 @@ import time
 import psutil
 import pytest
 import torch
+import outlived
 
 #: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,6 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: the key that says whose a run's folder is does not come into the home of who runs the tests
 STATE = tempfile.TemporaryDirectory(prefix="runner-tests-")
 os.environ["XDG_STATE_HOME"] = STATE.name
+
+
+def pytest_configure():
+    outlived.start()
 
 
 def pytest_addoption(parser):
