@@ -5,12 +5,17 @@ from __future__ import annotations
 import errno
 import logging
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+
+from torch import Tensor, nn
 
 from runner.errors import RunnerError
 from runner.metrics import NotFiniteError
 from runner.record import Record
 from runner.tracking.journal import DeletedError
+from runner.watch import frames
 from runner.watch.meetings import PlacementError
 
 log = logging.getLogger("runner")
@@ -40,12 +45,39 @@ def fail(record: Record, error: BaseException) -> None:
     if isinstance(error, DeletedError):
         record.ending, record.error = "deleted", str(error)
         return
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    own = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(Path.cwd())
-    ]
-    where = own[-1] if own else where
-    record.error = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+    record.error = words_of(error)
     log.error("the run failed", exc_info=error)
     if not isinstance(error, Exception):
         raise error  # SystemExit and the like are not ours to keep
+
+
+def words_of(error: BaseException) -> str:
+    """What a person's code raised: its words, their last line that it passed through, the layer, and a mend where one is known.
+
+    The runner's own lines and torch's are in the log alone: nobody can mend anything there.
+    """
+    stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
+    own = next(((frame, line) for frame, line in stack if frames.is_own(frame.f_code.co_filename)), None)
+    layer = frames.module([frame for frame, _ in stack]).removeprefix("Prepared.")
+    line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
+    place = " in ".join(filter(None, (line, layer)))
+    write = _mend(error, [frame for frame, _ in stack])
+    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}{f'; {write}' if write else ''}"
+
+
+def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
+    """For what torch says in words that lead nowhere."""
+    text = str(error)
+    if "does not require grad" in text and isinstance(error, RuntimeError):
+        so = "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
+        return f"{so}; write: torch operations from the first layer to the loss"
+    if "Can't call numpy()" in text:
+        return "numpy knows no gradients, and .detach() would train nothing before it; write: the torch operation of that name"
+    if isinstance(error, IndexError) and "index out of range in self" in text:
+        for frame in stack:
+            layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+            if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
+                rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
+                so = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
+                return f"{so}; write: a vocabulary of {high + 1:,} or more, e.g. '${{facts.vocab_size}}'"
+    return ""

@@ -12,9 +12,8 @@ from runner import config
 from runner.data.source import Around
 from runner.errors import Fault, RunnerError
 from runner.schema import Model, Optimizer
-from runner.targets import argument_names
+from runner.targets import PREPARED, argument_names
 
-PREPARED = "runner.models.prepared.Prepared"
 #: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
 #: argument of the same name gets that argument instead, when it is not as it is here
 SHARED: dict[str, tuple[type, dict[str, Any]]] = {

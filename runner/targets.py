@@ -27,6 +27,8 @@ from runner.packages import install
 ALLOW_VARIABLE = "RUNNER_ALLOW"
 #: folders of a checkout, whose names nobody's own modules have
 NO_OWN_CODE = ("conf", "runner", "tests")
+#: stands around a model where its data needs that (runner.nodes)
+PREPARED = "runner.models.prepared.Prepared"
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -51,9 +53,23 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
             cause = cause.__cause__
         if isinstance(cause, RunnerError):
             raise cause from None
-        write = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
-        so = f"it failed with {type(cause).__name__}: {cause}{_where(cause)}"
-        raise RunnerError(Fault(f"{key}._target_={node['_target_']}", so, write)) from cause
+        raise RunnerError(_not_built(node, key, cause)) from cause
+
+
+def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
+    """What a person's constructor raised, in their words: other arguments help only where it is about those."""
+    if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
+        node = node["model"]
+    where = _where(cause)
+    write = (
+        f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
+    )
+    if "before Module.__init__() call" in str(cause):
+        write = f"super().__init__() before the first line that sets something{where}"
+    elif where and not isinstance(cause, TypeError | ValueError):
+        write = f"the same once {where.strip(' ()')} is mended"
+    so = f"it failed with {type(cause).__name__}: {cause}{where}"
+    return Fault(f"{key}._target_={node['_target_']}", so, write)
 
 
 def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:

@@ -298,7 +298,7 @@ def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder)
     assert cli.main(["model=net", "tracking.enabled=false", "hydra.run.dir=run"]) == 1
     found = summary(own_folder)
     assert found["status"] == "failed"
-    assert "RuntimeError: the eighth (my_models.py:12)" in found["error"]
+    assert "RuntimeError: the eighth (my_models.py:12 in Net)" in found["error"]
     assert len(read_points(own_folder / "run")["train/loss"]) == 7
     assert "Traceback" in (own_folder / "run" / "runner.log").read_text()
 

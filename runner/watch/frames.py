@@ -43,6 +43,11 @@ def person(stack: Sequence[FrameType]) -> FrameType | None:
     return next(iter(persons or own), None)
 
 
+def is_own(file: str) -> bool:
+    """Whether a file is a person's: neither the runner's nor of anything that is installed."""
+    return not _is_library(file) and not file.startswith(_RUNNER) and "-packages" not in file and file[:1] != "<"
+
+
 def is_persons() -> bool:
     """Whether a person's own code is at work, and not only the runner's and the libraries'."""
     frame = person(list(frames()))

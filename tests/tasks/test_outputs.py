@@ -51,9 +51,9 @@ def test_what_came_back_is_named(found, words):
 
 
 def test_a_name_that_is_not_there_gets_the_nearest():
-    with pytest.raises(RunnerError, match="no tensor in it is called logit\n.*task.output=logits"):
+    with pytest.raises(RunnerError, match=r"no tensor in it is called logit\n.*task.output=logits"):
         loss({"logits": LOGITS}, output="logit")
-    with pytest.raises(RunnerError, match="task.output=null"):
+    with pytest.raises(RunnerError, match=r"task.output=null"):
         loss(LOGITS, output=0)
 
 
