@@ -10,10 +10,10 @@ import tempfile
 import threading
 import time
 
+import outlived
 import psutil
 import pytest
 import torch
-import outlived
 
 #: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
