@@ -30,7 +30,10 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
         raise RunnerError(Fault(asked, so, "a Dataset with __len__ and __getitem__"))
     if len(dataset) == 0:
         raise RunnerError(Fault(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
-    parts = tensors(batch_of(dataset, [dataset[0]], asked=asked))
+    batch = batch_of(dataset, [dataset[0]], asked=asked)
+    parts = tensors(batch)
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
+    targets = tensors(batch[1]) if is_pair else parts[1:2]  # ((x, z), y): z is no target
     labels, classes = _labels(dataset), tuple(map(str, getattr(dataset, "classes", None) or ()))
     facts: dict[str, Any] = {}
     if parts:
@@ -39,8 +42,8 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
     num_classes = len(classes) or (int(labels.max()) + 1 if labels is not None else None)
     if num_classes is not None:
         facts |= {"num_classes": num_classes, "out_features": num_classes}
-    elif len(parts) > 1 and parts[1].is_floating_point():
-        facts |= {"num_classes": None, "out_features": math.prod(parts[1].shape[1:])}
+    elif targets and targets[0].is_floating_point():
+        facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
     return Told(facts, labels, classes)
 
 

@@ -114,3 +114,18 @@ def test_a_datasets_own_collate_fn_makes_its_batches_in_its_splits_too():
     assert first["inputs"].tolist() == [[1, 1, 0], [2, 2, 2], [3, 0, 0], [4, 4, 0]]
     assert second["targets"].tolist() == [1, 0, 1, 0]
     assert look_at(Ragged(), asked="data").facts["input_shape"] == [1]
+
+
+class Pairs(Dataset):
+    """((x, z), y): two inputs and a class."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, row):
+        return (torch.ones(3), torch.ones(5)), row % 2
+
+
+def test_the_second_of_two_inputs_is_no_target():
+    told = look_at(Pairs(), asked="data")
+    assert told.facts == {"input_shape": [3], "in_features": 3}  # and nothing says that the targets are numbers
