@@ -2,7 +2,6 @@
 
 import copy
 import ctypes
-import functools
 import hashlib
 import io
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from once import once
 from simulated import run_simulated, simulated_command
 from torch import nn
 
@@ -36,7 +36,7 @@ def everything(device):
     return {part.__name__: part(device) for part in parts}
 
 
-@functools.cache
+@once
 def outcome(device):
     try:
         return run_simulated(device, everything), None

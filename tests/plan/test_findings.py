@@ -1,11 +1,11 @@
 """A plan names what is in the wrong place, with its path and line, and says nothing of what is sound."""
 
-import functools
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from once import once
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 
@@ -17,7 +17,7 @@ FREE = ("item", "numpy")  # what is legal, but slow: the run goes on
 
 @pytest.fixture(scope="module")
 def judged(own_models, python):
-    @functools.cache
+    @once
     def outcome(device):
         answer = own_models / f"{device.partition(':')[0]}.json"
         done = python("judge.py", device, answer, timeout=300)

@@ -1,6 +1,5 @@
 """Plans of the models that come with the runner: on hardware that is not here each would run and reads nothing."""
 
-import functools
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from once import once
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +22,7 @@ def judged(tmp_path_factory):
     """In a folder without a conf/ of its own, whose files would stand before the runner's."""
     folder = tmp_path_factory.mktemp("models")
 
-    @functools.cache
+    @once
     def outcome(device):
         answer = folder / f"{device.partition(':')[0]}.json"
         environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}

@@ -1,12 +1,12 @@
 """Plans of architectures that plan was not written for: verdicts, what waits, what goes by values; the CPU's own operations."""
 
-import functools
 import json
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from once import once
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,7 +22,7 @@ def judged(own_models, python):
         shutil.copy(HERE / file, own_models)
     write_conf(own_models)
 
-    @functools.cache
+    @once
     def outcome(device):
         answer = own_models / f"zoo-{device.partition(':')[0]}.json"
         done = python("judge_zoo.py", device, answer, timeout=300)

@@ -1,6 +1,5 @@
 """The guard on real steps, on a device that is pretended: it names what is in the wrong place, and nothing else."""
 
-import functools
 import inspect
 import sys
 import types
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from once import once
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -51,7 +51,7 @@ def judge_all(device):
     return {"wrong": wrong, "sound": {case.name: step_once(case, device) for case in SOUND}}
 
 
-@functools.cache
+@once
 def outcome(device):
     try:
         return run_simulated(device, judge_all), None
