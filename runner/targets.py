@@ -198,11 +198,14 @@ def _import(target: str) -> tuple[Any, str]:
         raise RunnerError(Fault(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
     thing: Any = _import_module(words[0], target)
     for index, word in enumerate(words[1:], start=1):
+        found = None
         if not hasattr(thing, word) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
-            _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
-        if not hasattr(thing, word):
+            found = _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
+        if not hasattr(thing, word) and found is None:
             raise RunnerError(_no_such_name(target, thing, word))
-        thing = getattr(thing, word)
+        thing = getattr(
+            thing, word, found
+        )  # Hydra's search for plugins imports modules without a word to their package
     return thing, words[0]
 
 

@@ -1,3 +1,5 @@
+import importlib
+import sys
 from collections import OrderedDict
 
 import pytest
@@ -142,3 +144,14 @@ def test_a_constructor_that_fails_tells_what_and_where(own_folder):
 def test_a_value_is_no_target():
     with pytest.raises(RunnerError, match="may name"):
         locate("torch.nn.functional")
+
+
+def test_a_plugin_that_hydra_has_found_is_found_again(own_folder):
+    """Hydra's search leaves the module in sys.modules, and its package without the name."""
+    plugin = own_folder / "theirs" / "launcher"
+    plugin.mkdir(parents=True)
+    (own_folder / "theirs" / "__init__.py").touch()
+    (plugin / "__init__.py").write_text("class Launcher: ...\n")
+    found = importlib.import_module("theirs.launcher")
+    del sys.modules["theirs"].launcher
+    assert locate("theirs.launcher.Launcher", more=("theirs",)) is found.Launcher
