@@ -105,6 +105,13 @@ def transformers_model(
         raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", so, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
+    has = getattr(settings, "vocab_size", None)
+    if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
+        so = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
+        write = f"model.config.vocab_size={vocab_size}, or without that key"
+        if pretrained:
+            write = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
+        raise RunnerError(Fault(asked, so, write))
     auto = getattr(library, kind)
     try:
         if pretrained:

@@ -220,3 +220,9 @@ def test_what_timm_has_not(name, shape, settings, so, write, timm):
     (fault,) = caught.value.faults
     assert so in fault.so
     assert write in fault.write
+
+
+def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():
+    pytest.importorskip("transformers")
+    with pytest.raises(RunnerError, match=r"knows 8 tokens, and the data has 257\n.*model.config.vocab_size=257"):
+        libraries.transformers_model((7,), 3, config={**BERT, "vocab_size": 8}, vocab_size=257)
