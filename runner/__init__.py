@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runner.version import __version__
+
+if TYPE_CHECKING:
+    from runner.notebook import Result
 
 __all__ = ["__version__", "run"]
 
 
-def run(
-    overrides: Sequence[str] = (), *, config_name: str = "config", folder: Path | str | None = None
-) -> dict[str, Any]:
-    """Runs what `overrides` describe, as `python -m runner OVERRIDES` would, and returns what summary.json holds.
+def run(overrides: Sequence[str] = (), *, config_name: str = "config", folder: Path | str | None = None) -> Result:
+    """Runs what `overrides` describe, as `python -m runner OVERRIDES` would.
 
+    overrides: KEY=VALUE, and --allow PACKAGE; `model._target_=__main__.Net` is a class that a cell defines.
     folder: where the run's files go (None: outputs/DATE/TIME, as on the command line).
-    Raises: RunnerError for a mistake in the configuration; a training that fails says so in the summary's `status`.
+    Returns: a dict of what summary.json holds, with the run's `folder` and its `history`, a DataFrame of all points; as a
+        cell's last line it shows the picture of the loss.
+    Raises: RunnerError for a mistake in the configuration, KeyboardInterrupt once an interrupted run has saved where it
+        stands; a training that fails says so in the summary's `status`.
     """
     from runner import cli  # heavy rooms load only when something runs
 

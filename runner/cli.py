@@ -17,15 +17,16 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import claim, completion, config, mistakes, stores
+from runner import claim, completion, config, mistakes, notebook, stores
 from runner.checks import check, check_place
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
 from runner.loading import loading
 from runner.ranks.around import Place, place_of
 from runner.summary import is_over, read_summary
+from runner.targets import ALLOW_VARIABLE
 from runner.terminal import leave_unread
-from runner.words import MULTIRUN, sorted_words
+from runner.words import MULTIRUN, ONE_RUN, sorted_words
 
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
@@ -146,10 +147,27 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
     return int(bool(mistaken) or any(summary["status"] == "failed" for summary in summaries))
 
 
-def run(overrides: list[str], *, config_name: str = "config", folder: Path | None = None) -> dict[str, Any]:
+def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
     """One run from Python; see runner.run."""
     _make_own_code_importable()
-    flags = ["-cn", config_name]
+    notebook.forget_edited()
+    with restored(ALLOW_VARIABLE):
+        flags, overrides = sorted_words(words, VERBS)
+        if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
+            write = "python -m runner ..., or run() for each"
+            raise RunnerError(
+                *(Fault(flag, "run() is one run, and takes -cn, -cd and --allow", write) for flag in others)
+            )
+        try:
+            result = _run_one(["-cn", config_name, *flags], overrides, folder)
+        finally:
+            notebook.note_loaded()
+    if result["exit_code"] == 130:
+        raise KeyboardInterrupt  # it has saved where it stands; the cells that follow are not to run
+    return result
+
+
+def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> notebook.Result:
     compose = composer(flags)
     with hydra_session(["runner"]):
         try:
@@ -168,8 +186,19 @@ def run(overrides: list[str], *, config_name: str = "config", folder: Path | Non
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
-        with logging_to(folder):
-            return app.run(cfg, folder)
+        try:
+            claim.begin(folder, cfg, anew="-cd" in flags)
+        except claim.OverError as over:
+            print(claim.over_line(over))
+            return notebook.Result(read_summary(folder), folder)
+        try:
+            with logging_to(folder):
+                return notebook.Result(app.run(cfg, folder), folder)
+        except RunnerError:
+            _leave_nothing(folder)
+            raise
+        finally:
+            claim.let_go()
 
 
 def resume(words: list[str]) -> int:
@@ -347,6 +376,18 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "sync": sync,
     "ui": ui,
 }
+
+
+@contextmanager
+def restored(variable: str) -> Iterator[None]:
+    """An environment variable is as it was, afterwards."""
+    before = os.environ.get(variable)
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
 
 
 @contextmanager

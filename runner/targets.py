@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -110,10 +111,18 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
-    """What is the person's own here: the prefixes of --allow, and the target's first word if it lies in the current folder."""
+    """What is the person's own here: the prefixes of --allow, and the target's first word if it lies in the current folder.
+
+    In a notebook or a script that calls run(), what is defined there, too: in this process, as no other one has it.
+    """
     more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
     first = target.split(".")[0]
-    if first.isidentifier() and first not in NO_OWN_CODE:
+    if first == "__main__":
+        is_persons = (
+            getattr(sys.modules[first], "__spec__", None) is None
+        )  # `python -m` has one: the runner's own modules
+        more += (first,) if is_persons else ()
+    elif first.isidentifier() and first not in NO_OWN_CODE:
         here = Path.cwd()
         with suppress(OSError):  # a name that is too long for a file
             if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
@@ -124,7 +133,8 @@ def own_prefixes(target: str) -> tuple[str, ...]:
 def _is_private(target: str) -> bool:
     """__globals__ and the like anywhere; in torch and the runner every name that is not public: some import what one names."""
     is_ours = under(target, ("runner", *LIBRARIES))
-    return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in target.split("."))
+    words = target.removeprefix("__main__.").split(".")
+    return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
 
 
 def _left_open(node: Any, path: str) -> Iterator[Fault]:

@@ -37,6 +37,8 @@ PLAIN_FLAGS = (
     "-sc",
 )
 MULTIRUN = {"-m", "--multirun"}
+#: of Python's run()
+ONE_RUN = {"--config-name", "-cn", "--config-dir", "-cd"}
 #: Hydra does one of these
 ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
 
