@@ -282,3 +282,12 @@ def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
         getattr(frame, f"to_{name.split('.')[1]}")(tmp_path / name, index=False)
         with pytest.raises(RunnerError, match="row 36, column b"):
             list(tables.numbers(tmp_path / name, width=3))
+
+
+def test_it_computes_as_the_run_did(run, tmp_path):
+    words = ["model=linear", "device=cpu", "train.num_epochs=1", "data.limit=100", "tracking.enabled=false"]
+    assert run(*words, "train.precision=bf16", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    np.save(tmp_path / "rows.npy", rows_of(5))
+    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+    code, out, _ = run("predict", f"{tmp_path}/run", *given)
+    assert code == 0 and any(line.startswith("device") and line.endswith(", bf16") for line in out.splitlines())
