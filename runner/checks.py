@@ -60,12 +60,16 @@ def check_hydra(hydra: DictConfig) -> None:
 class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
+    below: Path | None = None  # the nearest folder above the run's that was there before
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             check_hydra(config.hydra)
             check(config)
             check_place(Path(config.hydra.run.dir), key="hydra.run.dir")
             name_data(config, config.hydra)
+            above = Path(config.hydra.run.dir).absolute().parents
+            CheckFirst.below = next((folder for folder in above if folder.exists()), None)
             claim.begin(Path(config.hydra.run.dir), config, anew=config.hydra.job.config_name == RERUN)
         except claim.OverError as over:
             print(claim.over_line(over))

@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import claim, completion, config, mistakes, notebook, stores
-from runner.checks import check, check_place
+from runner import claim, completion, config, mistakes, notebook, stores, unexpected
+from runner.checks import CheckFirst, check, check_place
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
 from runner.loading import loading
@@ -58,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `... | head` has read enough
         leave_unread()
         return code
+    except Exception as error:
+        return unexpected.tell(error)
 
 
 def _refuse_unread(words: list[str]) -> None:
@@ -115,7 +117,8 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            summary = (run_one or partial(app.run, owns_process=True))(cfg, folder)
+            with unexpected.noting(folder):
+                summary = (run_one or partial(app.run, owns_process=True))(cfg, folder)
         except KeyboardInterrupt:  # before the training began
             _leave_nothing(folder)
             raise
@@ -424,6 +427,10 @@ def _leave_nothing(folder: Path) -> None:
     (folder / "runner.log").unlink(missing_ok=True)
     with suppress(OSError):  # something else lies there
         folder.rmdir()
+        for above in folder.absolute().parents:
+            if CheckFirst.below is None or not above.is_relative_to(CheckFirst.below) or above == CheckFirst.below:
+                break
+            above.rmdir()
 
 
 def _may_be_a_folder(word: str) -> bool:

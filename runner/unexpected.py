@@ -1,0 +1,59 @@
+"""An error that nobody foresaw goes in; one line of it comes out on the screen, and its traceback in a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.errors import RunnerError, without_password
+
+#: set by who wants the traceback on the screen, too
+VARIABLE = "RUNNER_TRACEBACK"
+
+
+class UnexpectedError(Exception):
+    """One whose traceback lies in a run's log."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(str(log))
+        self.log = log
+
+
+@contextmanager
+def noting(folder: Path) -> Iterator[None]:
+    """Writes the traceback of what is no mistake of the person's into the folder's log. Raises: UnexpectedError."""
+    try:
+        yield
+    except (RunnerError, BrokenPipeError):
+        raise
+    except Exception as error:
+        with (log := folder / "runner.log").open("a", encoding="utf-8") as file:
+            file.write("".join(traceback.format_exception(error)))
+        raise UnexpectedError(log) from error
+
+
+def tell(error: Exception) -> int:
+    """Prints what failed, where in the person's own code, and where its traceback is. Returns the exit code."""
+    cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
+    text = "".join(traceback.format_exception(cause))
+    if isinstance(error, UnexpectedError):
+        log = error.log
+    else:
+        number, name = tempfile.mkstemp(prefix="runner-", suffix=".log")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        log = Path(name)
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    words = without_password(" ".join(str(cause).split()))
+    print(f"runner: it failed: {type(cause).__name__}: {words}{where}", file=sys.stderr)
+    if os.environ.get(VARIABLE):
+        print(text, file=sys.stderr)
+    print(f"its traceback: {log} ({VARIABLE}=1 shows it here)", file=sys.stderr)
+    return 1
