@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner import claim, completion, config, mistakes, notebook, stores, unexpected
+from runner import claim, completion, config, mistakes, notebook, stores, stranger, unexpected
 from runner.checks import CheckFirst, check, check_place
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
 from runner.errors import MISTAKE, Fault, RunnerError, report
@@ -28,6 +28,7 @@ from runner.targets import ALLOW_VARIABLE
 from runner.terminal import leave_unread
 from runner.words import MULTIRUN, ONE_RUN, sorted_words
 
+TRUST = "--trust"  # a run's folder, or a store's configuration, has been looked at
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
 
@@ -40,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         _refuse_unread(words)
         verb = words.pop(0) if words and words[0] in VERBS else "train"
-        code = VERBS[verb](words)
+        with stranger.trusting(TRUST in words):
+            code = VERBS[verb]([word for word in words if word != TRUST or verb == "reproduce"])
         print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
         return code
     except RunnerError as error:
@@ -214,7 +216,7 @@ def resume(words: list[str]) -> int:
     compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
-            before = composed_with(compose, [])
+            before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
         except Exception as error:
             raise mistakes.explain(error, overrides, compose=compose, check=check) from None

@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import config, schema, trust
+from runner import config, schema, stranger, trust
 from runner.errors import RunnerError
 
 HERE = Path(__file__).resolve().parent
@@ -89,16 +89,19 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
     Raises: RunnerError for what would call code that is not allowed (runner.trust); WrongFile.
     """
     name = (config_name or "").removesuffix(".yaml")
-    found = []
+    found, first = [], None
     if name == trust.RERUN:
         first = _file_of(loader, name)
-        found = trust.rerun_faults(first) if first is not None else []
+        found = trust.rerun_faults(first) or stranger.rerun_faults(first) if first is not None else []
     if not found:
         try:
             cfg = _load(loader, config_name, *settings, **more)
         except ConfigCompositionException as error:
             raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
         found = trust.hydra_faults(cfg.hydra)
+        if first is not None:
+            words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
+            found += stranger.take_no_store(cfg, first, words)
     if found:
         raise RunnerError(*found)
     return cfg

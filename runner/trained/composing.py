@@ -39,7 +39,7 @@ def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
     of_data = [word for word in overrides if _key(word) == "data" or _key(word).startswith("data.")]
     is_another_file = any(_key(word) == "data" for word in of_data)
     others = [word for word in overrides if word not in of_data] if is_another_file else list(overrides)
-    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], others)
+    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*others, "tracking.enabled=false"])  # no run comes of it
     if is_another_file:
         other, _ = composed([], of_data)
         with open_dict(cfg):

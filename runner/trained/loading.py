@@ -11,8 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from runner import backends, checkpoint, resume
-from runner.card import Card, read_card
+from runner import backends, checkpoint, resume, stranger
+from runner.card import NAME, Card, read_card
 from runner.device import Choice, check_precision, choose, probe
 from runner.errors import Fault, RunnerError
 from runner.passwords import filled_in
@@ -46,8 +46,10 @@ class Trained:
 
 
 def find_run(wanted: str, *, verb: str) -> Path:
-    """The run's folder, absolute. Raises: RunnerError where there is none, it still runs, or links lead out of it."""
-    return resume.find(wanted, verb=verb).absolute()
+    """The run's folder, absolute. Raises: RunnerError where there is none, it still runs, or holds what it may not."""
+    folder = resume.find(wanted, verb=verb).absolute()
+    stranger.check_card(folder / NAME)
+    return folder
 
 
 def open_run(

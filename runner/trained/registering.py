@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner import stranger
 from runner.errors import Fault, RunnerError
 from runner.passwords import filled_in
 from runner.targets import build
@@ -65,7 +66,7 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
     ack = read_ack(folder)
     if not ack.is_complete or ack.uri != place.shown(uri):
         with answering(asked, uri):
-            ack = sync(folder, uri)
+            ack = sync(folder, uri, build=stranger.build if stranger.is_held(folder) else None)
     if ack.run_id is None or not ack.is_complete:
         so = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
         raise RunnerError(Fault(asked, so, f"python -m runner sync {shown(folder)}, and then again"))

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner.errors import RunnerError
-from runner.reproduce.stranger import cleared
+from runner.stranger import cleared, is_held, trusting
 
 SOUND = """defaults: [schema, base, _self_]
 seed: 0
@@ -78,3 +78,12 @@ def test_allow_does_not_count(hostile, monkeypatch):
     monkeypatch.setenv("RUNNER_ALLOW", "hostile")
     with pytest.raises(RunnerError, match="came from a store"):
         clear(SOUND.replace("runner.models.mlp.MLP", "hostile.Net"))
+
+
+def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
+    assert is_held(own_folder)
+    with trusting():
+        assert not is_held(own_folder)
+        with trusting(False):  # a command within a command
+            assert not is_held(own_folder)
+    assert is_held(own_folder)
