@@ -36,12 +36,13 @@ from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
 from runner.tracking.logged_model import GRAPH
 from runner.tracking.place import shown
-from runner.tracking.publisher import Publisher
+from runner.tracking.publisher import LOG, Publisher
 from runner.training import Training, Trial, train_and_test
 from runner.trust import check_folder
 from runner.version import IMPORTED
 
 MANY_POINTS = 10_000  # a healthy store takes a second for them
+MOST_WARNINGS = 3  # of the tracker, on the screen
 #: a pruned trial did what it was to do
 MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
 
@@ -244,6 +245,10 @@ def _last_words(publisher: Publisher, cfg: DictConfig, screen: Screen, *, within
         why = f" ({ack.error})" if ack.error else ""
         uri = without_password(str(cfg.tracking.uri))
         screen.say(f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal")
+    for warning in ack.warnings[:MOST_WARNINGS]:
+        screen.say(f"tracking: {warning}")
+    if (more := len(ack.warnings) - MOST_WARNINGS) > 0:
+        screen.say(f"tracking: {more} more of the kind in {LOG}")
     return {
         "run_id": ack.run_id,
         "tracker": ack.counts,

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.errors import without_password
 
 ENVIRONMENT = "oc.env"
+OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
 #: a password that is written as ${...}, or shown as <oc.env:...>, is not there
 _WRITTEN_AS_REFERENCE = re.compile(
@@ -117,10 +118,10 @@ def _child(node: Any, key: Any) -> Any:
 
 @contextmanager
 def _unread_environment() -> Iterator[None]:
-    """${oc.env:NAME} gives its name, where there is one; the store's URI has no secret but its password."""
+    """${oc.env:NAME} gives its name, where there is one; where the store is has no secret but its password."""
 
     def itself(name: str, *default: Any) -> Any:
-        is_open = name not in os.environ or name == "MLFLOW_TRACKING_URI"
+        is_open = name not in os.environ or name in OPEN
         return resolvers.oc.env(name, *default) if is_open else f"<{ENVIRONMENT}:{name}>"
 
     OmegaConf.register_new_resolver(ENVIRONMENT, itself, replace=True)

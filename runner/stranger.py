@@ -24,8 +24,8 @@ from runner.passwords import ENVIRONMENT
 from runner.targets import locate
 from runner.trust import DEFAULTS
 
-#: the one resolver of the built-in conf/
-OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}",)
+#: the resolvers of the built-in conf/
+OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:MLFLOW_EXPERIMENT_NAME,null}")
 FROM_STORE = "this configuration came from a store"
 FROM_FOLDER = "this run was not made here by you, or was changed since"
 STORE = "tracking.uri"

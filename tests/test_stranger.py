@@ -11,7 +11,7 @@ seed: 0
 data: {_target_: runner.data.digits.digits, name: digits}
 model: {_target_: runner.models.mlp.MLP, in_features: '${facts.in_features}', hidden_sizes: [8]}
 optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.001}
-tracking: {uri: '${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}'}
+tracking: {uri: '${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}', experiment: '${oc.env:MLFLOW_EXPERIMENT_NAME,null}'}
 """
 
 #: what is put in its place, and the key that the message names
