@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from filelock import FileLock
 
-from runner import claim, cli
+from runner import app, claim, cli
 from runner.compose import HERE
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
@@ -90,6 +91,22 @@ def test_processes_that_are_started_again_go_on(used, monkeypatch):
     assert cli.main([*SHORT, "train.num_steps=12"]) == 0
     assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
     assert cli.main([*SHORT, "train.num_steps=12", "seed=1"]) == 2
+
+
+def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypatch):
+    """Else it would wait for one that has ended."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    before = content()
+    assert cli.main([*SHORT, "seed=3"]) == 2
+    assert content() == before
+
+
+def test_a_runs_seconds_begin_with_its_command_and_not_with_a_shell_that_became_it(monkeypatch):
+    monkeypatch.setattr(app, "IMPORTED", time.perf_counter() - 5)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: time.time() - 1000)
+    assert 5 <= app._Clock(since_import=True).before < 500
+    assert app._Clock(since_import=False).before == 0  # of a sweep's job in a process that is warm, or of a notebook
 
 
 def test_a_run_again_from_its_own_papers_needs_another_folder(used, capsys):
