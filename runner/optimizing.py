@@ -189,7 +189,8 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
         so = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
         return [Fault(f"optimizer._target_={node.target}", so, OTHERS["optimizer"])]
     given = {name: value for name, value in node.given.items() if name not in KERNEL_CHOICES}  # of the run's own device
-    is_sparse = not str(cfg.model.get("_target_")).startswith("runner.")  # may be; ours has dense gradients alone
+    target = str(config.value(cfg, "model._target_"))
+    is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
     rehearse = partial(_rehearse_optimizer, node)
     if is_sparse and rehearse(given) is not None and rehearse(given, sparse=True) is None:
         return []

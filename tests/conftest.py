@@ -13,6 +13,7 @@ import time
 import outlived
 import psutil
 import pytest
+import seeded
 import torch
 
 #: a shell's background job ignores Ctrl-C, and what the tests start would inherit that
@@ -27,6 +28,18 @@ os.environ["XDG_STATE_HOME"] = STATE.name
 
 def pytest_configure():
     outlived.start()
+
+
+def pytest_report_header():
+    return seeded.AGAIN
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed and hasattr(getattr(item, "function", None), "hypothesis"):
+        report.sections.append(("seed", seeded.AGAIN))
+    return report
 
 
 def pytest_addoption(parser):

@@ -1,6 +1,6 @@
 """Any words at all on the command line end as a run, as a mistake in words, or as a failure: never as a traceback.
 
-FUZZ_EXAMPLES=5000 draws more of them, and others each time.
+FUZZ_EXAMPLES=5000 draws more of them, FUZZ_SEED others; each commit has its own (tests/seeded.py).
 """
 
 import contextlib
@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from seeded import often
 
 from runner import cli, parts
 from runner.compose import composer, hydra_session, known_keys
@@ -24,7 +25,6 @@ from runner.device import Hardware
 from runner.errors import RunnerError
 
 HERE = Hardware()
-NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
 KEYS = [
     *known_keys(),
@@ -65,17 +65,6 @@ override = st.builds(
     st.sampled_from(["=", "=", "=", "=", ""]),
     written,
 )
-
-
-def often(least):
-    """So many examples, the same each time; FUZZ_EXAMPLES of them and new ones where that is set."""
-    return settings(
-        max_examples=NUM_EXAMPLES or least,
-        derandomize=not NUM_EXAMPLES,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def ends_in_words(words):

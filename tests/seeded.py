@@ -1,0 +1,32 @@
+"""The seed of what the tests draw: FUZZ_SEED, else the current commit, so that each commit draws other cases and draws them again."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from hypothesis import HealthCheck, seed, settings
+
+
+def _commit():
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:  # no git
+        return ""
+    return done.stdout.strip()
+
+
+SEED = os.environ.get("FUZZ_SEED") or _commit() or "0"
+NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+AGAIN = f"fuzz: FUZZ_SEED={SEED} draws the same cases again"
+
+
+def often(least):
+    """So many examples, or FUZZ_EXAMPLES of them, drawn from the seed."""
+    how = settings(
+        max_examples=NUM_EXAMPLES or least,
+        derandomize=False,  # Hypothesis would, in CI
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(SEED)(how(test))
