@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +67,16 @@ def note_loaded() -> None:
 def _own_modules() -> dict[str, int]:
     """Those whose file lies below the current folder, and is no installed one's."""
     here, own = Path.cwd(), {}
+    pythons = tuple(
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
+    )  # in a home that is the current folder
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name == "__main__" or name.partition(".")[0] == "runner":
             continue
         path = Path(file)
-        if path.suffix == ".py" and path.is_relative_to(here) and "site-packages" not in path.parts and path.is_file():
+        if file.startswith(pythons) or {"site-packages", "dist-packages"} & {*path.parts}:
+            continue
+        if path.suffix == ".py" and path.is_relative_to(here) and path.is_file():
             own[name] = path.stat().st_mtime_ns
     return own

@@ -1,5 +1,6 @@
 """run() as a notebook's cells call it, in one process: a class of a cell, an edited module, the result, an interrupt."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import runner
-from runner import targets
+from runner import notebook, targets
 from runner.compose import HERE
 from runner.errors import RunnerError
 
@@ -105,6 +106,16 @@ def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
     monkeypatch.setattr(module, "__spec__", type(sys.__spec__)("runner.rank", None))
     with pytest.raises(RunnerError):
         targets.locate("__main__.Net")
+
+
+def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder, monkeypatch):
+    """As where a notebook works in the home that a Python of pyenv, conda or uv lies in."""
+    (own_folder / "mine_alone.py").write_text("")
+    importlib.import_module("mine_alone")
+    monkeypatch.chdir(own_folder.anchor)
+    own = notebook._own_modules()
+    assert "mine_alone" in own
+    assert not own.keys() & {"json", "logging", "threading", "pytest", "torch"}
 
 
 def test_run_takes_one_run(own_folder):
