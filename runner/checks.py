@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from runner import claim
+from runner import claim, unexpected
 from runner.compose import name_data
 from runner.errors import Fault, RunnerError, report
 from runner.loading import loading
@@ -48,6 +49,16 @@ def check_place(folder: Path, *, key: str) -> None:
                 path.rmdir()
 
 
+def folder_of(cfg: DictConfig, key: str) -> Path:
+    """The folder that a key of Hydra's names. Raises a RunnerError where its ${...} lead nowhere."""
+    try:
+        return Path(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        above, _, name = key.rpartition(".")
+        asked = f"{key}={OmegaConf.select(cfg, above)._get_node(name)._value()}"
+        raise RunnerError(Fault(asked, str(error).splitlines()[0], f"{key}=FOLDER")) from None
+
+
 def check_hydra(hydra: DictConfig) -> None:
     """Raises a RunnerError for settings of Hydra's that a run can't follow."""
     if hydra.job.chdir:
@@ -66,16 +77,18 @@ class CheckFirst(Callback):
         try:
             check_hydra(config.hydra)
             check(config)
-            check_place(Path(config.hydra.run.dir), key="hydra.run.dir")
+            folder = claim.spelled(folder_of(config, "hydra.run.dir"))
+            check_place(folder, key="hydra.run.dir")
             name_data(config, config.hydra)
-            above = Path(config.hydra.run.dir).absolute().parents
-            CheckFirst.below = next((folder for folder in above if folder.exists()), None)
-            claim.begin(Path(config.hydra.run.dir), config, anew=config.hydra.job.config_name == RERUN)
+            CheckFirst.below = next((above for above in folder.absolute().parents if above.exists()), None)
+            claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
         except claim.OverError as over:
             print(claim.over_line(over))
             sys.exit(0)
         except RunnerError as error:
-            sys.exit(report(error))  # Hydra turns a callback's other exceptions into warnings
+            sys.exit(report(error))
+        except Exception as error:  # Hydra makes warnings of them, and would run what nobody has checked
+            sys.exit(unexpected.tell(error))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """What asks for a sweep may be a file, with hydra.mode."""
@@ -85,9 +98,11 @@ class CheckFirst(Callback):
         try:
             check_hydra(config.hydra)
             if config.sweep.resume is None:
-                check_place(Path(config.hydra.sweep.dir), key="hydra.sweep.dir")
+                check_place(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:
             sys.exit(report(error))
+        except Exception as error:
+            sys.exit(unexpected.tell(error))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from omegaconf import DictConfig, OmegaConf
 from runner.errors import Fault, RunnerError
 from runner.identity import changes, chosen, may_change
 from runner.summary import is_over, read_summary
-from runner.tracking.journal import is_being_written
-from runner.tracking.records import FILE, scan
 
 #: held by the process that a person has started, from before its first file to its last; the journal's is its writer's
 LOCK = "journal/run.lock"
 #: set above 0 by who starts a run's processes again after a failure: the same words then mean to go on
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 MOST_SHOWN = 4
+LOG = "runner.log"
+HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
 
@@ -34,13 +34,20 @@ class OverError(RunnerError):
     """The run that is asked for has been here, and has come to its end."""
 
 
+def spelled(folder: Path) -> Path:
+    """A run's folder without .. in its path, as Hydra spells it in the end."""
+    if ".." not in folder.parts:
+        return folder
+    return Path(os.path.abspath(folder))  # noqa: PTH100  # resolve() follows links, which Hydra does not
+
+
 def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
     """Takes the folder for this process; makes it if need be. One that it has already stays its own.
 
     wait_seconds: for another run to let go; one that was killed lets go when its last data worker ends.
     Raises: RunnerError when another process has it, or it can't be made.
     """
-    folder = folder.absolute()
+    folder = spelled(folder).absolute()
     if folder in _held:
         return
     asked = f"run folder {folder}"
@@ -58,7 +65,7 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
 
 def let_go(folder: Path | None = None) -> None:
     """Lets others have it; may be called twice. folder: None for all that this process has."""
-    for held in [folder.absolute()] if folder is not None else [*_held]:
+    for held in [spelled(folder).absolute()] if folder is not None else [*_held]:
         lock = _held.pop(held, None)
         if lock is not None:
             lock.release()
@@ -72,6 +79,19 @@ def taken(folder: Path) -> Iterator[None]:
         yield
     finally:
         let_go(folder)
+
+
+def leave_nothing(folder: Path) -> None:
+    """Takes away what a run leaves in a folder before it begins: by name, for it may be a folder with anybody's files."""
+    from runner.tracking import journal, publisher, records, sync  # numpy: not on the way to --help
+
+    if (folder / records.FILE).exists():
+        return
+    for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
+        (folder / name).unlink(missing_ok=True)
+    for inner in {(folder / name).parent for name in (*HYDRAS, LOCK)}:
+        with suppress(OSError):  # something else lies there
+            inner.rmdir()
 
 
 def begin(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
@@ -91,6 +111,8 @@ def begin(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
 
 def is_used(folder: Path) -> bool:
     """Whether a run has begun in it."""
+    from runner.tracking.records import FILE, scan  # numpy: not on the way to --help
+
     journal = folder / FILE
     if journal.is_file() and any(record.kind == "start" for record in scan(journal)):
         return True
@@ -101,6 +123,8 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     """Raises: RunnerError where a folder holds a run: what is another, or how to go on. Reads, and writes nothing."""
     if not is_used(folder):
         return
+    from runner.tracking.journal import is_being_written  # numpy, as above
+
     try:
         before = chosen(OmegaConf.load(folder / "rerun.yaml"))  # type: ignore[arg-type]
     except Exception:  # it may be torn, or of anybody

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -421,14 +420,11 @@ def _say_what_fits(cfg: DictConfig) -> None:
 
 
 def _leave_nothing(folder: Path) -> None:
-    """Takes away what a run left that never began: Hydra's notes and empty logs, nothing of anybody else's."""
-    if (folder / "journal" / "journal.bin").exists():
-        return
-    for inner in (folder / ".hydra", folder / "journal"):
-        shutil.rmtree(inner, ignore_errors=True)
-    (folder / "runner.log").unlink(missing_ok=True)
+    """Takes away what a run left that never began, and the folders that were made for it, but the current one."""
+    claim.leave_nothing(folder)
     with suppress(OSError):  # something else lies there
-        folder.rmdir()
+        if folder.absolute() != Path.cwd():
+            folder.rmdir()
         for above in folder.absolute().parents:
             if CheckFirst.below is None or not above.is_relative_to(CheckFirst.below) or above == CheckFirst.below:
                 break

@@ -125,6 +125,40 @@ def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_w
     assert cli.main(SHORT) == 0
 
 
+def test_a_folder_may_be_spelled_with_dots_and_stays_taken(own_folder, monkeypatch):
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    assert cli.main([*SHORT, "hydra.run.dir=../other/./run"]) == 0
+    assert (own_folder / "other/run/summary.json").is_file()
+
+
+def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder, capsys):
+    mine = [Path(name) for name in ("journal/notes.txt", ".hydra/mine.yaml", "data.csv")]
+    for file in mine:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    words = ["device=cpu", "model=linear", "data=table", "data.path=no.csv", "tracking.enabled=false"]
+    assert cli.main([*words, "hydra.run.dir=."]) == 2
+    assert "no.csv" in capsys.readouterr().err
+    assert {path for path in Path().rglob("*") if path.is_file()} == set(mine)
+    for file in mine:
+        file.unlink()
+    for place in ("journal", ".hydra"):
+        Path(place).rmdir()
+    assert cli.main([*words, "hydra.run.dir=."]) == 2
+    assert own_folder.is_dir() and not list(own_folder.iterdir())
+
+
+def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
+    """Hydra makes a warning of it, writes into the folder and calls the run."""
+    monkeypatch.setattr("tempfile.tempdir", str(used.parent))
+    monkeypatch.setattr(claim, "begin", lambda *_, **__: 1 / 0)
+    before = content()
+    assert cli.main([*SHORT, "seed=3"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert content() == before
+
+
 def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(used, capsys):
     """As when somebody has written another run's rerun.yaml over this one's."""
     rerun = used / "rerun.yaml"
