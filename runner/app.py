@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -269,7 +270,7 @@ def _ender(
             summary = summarise(cfg, parts, record, choice) | {"exit_code": stop.exit_code}
             write_summary(folder, summary)
             screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
-            screen.say(f"next    python -m runner resume {_short(folder)}")
+            screen.say(f"next    python -m runner resume {shlex.quote(_short(folder))}")
         for child in multiprocessing.active_children():  # that read data
             child.kill()
         os._exit(stop.exit_code)
@@ -300,17 +301,17 @@ def _say_parts(screen: Screen, cfg: DictConfig, parts: Parts, folder: Path) -> N
 
 
 def _what_next(cfg: DictConfig, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    rows = {}
+    rows, command_folder = {}, shlex.quote(_short(folder))
     if cfg.tracking.enabled:
         uri = without_password(str(cfg.tracking.uri))
         rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
         pending = summary["tracker"]["points_pending"]
-        words = f"sync {_short(folder)}" if pending or not summary["run_id"] else "ui"
+        words = f"sync {command_folder}" if pending or not summary["run_id"] else "ui"
         rows["next"] = f"python -m runner {words} {stores.words_for(str(cfg.tracking.uri))}".rstrip()
     if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
-        rows["next"] = f"python -m runner resume {_short(folder)}"
+        rows["next"] = f"python -m runner resume {command_folder}"
     if (folder / "rerun.yaml").exists():
-        rows["again"] = f"python -m runner -cd {_short(folder)} -cn rerun seed=1"
+        rows["again"] = f"python -m runner -cd {command_folder} -cn rerun seed=1"
     return rows
 
 

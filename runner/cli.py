@@ -191,7 +191,9 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         name_data(cfg)
         del cfg.hydra
         try:
-            claim.begin(folder, cfg, anew="-cd" in flags)
+            place = place_of(os.environ)
+            if place is None or not place.rank:  # of several processes the first one holds the folder
+                claim.begin(folder, cfg, anew="-cd" in flags)
         except claim.OverError as over:
             print(claim.over_line(over))
             return notebook.Result(read_summary(folder), folder)

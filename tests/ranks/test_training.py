@@ -13,7 +13,11 @@ from cases import CASES, FEW
 from runner.compose import HERE
 from runner.tracking.memory import read_series
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="processes as POSIX has them")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(os.name != "posix", reason="processes as POSIX has them"),
+]
 
 SCRIPT = Path(__file__).with_name("cases.py")
 #: float32 sums in another order
@@ -29,7 +33,7 @@ def trained(tmp_path_factory):
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(num)] if num > 1 else []
         command = [sys.executable, *torchrun, str(SCRIPT), str(root / str(num))]
         done = subprocess.run(
-            command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200
+            command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout[-3000:]
     return root
