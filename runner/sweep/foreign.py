@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import select
 import signal
@@ -126,13 +125,14 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
 
 
 def link_console(log: Path, folder: Path) -> None:
-    """Makes what a job printed, wherever its launcher put it, its console.log."""
+    """Makes what a job printed, wherever its launcher put it, its console.log: the file itself, for no command reads a
+    run's folder with a symbolic link that leads out of it."""
     link = folder / CONSOLE
-    with suppress(OSError):  # where there are no links, or the job has a file of that name
+    with suppress(OSError):  # where there are no links
         folder.mkdir(exist_ok=True)
-        if link.is_symlink():
+        if link.is_symlink() or (link.exists() and link.stat().st_nlink > 1):  # of an earlier part
             link.unlink()
-        link.symlink_to(os.path.relpath(log, folder))
+        link.hardlink_to(log)  # not over a file that the job has of that name
 
 
 def launch(payload: bytes) -> int:

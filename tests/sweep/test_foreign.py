@@ -21,7 +21,7 @@ def test_a_job_that_takes_the_launcher_with_it_is_a_row_and_the_others_run(tmp_p
         "again": ("finished", None),
     }
     assert summary(tmp_path, 3)["run_id"], "it is not in MLflow"
-    assert (tmp_path / "swept/1/console.log").resolve() == tmp_path / "swept/launcher.log"
+    assert (tmp_path / "swept/1/console.log").samefile(tmp_path / "swept/launcher.log")
 
 
 def test_a_stop_ends_the_job_that_runs_and_those_behind_it_wait(tmp_path):

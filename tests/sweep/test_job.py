@@ -3,7 +3,9 @@ import json
 from hydra.core.hydra_config import HydraConfig
 
 from runner import compose
+from runner.sweep.foreign import link_console
 from runner.sweep.job import VARIABLE, Assignment, task
+from runner.trust import check_folder
 
 
 def assigned(**fields):
@@ -14,6 +16,19 @@ def test_an_assignment_passes_through_any_command_line():
     given = assigned(device="cuda:1", device_reason='auto: 70 % free, "most"', study="sqlite:///x y.db", trial=3)
     assert given.as_text().isalnum()
     assert Assignment.from_text(given.as_text()) == given
+
+
+def test_what_a_foreign_launcher_s_job_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
+    for number, said in enumerate(("first", "second")):  # a job that goes on has another log
+        log = tmp_path / f"{number}.log"
+        log.write_text(said)
+        link_console(log, tmp_path / "0")
+        assert (tmp_path / "0/console.log").read_text() == said
+    check_folder(tmp_path / "0")
+    (own := tmp_path / "1" / "console.log").parent.mkdir()
+    own.write_text("own")
+    link_console(log, own.parent)
+    assert own.read_text() == "own"
 
 
 def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeypatch, capfd):
