@@ -91,7 +91,10 @@ def _follow(flags: list[str], overrides: list[str], place: Place) -> int:
     compose = composer(flags)
     with hydra_session(["runner"]):
         cfg = composed_with(compose, overrides)
-        claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)  # as the first one does, and then is not there to meet
+        try:  # as the first one does, and then is not there to meet
+            claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
+        except claim.OverError:
+            return 0
         from runner.following import follow
 
         done = follow(cfg, place)
