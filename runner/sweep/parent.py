@@ -12,7 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from runner import origin
 from runner.config import without_password
 from runner.ledger import Sweep
+from runner.report.findings import Report
 from runner.summary import note_tracker, read_summary
+from runner.sweep import outcome
 from runner.sweep.jobs import Prepared
 from runner.tracking import place
 from runner.tracking.ack import read_ack
@@ -22,6 +24,7 @@ from runner.tracking.records import FILE, has_records
 from runner.version import __version__
 
 ARTIFACTS = ("report.html", "report.csv", "report.json")
+RUN_SECONDS = 30.0  # for the best job's run to be there: a short sweep ends before MLflow is imported
 
 
 class Parent:
@@ -82,12 +85,16 @@ class Parent:
                 ack = read_ack(folder)
                 note_tracker(folder, run_id=ack.run_id, tracker=ack.counts)
 
-    def end(self, status: str) -> None:
-        """The report's files and the status; waits for MLflow as a run does at its end."""
+    def end(self, status: str, report: Report) -> None:
+        """The best job, the report's files and the status; waits for MLflow as a run does at its end."""
         if self._journal is None or self.publisher is None:
             return
         if not self._follows:
             self._take_up()
+        if report.best is not None:
+            seconds = 0.0 if status == "KILLED" else RUN_SECONDS  # who stops a sweep does not wait for its table
+            ack = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds)
+            outcome.tell(self._journal, self._sweep.folder, report, run_id=ack.run_id)
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")

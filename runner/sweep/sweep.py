@@ -226,7 +226,7 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
 def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
     """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
     parent.tell_summaries(sweep)
-    build.write(sweep.folder)
+    report = build.write(sweep.folder)
     failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
-    parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED")
+    parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED", report)
     parent.tell_summaries(sweep)

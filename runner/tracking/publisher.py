@@ -109,6 +109,15 @@ class Publisher:
             return dataclasses.replace(ack, error=ack.error or error)
         return ack
 
+    def wait_for_run(self, folder: Path, *, seconds: float) -> Ack:
+        """Its ack, once MLflow has a run for this journal or something is known to keep it from one."""
+        until = time.monotonic() + seconds
+        while (ack := self.ack_of(folder)).state == "waiting" and (folder / JOURNAL).is_file():
+            if time.monotonic() > until:
+                break
+            time.sleep(0.2)  # each look counts the points of its journal
+        return ack
+
     def finish(self, *, grace_seconds: float | None = None, within: float = math.inf) -> Ack:
         """Says goodbye and waits while the process makes progress with any run; what is left stays in the journals.
 

@@ -245,6 +245,7 @@ def check_store(folder, *, num_runs):
     assert len(children) == num_runs
     assert runs[parent].info.status in ("FINISHED", "FAILED")
     assert "report.html" in {item.path for item in client.list_artifacts(parent)}
+    check_best(client, runs[parent], report(folder), runs)
     for job in ledger.read(the_sweep(folder)).jobs.values():
         path = the_sweep(folder) / job.folder_name
         run_id = json.loads((path / "journal" / "ack.json").read_text())["run_id"]
@@ -255,6 +256,19 @@ def check_store(folder, *, num_runs):
         for name, points in read_points(path).items():
             stored = sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
             assert stored == sorted(points), (job.name, name)
+
+
+def check_best(client, parent, found, runs):
+    """The sweep's own page has the best job's last metrics, once, and says which job that is."""
+    (best,) = (job for job in found["jobs"] if job["job"] == found["best_job"])
+    metrics = best["metrics"] | {"best/val/loss": best["best"]["value"]}
+    assert parent.data.metrics == metrics and {"val/loss", "test/accuracy"} < metrics.keys()
+    assert all(runs[best["run_id"]].data.metrics[name] == metrics[name] for name in ("val/loss", "test/accuracy"))
+    tags = {"best_job": str(best["job"]), "best_job_name": best["name"], "best_job_run_id": best["run_id"]}
+    assert parent.data.tags.items() >= (tags | {"goals": "min val/loss"}).items()
+    points = client.get_metric_history(parent.info.run_id, "test/accuracy")
+    steps = [point.step for point in points]
+    assert len(set(steps)) == len(steps) and max(steps) <= found["counts"]["finished"]  # an earlier best may be there
 
 
 @pytest.mark.slow

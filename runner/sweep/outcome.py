@@ -1,0 +1,61 @@
+"""A sweep's report goes in; what its own run in MLflow says of it comes out: the best job's metrics, and which job that is."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from runner.report.findings import Report
+from runner.report.ranking import best_first
+from runner.tracking.journal import Journal
+from runner.tracking.memory import read_events, read_points
+
+UNKNOWN = "unknown"  # MLflow was away when the sweep ended
+
+
+def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None) -> None:
+    """Appends what the sweep's journal does not say yet: a sweep that went on has another best, or the same one.
+
+    MLflow shows the value of the highest step: that is how many jobs have finished, and another best has more of them.
+    run_id: the best job's (None: MLflow has not got it).
+    """
+    if report.best is None:
+        return
+    said: dict[str, str] = {}
+    for event in read_events(folder):
+        said |= event.get("tags") or {}
+    tags = tags_of(report, run_id=run_id)
+    if any(said.get(name) != value for name, value in tags.items()):
+        journal.event("tags", tags=tags)
+    before = {name: points[-1][1] for name, points in read_points(folder).items()}
+    now = dict.fromkeys(before, math.nan) | metrics_of(report)  # what the last best had and this one has not
+    if any(name not in before or not _is_same(before[name], value) for name, value in now.items()):
+        values = [list(now.values())]
+        journal.points(list(now), [report.counts["finished"]], [int(time.time() * 1000)], values)
+
+
+def tags_of(report: Report, *, run_id: str | None) -> dict[str, str]:
+    """Which job is the best, and by what; of several goals the job that the table has first."""
+    if report.best is None:
+        return {}
+    return {
+        "best_job": str(report.best.job),
+        "best_job_name": report.best.name,
+        "best_job_run_id": run_id or UNKNOWN,
+        "goals": ", ".join(f"{goal.mode} {goal.metric}" for goal in report.goals),
+    }
+
+
+def metrics_of(report: Report) -> dict[str, float]:
+    """The best job's last ones under their own names; best/GOAL is the best of any job, also where it came earlier."""
+    if report.best is None:
+        return {}
+    firsts = [(goal.metric, best_first(report.results, (goal,))[0]) for goal in report.goals]
+    bests = {f"best/{metric}": first.value(metric) for metric, first in firsts}
+    front = {"best/pareto_front": float(len(report.front))} if report.front else {}
+    return report.best.metrics | {name: value for name, value in bests.items() if value is not None} | front
+
+
+def _is_same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
