@@ -80,9 +80,11 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
         warnings.simplefilter("ignore")  # the run itself will give them
         try:
             node = _node(cfg, "optimizer", but=unknown)
+            node = replace(node, given=_of_any_kernel(node.given))
             found = _optimizer_faults(node, cfg)
             if cfg.scheduler.get("_target_"):
-                make = partial(_rehearsed_optimizer, node) if not found else _any_optimizer
+                steps = _rehearse_optimizer(node, node.given) is None  # else it may be one for sparse gradients alone
+                make = partial(_rehearsed_optimizer, node) if steps else _any_optimizer
                 schedule = _node(cfg, "scheduler", but=unknown, mode=mode)
                 found += _blamed(schedule, lambda given: _rehearse_schedule(schedule, given, make(), mode))
         except RunnerError as error:
@@ -188,13 +190,12 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
     if wanted:
         so = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
         return [Fault(f"optimizer._target_={node.target}", so, OTHERS["optimizer"])]
-    given = {name: value for name, value in node.given.items() if name not in KERNEL_CHOICES}  # of the run's own device
     target = str(config.value(cfg, "model._target_"))
     is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
     rehearse = partial(_rehearse_optimizer, node)
-    if is_sparse and rehearse(given) is not None and rehearse(given, sparse=True) is None:
+    if is_sparse and rehearse(node.given) is not None and rehearse(node.given, sparse=True) is None:
         return []
-    found = _blamed(node, rehearse, given=given)
+    found = _blamed(node, rehearse)
     if found:
         return found
     known = set(node.usual) | set(inspect.signature(node.make).parameters)
@@ -202,8 +203,14 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
         key = f"optimizer.groups[{index}]"
         own = {name: value for name, value in _numbers(group, node.usual).items() if name != "match"}
         check_settings(own, known, key)
-        found += _blamed(node, rehearse, given={**given, **own}, among=own, key=key)
+        own = _of_any_kernel(own)
+        found += _blamed(node, rehearse, given={**node.given, **own}, among=own, key=key)
     return found
+
+
+def _of_any_kernel(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what only the run's own device can tell."""
+    return {name: value for name, value in given.items() if name not in KERNEL_CHOICES}
 
 
 def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> Exception | None:

@@ -114,6 +114,10 @@ def test_all_that_is_wrong_is_told_at_once():
         "optimizer._target_=torch.optim.Muon",
         "~optimizer +optimizer._target_=torch.optim.RMSprop",
         "+optimizer.fused=true +optimizer.capturable=true",
+        "optimizer=adamw +optimizer.capturable=true scheduler=cosine",
+        "optimizer=adamw optimizer.groups=[{match:'*',capturable:true}] scheduler=cosine",
+        "optimizer._target_=torch.optim.SparseAdam ~model +model._target_=torch.nn.Embedding +model.num_embeddings=5"
+        " +model.embedding_dim=3 scheduler=cosine",
         f"{SCHEDULES}.OneCycleLR +scheduler.max_lr=0.1 +scheduler.total_steps=${{facts.num_steps}}",
         f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
     ],

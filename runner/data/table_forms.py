@@ -14,6 +14,7 @@ GROUPED = r"^[+-]?(\$\d{1,3}(,\d{3})*(\.\d+)?|\$\d+(\.\d+)?|\d{1,3}(,\d{3})+\.\d
 WITH_COMMA = r"^[+-]?(\d+(,\d+)?|,\d+|\d{1,3}(\.\d{3})+(,\d+)?)([eE][+-]?\d+)?$"
 #: 1,234 and 12,345,678: thousands, or three decimals
 THOUSANDS = r"^[+-]?\d{1,3}(,\d{3})+$"
+LEAST_YEAR = 1000
 #: that are recognised, so that they can be offered
 DAYS = ("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%Y/%m/%d")
 TIMES = ("%H:%M", "%H:%M:%S")
@@ -90,6 +91,8 @@ def suggested(texts: Iterable[str]) -> str:
 
 
 def _as_dates(values: Any, pattern: str) -> Any:
+    """Null for what does not fit; strptime takes 26 for %Y, and the years 99 and 01 would stand in the wrong order."""
     import pyarrow.compute as pc
 
-    return pc.strptime(values, format=pattern, unit="s", error_is_null=True)
+    stamps = pc.strptime(values, format=pattern, unit="s", error_is_null=True)
+    return pc.if_else(pc.less(pc.year(stamps), LEAST_YEAR), None, stamps)

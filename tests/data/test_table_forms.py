@@ -98,8 +98,10 @@ def test_a_file_of_another_form_is_told_as_one(folder):
     found = fault("german.csv", decimal=",")
     assert (found.write, "holds dates" in found.so) == ("data.date_format='%d.%m.%Y'", True)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
-    for name, write in (("t.csv", "data.date_format='%d/%m/%Y'"), ("numbers.csv", "data.date_format=null")):
-        (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
+    (folder / "short.csv").write_text("day,y\n12/31/99,0\n01/01/01,1\n")
+    (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
+    writes = {"t.csv": "'%d/%m/%Y'", "short.csv": "'%m/%d/%y'", "numbers.csv": "null"}
+    for name, write in ((name, f"data.date_format={write}") for name, write in writes.items()):
         found = fault(name, date_format="%m/%d/%Y")
         assert (found.asked, found.write) == ("data.date_format=%m/%d/%Y", write)
 
@@ -129,6 +131,8 @@ def test_what_looks_like_dates_is_told(folder):
         (["05/13/2023"], "data.date_format='%m/%d/%Y'"),
         (["13/05/2023"], "data.date_format='%d/%m/%Y'"),
         (["03/05/2023"], "data.date_format='%m/%d/%Y' or data.date_format='%d/%m/%Y'"),
+        (["31.12.99", "01.01.01"], "data.date_format='%d.%m.%y'"),  # 99 is before 01
+        (["1-2-3"], ""),
         (["31.12.2024 13:45"], "data.date_format='%d.%m.%Y %H:%M'"),
         (["Oslo", "05/13/2023"], ""),
         ([], ""),
