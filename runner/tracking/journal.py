@@ -30,6 +30,7 @@ from runner.tracking.records import FILE, Points, Record, encode_event, encode_p
 __all__ = ["Journal", "Points", "Record", "is_being_written", "read_points", "scan"]
 
 LOCK = "journal/journal.lock"
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasync
 
@@ -189,5 +190,11 @@ def is_being_written(folder: Path) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return True
+    except OSError as error:
+        if (
+            error.errno in NOT_WRITABLE
+        ):  # another account's, or a disk to read from: its model can be asked all the same
+            return False
+        raise
     lock.release()
     return False

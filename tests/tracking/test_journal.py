@@ -187,3 +187,15 @@ def test_a_killed_writer_leaves_every_point_it_told_of_and_no_lock(folder):
         assert steps == list(range(1, len(steps) + 1)) and told[-1] <= len(steps) <= told[-1] + 1
         journal.event("resumed")
     assert [record.kind for record in scan(journal.path)][-1] == "resumed"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_may_only_be_read_is_nobodys_to_write(number, tmp_path, monkeypatch):
+    """By its error, for root may write everywhere."""
+    Journal(tmp_path).close()
+
+    def refuse(lock, **_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    assert not is_being_written(tmp_path)
