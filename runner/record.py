@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner import backends, provenance
+from runner.card import NAME as CARD
 from runner.config import without_password
 from runner.device import Choice, Hardware
 from runner.loop import Best
@@ -161,7 +162,7 @@ def publish_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: b
     batch = next(iter(batches.epoch(0)))
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
-    event = {"node": parts.card.model, "weights": "checkpoints/best.pt", "example": EXAMPLE}
+    event = {"node": parts.card.model, "weights": "checkpoints/best.pt", "example": EXAMPLE, "card": CARD}
     if is_tracked:
         leave_graph(folder, event)
     journal.event("model", **event)

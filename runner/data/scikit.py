@@ -15,7 +15,7 @@ import torch
 from runner.data.source import Source, facts_of
 from runner.data.table_columns import Column, Columns
 from runner.data.table_fit import fit
-from runner.data.table_reader import reader_node
+from runner.data.table_node import reader_node
 from runner.data.table_target import Target
 from runner.errors import Fault, RunnerError, nearest
 

@@ -15,7 +15,8 @@ from runner.data.table_columns import Encoder
 from runner.data.table_files import TableFile, shared_names, table_files
 from runner.data.table_fit import fit
 from runner.data.table_forms import Form, form_of
-from runner.data.table_reader import TableReader, reader_node, tell_unknown
+from runner.data.table_node import reader_node
+from runner.data.table_reader import TableReader, tell_unknown
 from runner.data.table_rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.errors import Fault, RunnerError
 

@@ -11,7 +11,8 @@ from typing import Any
 from runner.data.table_columns import Column, Columns, listed
 from runner.data.table_files import TableFile
 from runner.data.table_forms import suggested
-from runner.data.table_reader import TableReader, reader_node
+from runner.data.table_node import arguments, reader_node
+from runner.data.table_reader import TableReader
 from runner.data.table_scan import Tally, scan
 from runner.data.table_target import Target, find_target
 from runner.data.table_values import NUMBER
@@ -42,7 +43,7 @@ def table_of(node: Mapping[str, Any]) -> Table:
 
 def from_reader(node: Mapping[str, Any]) -> Table:
     """The columns and the target of an earlier run. node: its reader, as in model.json."""
-    reader = TableReader(**{key: value for key, value in node.items() if key != "_target_"})
+    reader = TableReader(**arguments(node))
     return Table(reader.columns, reader.target, notes=("columns and classes of an earlier run",))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from runner.data.table_files import TableFile
+from runner.data.table_frame import TableFrame
 from runner.data.table_values import (
     BadValue,
     UnknownType,
@@ -22,6 +23,7 @@ from runner.data.table_values import (
 )
 from runner.errors import Fault, RunnerError, nearest
 
+Rows = TableFile | TableFrame
 MONTHS, WEEKDAYS = 12, 7
 WORDS = {"number": "numbers", "boolean": "true and false", "date": "dates (2026-11-21, 2026-11-21 16:45)"}
 
@@ -94,7 +96,7 @@ class Encoder:
         self._numbers = [{text: index for index, text in enumerate(column.categories)} for column in columns.columns]
 
     def chunks(
-        self, files: Sequence[TableFile], others: Sequence[str] = (), *, complete: bool = False
+        self, files: Sequence[Rows], others: Sequence[str] = (), *, complete: bool = False
     ) -> Iterator[tuple[Any, list[Any], Place]]:
         """(n, num_floats) float32, the columns `others` as tidy Arrow values, and where the rows stand, batch by batch.
 
@@ -139,7 +141,7 @@ class Encoder:
 class Place:
     """Where a batch stands."""
 
-    file: TableFile
+    file: Rows
     first: int  # its first row, from 0
     kept: Any = None  # (n,) which of its rows are taken; None for all
 
@@ -148,7 +150,7 @@ class Place:
 
 
 def tidied_batches(
-    files: Sequence[TableFile], names: Sequence[str], complete: Sequence[str] = ()
+    files: Sequence[Rows], names: Sequence[str], complete: Sequence[str] = ()
 ) -> Iterator[tuple[dict[str, Any], Place, int]]:
     """The columns as tidy Arrow values, where the rows stand, and how many of them were left out, batch by batch.
 
@@ -176,7 +178,7 @@ def _tidied_at(values: Any, name: str, place: Place) -> Any:
         found = tidy(values)
         return place.file.form.tidied(found) if type_of(found) == "text" else found
     except UnknownType as error:
-        so = f"column {name!r} of {place.file.path.name} holds values of type {error}; numbers, texts, dates and booleans are read"
+        so = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
         raise RunnerError(Fault(place.file.asked, so, f"data.drop=[{name}]")) from None
 
 
@@ -188,14 +190,14 @@ def bad_value(name: str, holds: str, bad: BadValue, place: Place, write: str) ->
     return Fault(place.file.asked, so, write.format(column=name))
 
 
-def check_names(wanted: Sequence[str], file: TableFile) -> None:
+def check_names(wanted: Sequence[str], file: Rows) -> None:
     """Raises: RunnerError for the columns that the file lacks, with the nearest it has."""
     there = file.names()
     known = set(there)
     if lacks := [name for name in wanted if name not in known]:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
-        so = f"{file.path.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
+        so = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
         raise RunnerError(Fault(file.asked, so, "a file with the columns that were trained on, in any order"))
 
 

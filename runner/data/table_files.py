@@ -29,6 +29,10 @@ class TableFile:
     form: Form = Form()
 
     @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
     def is_csv(self) -> bool:
         return self.path.name.lower().endswith(table_csv.ENDINGS)
 

@@ -8,15 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from runner.data.table_columns import Columns, Encoder, columns_of
+from runner.data.table_columns import Columns, Encoder, Rows, columns_of
 from runner.data.table_files import TableFile, table_files
-from runner.data.table_forms import Form, form_of
+from runner.data.table_forms import form_of
+from runner.data.table_frame import TableFrame
+from runner.data.table_node import visible
 from runner.data.table_rows import fits_in_memory, gathered
 from runner.data.table_target import Target, target_of
 from runner.errors import Fault, RunnerError
 
 log = logging.getLogger("runner")
-TARGET = "runner.data.table_reader.TableReader"
 WRITE = "that line mended, or a file of the kind that was trained on"
 
 
@@ -35,10 +36,10 @@ class TableReader:
         refuses_missing: bool = False,
         form: Mapping[str, Any] | None = None,
     ) -> None:
-        plain = [_visible(item) for item in columns]
+        plain = [visible(item) for item in columns]
         self.columns: Columns = columns_of(plain, refuses_missing=refuses_missing)
-        self.target: Target = target_of(_visible(target))
-        self.form = form_of(**_visible(form or {}))
+        self.target: Target = target_of(visible(target))
+        self.form = form_of(**visible(form or {}))
         self.unknown: dict[str, int] = {}
 
     def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
@@ -50,11 +51,22 @@ class TableReader:
         fits, _ = fits_in_memory(sum(file.num_bytes(self.columns.num_floats) for file in files), "auto")
         if not fits:
             return self._some(files)
+        rows = self._all(files)
+        if not len(rows):
+            raise RunnerError(Fault(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
+        return rows
+
+    def frame(self, frame: Any) -> Tensor:
+        """All rows of a pandas DataFrame, its columns by their names, as they are read from a file with the same values.
+
+        Raises: RunnerError, as for a file.
+        """
+        return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
+
+    def _all(self, files: Sequence[Rows]) -> Tensor:
         encoder = Encoder(self.columns, write=WRITE)
         chunks = ((rows, rows[:, :0]) for rows, _, _ in encoder.chunks(files))
         rows, _ = gathered(chunks, num_floats=self.columns.num_floats)
-        if not len(rows):
-            raise RunnerError(Fault(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
         self._tell(encoder)
         return rows
 
@@ -71,36 +83,7 @@ class TableReader:
         tell_unknown(encoder)
 
 
-def reader_node(columns: Columns, target: Target, form: Form | None = None) -> dict[str, Any]:
-    """What build() makes a TableReader of."""
-    written = _hidden(form.node()) if form is not None else {}
-    return {
-        "_target_": TARGET,
-        "columns": [_hidden(item) for item in columns.node()],
-        "target": _hidden(target.node()),
-        "refuses_missing": columns.refuses_missing,
-        **({"form": written} if written else {}),
-    }
-
-
 def tell_unknown(encoder: Encoder) -> None:
     for name, count in encoder.unknown.items():
         rows = "1 row has a category" if count == 1 else f"{count:,} rows have categories"
         log.warning("column %r: %s that training did not know; taken as unknown", name, rows)
-
-
-def _hidden(value: Any) -> Any:
-    """A text with ${ in it would be filled in by Hydra; no table holds a zero byte."""
-    return _mapped(value, lambda text: text.replace("${", "$\0{"))
-
-
-def _visible(value: Any) -> Any:
-    return _mapped(value, lambda text: text.replace("$\0{", "${"))
-
-
-def _mapped(value: Any, change: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
-    return change(value) if isinstance(value, str) else value

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runner.tracking.table_model import Reader, signature_and_example, take_frames
+
 if TYPE_CHECKING:
     import torch
 
@@ -78,13 +80,13 @@ def forget_graph(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def as_model(folder: Path, path: Path, card: Any) -> None:
+def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = None) -> None:
     """Makes MLflow's folder of a model at `path`, of the graph in `folder`; both of its loaders take it.
 
     card: mlflow.models.Model, to be filled in. MLflow's own mlflow.pytorch.save_model would import torch.
+    reader: of the run's inputs; a table's is asked for each DataFrame.
     """
     from mlflow import pyfunc
-    from mlflow.models import infer_signature
 
     about = json.loads((folder / ABOUT).read_text())
     with np.load(folder / ROWS) as rows:
@@ -92,16 +94,18 @@ def as_model(folder: Path, path: Path, card: Any) -> None:
     card.add_flavor("pytorch", model_data="data/graph", pytorch_version=about["torch"], code=None)
     with _versions_unquestioned(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about MLflow's own code
+        signature, example = signature_and_example(inputs, outputs, reader)
         pyfunc.save_model(
             str(path),
             loader_module="mlflow.pytorch",
             data_path=str((folder / FILE).parent),
             mlflow_model=card,
             model_config={"device": None},
-            signature=infer_signature(inputs, outputs),
-            input_example=inputs,
+            signature=signature,
+            input_example=example,
             pip_requirements=about["requirements"],
         )
+        take_frames(path, reader)
 
 
 @contextmanager

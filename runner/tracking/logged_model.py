@@ -12,10 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner import texts
 from runner.loading import loading
 from runner.tracking import store
 from runner.tracking.events import Event, LeftOutError, own_file
 from runner.tracking.graph import as_model, forget_graph, has_graph, write_graph
+from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
 if TYPE_CHECKING:
     import torch
@@ -53,10 +55,11 @@ def publish_model(
     """
     with tempfile.TemporaryDirectory() as place:
         try:
+            reader = _reader(folder, event)
             if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
-                path = _of_graph(graph, Path(place), run_id)
+                path = _of_graph(graph, Path(place), run_id, reader)
             else:
-                path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build))
+                path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build), reader=reader)
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
@@ -101,40 +104,49 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
-def save(place: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
-    """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle."""
+def _reader(folder: Path, event: Event) -> Reader | None:
+    """What reads inputs of the run's kind: plain values, of which nothing is built here. None in an earlier version's event."""
+    return texts.read_json(own_file(folder, event["card"]))["reader"] if "card" in event else None
+
+
+def save(place: Path, run_id: str, module: torch.nn.Module, example: Any, *, reader: Reader | None = None) -> Path:
+    """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle.
+
+    reader: of the run's inputs. A table's goes with the model: it takes DataFrames, by the columns' names.
+    """
     if write_graph(place / "graph", module, example, requirements=_requirements()):
-        return _of_graph(place / "graph", place, run_id)
-    return _pickle(place / "pickled", run_id, module, example)
+        return _of_graph(place / "graph", place, run_id, reader)
+    return _pickle(place / "pickled", run_id, module, example, reader)
 
 
-def _of_graph(graph: Path, place: Path, run_id: str) -> Path:
+def _of_graph(graph: Path, place: Path, run_id: str, reader: Reader | None) -> Path:
     from mlflow.models import Model
 
-    as_model(graph, place / "exported", Model(run_id=run_id))
+    as_model(graph, place / "exported", Model(run_id=run_id), reader=reader)
     return place / "exported"
 
 
-def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any) -> Path:
+def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any, reader: Reader | None) -> Path:
     import mlflow.pytorch
     import torch
-    from mlflow.models import Model, infer_signature
+    from mlflow.models import Model
 
     with torch.no_grad():
         outputs = module(example)
-    rows = _to_numpy(example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are about MLflow's and torch's own code
+        signature, rows = signature_and_example(_to_numpy(example), _to_numpy(outputs), reader)
         mlflow.pytorch.save_model(
             module,
             str(path),
             mlflow_model=Model(run_id=run_id),
             serialization_format="pickle",
-            signature=infer_signature(rows, _to_numpy(outputs)),
+            signature=signature,
             input_example=rows,
             pip_requirements=_requirements(),
             code_paths=_own_code(module) or None,
         )
+        take_frames(path, reader)
     return path
 
 

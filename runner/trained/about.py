@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from runner.data.table_columns import Columns
+from runner.data.table_node import columns_in
 from runner.placement import tensors
 from runner.provenance import versions
 from runner.tasks.task import Predicting
@@ -20,6 +22,7 @@ HOW = {
     "pt2": "torch.export.load(FILE).module()(inputs)",
     "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
 }
+OF_COLUMNS = f"{HOW['mlflow']}, where the package runner is installed; inputs: a DataFrame with these columns"
 
 
 def about(
@@ -31,10 +34,11 @@ def about(
         said = module(rows)
     kind = trained.task.kind if isinstance(trained.task, Predicting) else None
     names = forms.output_names(module, rows)
+    columns = columns_in(card.reader) if form == "mlflow" else None
     return {
         "format": form,
-        "how": HOW[form],
-        "inputs": _described(forms.input_names(rows), rows),
+        "how": HOW[form] if columns is None else OF_COLUMNS,
+        "inputs": _described(forms.input_names(rows), rows) if columns is None else _named(columns),
         "outputs": _described(names, said),
         "kind": kind,
         "meaning": _meaning(kind, predictions=predictions),
@@ -60,6 +64,11 @@ def _described(names: list[str], tree: Any) -> list[dict[str, Any]]:
         {"name": name, "shape": ["rows", *tensor.shape[1:]], "dtype": str(tensor.dtype).removeprefix("torch.")}
         for name, tensor in zip(names, tensors(tree), strict=True)
     ]
+
+
+def _named(columns: Columns) -> list[dict[str, Any]]:
+    """Of a table that is asked for by its columns: what each of them holds."""
+    return [{"name": column.name, "shape": ["rows"], "dtype": column.kind} for column in columns.columns]
 
 
 def _meaning(kind: str | None, *, predictions: bool) -> str:

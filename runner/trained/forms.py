@@ -84,17 +84,21 @@ def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> C
     """A folder as MLflow logs models: a graph where that works, else a pickle with the modules of the current folder."""
     import tempfile
 
+    from runner.data.table_example import frame_of
+    from runner.data.table_node import columns_in
     from runner.tracking import logged_model, store
 
+    columns = columns_in(trained.card.reader)
     with store.settings(), tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        logged_model.save(Path(place), "", module, example).rename(folder)
+        logged_model.save(Path(place), "", module, example, reader=trained.card.reader).rename(folder)
         import mlflow.pyfunc
 
         found = mlflow.pyfunc.load_model(str(folder))
 
     def compute(rows: Any) -> Any:
         with store.settings():
-            said = found.predict(map_tensors(rows, lambda tensor: tensor.numpy()))  # type: ignore[arg-type, return-value]
+            arrays: Any = map_tensors(rows, lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
+            said = found.predict(arrays if columns is None else frame_of(columns, arrays))
         return map_arrays(said)
 
     return compute

@@ -13,6 +13,8 @@ from torch import Tensor
 from runner.data import arrays
 from runner.data.files import ENDINGS as OF_ARRAYS
 from runner.data.image_reader import named_images
+from runner.data.table_example import made_up
+from runner.data.table_node import columns_in
 from runner.errors import Fault, RunnerError, nearest
 from runner.placement import map_tensors, num_rows, tensors
 from runner.trained import tables
@@ -77,6 +79,9 @@ def example(trained: Trained) -> Any:
         except Exception as error:
             so = f"it can't be read: {(str(error).splitlines() or [''])[0]}"
             raise RunnerError(Fault(str(trained.folder / EXAMPLE), so, "the file as its run wrote it")) from error
+    if (columns := columns_in(trained.card.reader)) is not None:
+        reader: Any = reader_of(trained)
+        return reader.frame(made_up(columns))
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
         raise RunnerError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import stranger
+from runner.card import NAME as CARD
 from runner.errors import Fault, RunnerError
 from runner.passwords import filled_in
 from runner.targets import build
@@ -78,7 +79,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     if found := _logged(client, ack):
         return found
     trained = open_run(folder, device="cpu", precision="fp32")  # tells what is wrong with it, if something is
-    event = {"node": trained.card.model, "weights": BEST, "example": _example(folder, trained)}
+    event = {"node": trained.card.model, "weights": BEST, "example": _example(folder, trained), "card": CARD}
     try:
         logged_model.publish_model(
             client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build

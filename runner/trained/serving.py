@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from runner.data.table_node import columns_in
 from runner.errors import Fault, RunnerError
 from runner.terminal import say
 from runner.tracking.store import SETTINGS
@@ -53,7 +54,7 @@ def serve(wanted: str, port: int, *, predictions: bool) -> int:
         with subprocess.Popen(command, env=environment, start_new_session=True) as process:
             try:
                 if _answers(process, port, got):
-                    _say(about, port)
+                    _say(about, port, has_columns=columns_in(trained.card.reader) is not None)
                 while process.poll() is None and not got:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(0.2)
@@ -94,14 +95,18 @@ def _answers(process: subprocess.Popen[bytes], port: int, got: list[int]) -> boo
     return False
 
 
-def _say(about: dict[str, Any], port: int) -> None:
-    shape = [1 if size == "rows" else size for size in about["inputs"][0]["shape"]]
+def _say(about: dict[str, Any], port: int, *, has_columns: bool) -> None:
+    inputs = about["inputs"]
     say(f"serving http://{HOST}:{port}/invocations; Ctrl-C ends it")
     say(f"answers {about['meaning']}" + (f": {', '.join(about['classes'][:12])}" if about["classes"] else ""))
-    if len(about["inputs"]) == 1:
-        say(
-            f'ask     POST with the header Content-Type: application/json, {{"inputs": an array of shape {json.dumps(shape)}}}'
-        )
+    ask = "ask     POST with the header Content-Type: application/json, "
+    if has_columns:
+        named = ", ".join(f"{json.dumps(column['name'])}: {column['dtype']}" for column in inputs[:12])
+        more = ", ..." if len(inputs) > 12 else ""
+        say(f'{ask}{{"dataframe_records": [{{{named}{more}}}, ...]}}')
+    elif len(inputs) == 1:
+        shape = [1 if size == "rows" else size for size in inputs[0]["shape"]]
+        say(f'{ask}{{"inputs": an array of shape {json.dumps(shape)}}}')
     sys.stdout.flush()
 
 

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -5,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from runner.data.table_columns import Column, Columns
+from runner.data.table_node import reader_node
+from runner.data.table_target import Target
 from runner.tracking import logged_model
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.events import LeftOutError
@@ -50,6 +54,19 @@ class Branching(nn.Module):
         return self.head(rows if float(rows.sum()) > 0 else -rows)
 
 
+class OfColumns(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 3)
+
+    def forward(self, rows):
+        return super().forward(rows.nan_to_num(7))
+
+
+class OfColumnsBranching(OfColumns):
+    def forward(self, rows):
+        return super().forward(rows) * (2 if float(rows[0, 0]) > 0 else 1)
+
+
 class TwoInputs(nn.Module):
     def __init__(self):
         super().__init__()
@@ -72,7 +89,7 @@ def tracking_uri(uri, monkeypatch):
 def publish(folder, journal, write, uri):
     """Trains nothing: leaves the module's weights and an example, and sends them. Returns the ack."""
 
-    def send(make, example, *, build=None):
+    def send(make, example, *, build=None, **more):
         torch.manual_seed(0)
         module = make()
         with torch.no_grad():
@@ -84,7 +101,7 @@ def publish(folder, journal, write, uri):
         torch.save(example, folder / "journal" / "example.pt")
         write.start(journal)
         node = {"_target_": "fake"}
-        journal.event("model", node=node, weights="checkpoints/best.pt", example="journal/example.pt")
+        journal.event("model", node=node, weights="checkpoints/best.pt", example="journal/example.pt", **more)
         write.end(journal)
         uploader = Uploader(folder, uri, build=build or (lambda node: make()))
         assert uploader.attempt(postponed=True), uploader.ack
@@ -166,6 +183,29 @@ def test_a_model_without_a_graph_for_any_number_of_rows_is_pickled(make, publish
     assert type(loaded).__name__ == make.__name__
     rows = torch.rand(3, 1, 8, 8)
     torch.testing.assert_close(loaded(rows), module(rows))
+
+
+@pytest.mark.parametrize("make", [OfColumns, OfColumnsBranching])
+def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publish, folder):
+    import mlflow
+    import pandas
+
+    columns = Columns((Column("age", "number", has_missing=True), Column("city", "category", ("Rome", "${Oslo}"))))
+    card = {"reader": reader_node(columns, Target(("y",), "regression"))}
+    (folder / "model.json").write_text(json.dumps(card))
+    rows = torch.tensor([[5.1, 0], [float("nan"), 1], [3, -1], [4, 0]])
+    ack, module = publish(make, rows, card="model.json")
+    assert ack.is_complete and ack.warnings == ()
+    model = mlflow.pyfunc.load_model(f"runs:/{ack.run_id}/model")
+    frame = pandas.DataFrame({"city": ["Rome", "${Oslo}", "Bern", "Rome"], "age": [5.1, None, 3, 4], "more": 1})
+    torch.testing.assert_close(torch.from_numpy(model.predict(frame)), module(rows).detach())
+    whole = frame.assign(age=[1, 2, 3, 4])  # int64, which MLflow takes for no float64
+    assert model.predict(whole).shape == (4, 3)
+    assert model.metadata.signature.inputs.input_names() == ["age", "city"]
+    assert model.metadata.signature.outputs.inputs[0].shape == (-1, 3)
+    with pytest.raises(mlflow.MlflowException, match=r"missing inputs \['city'\]"):
+        model.predict(frame.drop(columns="city"))
+    assert type(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows)) is torch.Tensor
 
 
 def test_nested_inputs_are_pickled_with_their_example(publish, client):
