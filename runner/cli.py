@@ -136,6 +136,7 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
+    CheckFirst.folder = None
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
@@ -144,6 +145,8 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
         except Exception as error:
             if composed or (is_sweep and not mistakes.is_about_composition(error)):
                 raise
+            if CheckFirst.folder is not None:  # Hydra failed after it was taken: at its log, say
+                _leave_nothing(CheckFirst.folder)
             raise mistakes.explain(error, overrides, compose=composer(flags), check=check) from None
         finally:
             claim.let_go()
@@ -231,7 +234,7 @@ def resume(words: list[str]) -> int:
         with loading():
             from runner import app
 
-        with logging_to(folder):
+        with logging_to(folder), unexpected.noting(folder):
             done = app.run(cfg, folder, owns_process=True)
     return int(done["exit_code"] or done["status"] == "failed")
 

@@ -167,6 +167,11 @@ def _group(cfg: DictConfig, key: str) -> DictConfig | None:
     return node if _is_written(node) else None
 
 
+def _has(node: DictConfig, name: str) -> bool:
+    """Whether a key is there, and has a value. Of the schema's own node `~key` takes the key away, too."""
+    return node._get_node(name, validate_access=False) is not None and not OmegaConf.is_missing(node, name)
+
+
 def _written(node: DictConfig, name: str) -> str:
     """A value as its file or the command line has it, its ${...} not followed."""
     child: Any = node._get_node(name)
@@ -180,12 +185,12 @@ def _is_written(node: Any) -> bool:
 def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
     typed = OmegaConf.structured(schema)
     names = [item.name for item in fields(schema) if not is_dataclass(item.default_factory)]
-    if prefix and not any(node._get_node(name) is not None and not OmegaConf.is_missing(node, name) for name in names):
+    if prefix and not any(_has(node, name) for name in names):
         group = prefix.rstrip(".")
         yield Fault(f"~{group}", f"{group} is needed and has no values", f"{group}=default, or no word of it at all")
         return
     for item in fields(schema):
-        if node._get_node(item.name) is None or OmegaConf.is_missing(node, item.name):
+        if not _has(node, item.name):
             yield Fault(
                 f"no {prefix}{item.name}", f"{prefix}{item.name} is needed and has no value", f"{prefix}{item.name}=..."
             )

@@ -208,7 +208,7 @@ def _broken_files(error: Exception) -> Fault:
         )
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
-    problem = getattr(cause, "problem", None) or str(cause).splitlines()[0]
+    problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no more is said")
     kind = "YAML can't be read" if mark is not None else type(cause).__name__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         where += f" at {cause.full_key}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -31,7 +32,8 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
         folder = folders[0]
     elif not folder.is_dir():
         folder = _by_id(wanted, verb)
-    check_folder(folder)
+    if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
+        check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
         write = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
         raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", write))

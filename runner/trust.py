@@ -6,6 +6,7 @@ callbacks, the classes of its logs, and variables that it sets. All of these are
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest
 from runner.targets import locate
 from runner.texts import yaml_refusal
 
@@ -39,6 +40,7 @@ LOGS = re.compile(
 )
 #: resolvers that make a node of a text
 MADE = re.compile(r"\$\{\s*oc\.(create|decode)")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "NOTSET")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: what hydra.job.env_set may set. Many another makes some program load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
@@ -69,10 +71,17 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
             found.append(Fault(asked, so, f"{path}.class=logging.StreamHandler, say"))
         elif is_log and name.startswith("ext://") and name not in STREAMS:
             found.append(Fault(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
+        elif is_log and key == "level" and not _is_level(value):
+            so = f"a log's level is {', '.join(LEVELS)} or a whole number"
+            found.append(Fault(asked, so, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
         elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
             so = f"a configuration sets no {key}: some variables make a program start another one"
             found.append(Fault(asked, so, f"export {key}={value} before the command"))
     return found
+
+
+def _is_level(value: Any) -> bool:
+    return value in logging.getLevelNamesMapping() if isinstance(value, str) else isinstance(value, int)
 
 
 def rerun_faults(file: Path) -> list[Fault]:

@@ -12,17 +12,19 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import whole_commands
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from seeded import often
+from seeded import NUM_EXAMPLES, SEED, often
 
-from runner import cli, parts
+from runner import cli, mistakes, parts, resume
 from runner.compose import composer, hydra_session, known_keys
 from runner.device import Hardware
 from runner.errors import RunnerError
+from runner.report import text as text_of_report
 
 HERE = Hardware()
 SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
@@ -161,3 +163,47 @@ def test_a_run_ends_in_words(given_values):
     ends_in_words(
         [*SMALL, *words, "train.num_steps=1", "tracking.enabled=false", "data.num_workers=0", "hydra.run.dir=run"]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not NUM_EXAMPLES, reason="FUZZ_EXAMPLES says how many")
+@pytest.mark.parametrize(
+    ("make", "least"), [(whole_commands.with_values, 8), (whole_commands.command_line, 6)], ids=["values", "words"]
+)
+def test_whole_commands_end_in_words(make, least):
+    done = [whole_commands.do(words) for words in whole_commands.cases(SEED, make, NUM_EXAMPLES or least)]
+    wrong = [str(each) for each in done if each.wrong]
+    assert not wrong, f"FUZZ_SEED={SEED}\n" + "\n".join(wrong)
+
+
+#: what such commands have met, each mended since
+MET = {
+    "a key of the schema that is taken away": ["~seed"],
+    "a log's level that there is none of": ["hydra.job_logging.root.level=NOPE"],
+    "a log's level between two": ["hydra.job_logging.root.level=.5"],
+    "a log that Python does not make": ["+hydra.job_logging.handlers.file.nope=5"],
+    "a null in a list where a number is wanted": ["model=mlp", "+model.dropout=[null]"],
+}
+
+
+@pytest.mark.parametrize("words", MET.values(), ids=MET)
+def test_what_whole_commands_have_met_is_a_mistake_in_words_and_leaves_nothing(words):
+    file = whole_commands.written(whole_commands.TABLES[1])
+    done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, *words])
+    assert done.code == 2 and not done.wrong, str(done)
+
+
+def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
+    """`resume /` read the whole disk first."""
+    (tmp_path / "leads_out").symlink_to("/")
+    with pytest.raises(RunnerError, match="holds no run"):
+        resume.find(str(tmp_path))
+
+
+def test_an_error_without_words_is_told(monkeypatch):
+    fault = mistakes.explain(AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None).faults[0]
+    assert fault.so.startswith("AssertionError")
+
+
+def test_a_table_of_one_job_that_has_no_name_fits():
+    assert text_of_report._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}

@@ -45,6 +45,19 @@ def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
     assert "of a verb" in log.read_text()
 
 
+def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatch, capsys):
+    assert cli.main([*SMALL, "train.num_epochs=1", "hydra.run.dir=run"]) == 0
+
+    def fail(cfg, folder, **more):
+        raise ValueError("of a resumed run")
+
+    monkeypatch.setattr(app, "run", fail)
+    assert cli.main(["resume", "run", "train.num_epochs=2"]) == 1
+    said = capsys.readouterr().err
+    assert "ValueError: of a resumed run" in said and "run/runner.log" in said and "Traceback" not in said
+    assert "of a resumed run" in Path("run/runner.log").read_text()
+
+
 def test_a_mistake_leaves_no_folder(own_folder):
     assert cli.main([*SMALL, "task.kind={}"]) == 2
     assert not list(own_folder.iterdir())

@@ -48,7 +48,7 @@ def _jobs(report: Report, width: int) -> Table:
     # the first one leaves first; the page and report.csv have them all
     may_leave = ["steps/s", "epoch", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
     shown = _fit(columns, "name", may_leave, width)
-    if "state" not in shown and "state" in columns:
+    if "state" not in shown and "state" in columns and "name" in shown:
         states = [f" ({state})" if state != "finished" else "" for state in columns["state"]]
         shown["name"] = [name + state for name, state in zip(shown["name"], states, strict=True)]
     best = report.results.index(report.best) if report.best else None
@@ -58,7 +58,7 @@ def _jobs(report: Report, width: int) -> Table:
 def _fit(columns: dict[str, list[str]], name: str, may_leave: Sequence[str], width: int) -> dict[str, list[str]]:
     """The columns without those that leave for the column `name`, so that the rest fit the width."""
     left = dict(columns)
-    wanted = min(NAME, max(map(len, columns[name]), default=0))
+    wanted = min(NAME, max(map(len, columns.get(name, ())), default=0))
     for title in may_leave:
         taken = sum(max(map(len, (head, *cells))) + 2 for head, cells in left.items() if head != name)
         if taken + wanted <= width:
