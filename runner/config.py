@@ -89,8 +89,11 @@ def value(cfg: DictConfig, key: str) -> Any:
 
 
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
-    """The part of `cfg.data` that every data set has."""
-    return {item.name: cfg.data[item.name] for item in fields(Data)}
+    """The part of `cfg.data` that every data set has, each of its type: data is an open group, and keeps '1' as a text."""
+    typed = OmegaConf.structured(Data)
+    for item in fields(Data):
+        typed[item.name] = cfg.data[item.name]
+    return {item.name: typed[item.name] for item in fields(Data)}
 
 
 def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str, Any]:

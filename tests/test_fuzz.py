@@ -22,6 +22,7 @@ from seeded import NUM_EXAMPLES, SEED, often
 
 from runner import cli, mistakes, parts, resume
 from runner.compose import composer, hydra_session, known_keys
+from runner.config import shared_data_settings
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.report import text as text_of_report
@@ -207,3 +208,9 @@ def test_an_error_without_words_is_told(monkeypatch):
 
 def test_a_table_of_one_job_that_has_no_name_fits():
     assert text_of_report._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}
+
+
+def test_a_number_of_the_data_that_is_written_as_a_text_is_one():
+    cfg = copy.deepcopy(small())
+    cfg.data.limit = "7"
+    assert shared_data_settings(cfg)["limit"] == 7
