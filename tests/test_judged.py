@@ -42,3 +42,15 @@ def test_a_name_that_no_epoch_would_have(metric, task, write):
 def test_what_is_better_follows_from_the_name_where_nobody_says():
     assert (best_of(config(None)).metric, best_of(config(None)).mode) == ("val/loss", "min")
     assert best_of(config("val/accuracy")).mode == "max"
+
+
+def test_what_a_person_says_is_better_counts():
+    cfg = config("val/accuracy")
+    cfg.train.early_stopping.mode = "min"
+    assert best_of(cfg).mode == "min"
+
+
+@pytest.mark.parametrize("metric", ["val", "val/"])
+def test_a_split_alone_is_no_metric(metric):
+    (fault,) = metric_faults(config(metric, "own.Own"))
+    assert "val/..." in fault.so

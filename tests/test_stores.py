@@ -16,6 +16,7 @@ from runner.errors import RunnerError
         ("sqlite:///two words.db", None, "'tracking.uri=sqlite:///two words.db'"),
         ("http://127.0.0.1:5000", "http://127.0.0.1:5000", "tracking.uri=http://127.0.0.1:5000"),
         ("http://me:secret@host", None, "tracking.uri=http://me:PASSWORD@host"),
+        ("http://me:secret@host", "http://other", "tracking.uri=http://me:PASSWORD@host"),
         ("http://me:secret@host", "http://me:secret@host", "# MLFLOW_TRACKING_URI names the store"),
     ],
 )
@@ -57,3 +58,17 @@ def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder
         stores.of_last([second], asked="ui")
     Path("mlflow.db").touch()
     assert stores.of_last([], asked="ui") == stores.USUAL
+
+
+def test_the_last_word_counts_before_the_environment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    assert stores.named(["seed=1", "tracking.uri=http://one", "+tracking.uri='http://two'"]) == "http://two"
+    assert stores.named(["seed=1"]) == "http://environment"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    assert stores.named([]) is None
+
+
+def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):
+    Path("run").mkdir()
+    origin.sign(Path("run"), f"sqlite:///{own_folder}/later.db")
+    assert stores.of_run(Path("run"), asked="sync run") == f"sqlite:///{own_folder}/later.db"

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from test_disk_full import in_its_own_disks
 from torch.utils.data import Dataset
 
 from runner.compose import HERE
+from runner.data import shared_memory
 from runner.data.loaders import load
-from runner.data.shared_memory import bytes_of_a_batch, most_workers, with_room
+from runner.data.shared_memory import bytes_of_a_batch, free_room, most_workers, with_room
 from runner.errors import RunnerError
 
 MIB = 2**20
@@ -104,3 +106,13 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
     assert done.stdout.startswith("(1, 1)"), done.stdout
     assert done.stdout.count("asked: data.num_workers=1") == 2, done.stdout
     assert done.stdout.count("no room in /dev/shm") == done.stdout.count("--shm-size") == 2
+
+
+def test_what_others_have_taken_of_it_is_not_free(monkeypatch, tmp_path):
+    found = SimpleNamespace(f_bavail=3, f_bfree=4, f_blocks=5, f_frsize=4096, f_bsize=8192)
+    monkeypatch.setattr(shared_memory.sys, "platform", "linux")
+    monkeypatch.setattr(shared_memory, "PLACE", tmp_path)
+    monkeypatch.setattr(shared_memory.os, "statvfs", lambda place: found)
+    assert free_room() == 3 * 4096
+    monkeypatch.setattr(shared_memory, "PLACE", tmp_path / "nowhere")
+    assert free_room() is None
