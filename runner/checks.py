@@ -72,7 +72,6 @@ class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     folder: Path | None = None  # of the run that has begun last
-    below: Path | None = None  # the nearest folder above the run's that was there before
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
@@ -81,7 +80,6 @@ class CheckFirst(Callback):
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
             check_place(folder, key="hydra.run.dir")
             name_data(config, config.hydra)
-            CheckFirst.below = next((above for above in folder.absolute().parents if above.exists()), None)
             CheckFirst.folder = folder.absolute()
             claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
         except claim.OverError as over:

@@ -28,6 +28,7 @@ LOG = "runner.log"
 HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
+_made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
 
 
 class OverError(RunnerError):
@@ -51,6 +52,7 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
     if folder in _held:
         return
     asked = f"run folder {folder}"
+    _made[folder] = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, thread_local=False)
@@ -82,7 +84,10 @@ def taken(folder: Path) -> Iterator[None]:
 
 
 def leave_nothing(folder: Path) -> None:
-    """Takes away what a run leaves in a folder before it begins: by name, for it may be a folder with anybody's files."""
+    """Takes away what a run leaves in a folder before it begins, and the folders that were made for it.
+
+    By name, for it may be a folder with anybody's files. Nothing, where a run has begun in it.
+    """
     from runner.tracking import journal, publisher, records, sync  # numpy: not on the way to --help
 
     if (folder / records.FILE).exists():
@@ -92,6 +97,9 @@ def leave_nothing(folder: Path) -> None:
     for inner in {(folder / name).parent for name in (*HYDRAS, LOCK)}:
         with suppress(OSError):  # something else lies there
             inner.rmdir()
+    with suppress(OSError):
+        for made in _made.get(spelled(folder).absolute(), []):
+            made.rmdir()
 
 
 def begin(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:

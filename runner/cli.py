@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -124,10 +124,10 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
             with unexpected.noting(folder):
                 summary = (run_one or partial(app.run, owns_process=True))(cfg, folder)
         except KeyboardInterrupt:  # before the training began
-            _leave_nothing(folder)
+            claim.leave_nothing(folder)
             raise
         except RunnerError as error:  # told at the end: Hydra would print around it
-            _leave_nothing(folder)
+            claim.leave_nothing(folder)
             mistaken.extend(fault for fault in error.faults if fault not in mistaken)
             return
         summaries.append(summary)
@@ -146,7 +146,7 @@ def _train(flags: list[str], overrides: list[str], run_one: RunOne | None = None
             if composed or (is_sweep and not mistakes.is_about_composition(error)):
                 raise
             if CheckFirst.folder is not None:  # Hydra failed after it was taken: at its log, say
-                _leave_nothing(CheckFirst.folder)
+                claim.leave_nothing(CheckFirst.folder)
             raise mistakes.explain(error, overrides, compose=composer(flags), check=check) from None
         finally:
             claim.let_go()
@@ -196,10 +196,11 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
+        place = place_of(os.environ)
+        if place is not None and place.rank:  # the first of several processes holds the folder
+            return notebook.Result(app.run(cfg, folder), folder)
         try:
-            place = place_of(os.environ)
-            if place is None or not place.rank:  # of several processes the first one holds the folder
-                claim.begin(folder, cfg, anew="-cd" in flags)
+            claim.begin(folder, cfg, anew="-cd" in flags)
         except claim.OverError as over:
             print(claim.over_line(over))
             return notebook.Result(read_summary(folder), folder)
@@ -207,7 +208,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
             with logging_to(folder):
                 return notebook.Result(app.run(cfg, folder), folder)
         except RunnerError:
-            _leave_nothing(folder)
+            claim.leave_nothing(folder)
             raise
         finally:
             claim.let_go()
@@ -425,18 +426,6 @@ def _say_what_fits(cfg: DictConfig) -> None:
     print("plan    of this run, on the whole of that memory:")
     for line in what_fits(cfg):
         print(line)
-
-
-def _leave_nothing(folder: Path) -> None:
-    """Takes away what a run left that never began, and the folders that were made for it, but the current one."""
-    claim.leave_nothing(folder)
-    with suppress(OSError):  # something else lies there
-        if folder.absolute() != Path.cwd():
-            folder.rmdir()
-        for above in folder.absolute().parents:
-            if CheckFirst.below is None or not above.is_relative_to(CheckFirst.below) or above == CheckFirst.below:
-                break
-            above.rmdir()
 
 
 def _may_be_a_folder(word: str) -> bool:

@@ -61,7 +61,8 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
     names.model(model)
     faults: dict[str, Fault] = {}
     for tensor, name in names.all():
-        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known:
+        is_shape = tensor.is_meta  # of an ensemble by torch.func, say: nothing lies in it to be trained
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
             holder, attribute, held = _holder(model, name.path)
             called, instead = _instead(held)
             so = (

@@ -56,7 +56,7 @@ def test_texts_are_classified():
     torch.manual_seed(0)
     model = Transformer([6], 2, 32, 2, 2, vocab_size=8)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(150):
+    for _ in range(300):
         tokens, at = torch.randint(2, 8, (64, 6)), torch.rand(64, 6).argsort(1)[:, :2]
         tokens.scatter_(1, at, torch.tensor([[0, 1]]).expand(64, 2))
         targets = (at[:, 0] < at[:, 1]).long()

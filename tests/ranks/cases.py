@@ -70,7 +70,9 @@ def main(root: Path) -> None:
 
         group = join(place, backend="gloo", device=torch.device("cpu"))
         Group.leave = lambda self: None  # for the next case
-        several.joined = lambda place, choice: group
+        several.joined = lambda place, choice: (group.highest([0.0]), group)[
+            1
+        ]  # it waits for all, as the real one does
     for name in CASES if place is None or place.num == 2 else FEW:
         done = run([*CASES[name]], folder=root / name)
         assert done["status"] == "finished", done["error"]

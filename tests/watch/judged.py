@@ -56,7 +56,8 @@ class Attribute(nn.Module):
 class PlainList(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)]
+        layers = (nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+        self.layers = [layer.requires_grad_(False) for layer in layers]  # those that learn are refused before
         self.bias = nn.Parameter(torch.zeros(CLASSES))
 
     def forward(self, x):
