@@ -10,9 +10,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
-from runner.allowed import LIBRARIES, PARTS, under
+from runner.allowed import LIBRARIES, PARTS, is_part, under
 from runner.compose import HERE
 from runner.errors import RunnerError
 from runner.targets import locate
@@ -251,3 +252,8 @@ def test_a_name_that_only_begins_like_an_allowed_one_is_another(own_folder, monk
             locate(name)
     monkeypatch.setenv("RUNNER_ALLOW", "timm_evil")
     assert locate("timm_evil.Net").__name__ == "Net"
+
+
+def test_an_object_that_can_be_called_is_no_function():
+    assert is_part(torch.nn.functional.relu, "torch.nn.functional")
+    assert not is_part(torch.nn.ReLU(), "torch.nn.functional")

@@ -12,9 +12,11 @@ import psutil
 import pytest
 import torch
 from filelock import FileLock
+from omegaconf import OmegaConf
 
 from runner import app, claim, cli
 from runner.compose import HERE
+from runner.errors import RunnerError
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
 
@@ -232,3 +234,17 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder):
     tracked = client.get_metric_history(summary["run_id"], "train/loss")
     assert sorted(point.step for point in tracked) == [step for step, _ in kept]
     assert "the run's folder was deleted while it trained" in said and "Traceback" not in said, said
+
+
+def test_a_run_that_was_waited_for_is_in_the_way_and_its_folder_is_let_go(own_folder, monkeypatch):
+    folder, take = own_folder / "run", claim.take
+
+    def wait_for_another(folder):
+        take(folder)
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/last.pt").touch()
+
+    monkeypatch.setattr(claim, "take", wait_for_another)
+    with pytest.raises(RunnerError, match="another experiment"):
+        claim.begin(folder, OmegaConf.create({"seed": 1}))
+    assert folder not in claim._held
