@@ -216,7 +216,7 @@ def test_the_camera_says_which_side_is_up(tmp_path):
     save(tmp_path / "a" / "lying.jpg", pixels, exif=tags, quality=100)
     save(tmp_path / "b" / "standing.jpg", pixels.swapaxes(0, 1), quality=100)
     source = images(str(tmp_path), mode="gray")
-    assert source.rows[0].shape == (1, 1, 16, 8)
+    assert source.rows[0].shape == (2, 1, 16, 8)
     assert source.rows[0][0, 0, 0, 0] > 250
     assert source.rows[0][0, 0, 15].max() < 5
 
