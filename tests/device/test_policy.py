@@ -171,6 +171,7 @@ def mac(**facts):
         ("mps", mac(machine="x86_64"), "Intel processor", "Apple silicon"),
         ("mps", mac(mps_built=False), "built without MPS", "pip install torch"),
         ("mps", mac(macos="13.6"), "macOS 13.6 is too old", "macOS 14 or newer"),
+        ("mps", mac(macos="14.0"), "Metal offers no GPU here", "outside of the virtual machine"),
         ("mps", mac(), "Metal offers no GPU", "virtual machine"),
         ("xpu", LAPTOP, "built without Intel GPUs", "XPU build"),
         ("xpu", Hardware(xpu_built=True), "no Intel GPU", "sycl-ls"),
