@@ -119,7 +119,8 @@ def suggest_keys(wanted: str, known: list[str]) -> list[str]:
         known = [key for key in known if "." in key]
         siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
         longer = [name for name in siblings if len(leaf) > 2 and name.startswith(leaf)]
-        if hits := nearest(leaf, siblings) or longer:
+        swapped = [name for name in siblings if sorted(name) == sorted(leaf)]  # rl for lr, too short to look alike
+        if hits := nearest(leaf, siblings) or longer or swapped:
             return [siblings[hit] for hit in hits]
     same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
     by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}

@@ -119,6 +119,7 @@ def test_all_that_is_wrong_is_told_at_once():
         "optimizer._target_=torch.optim.SparseAdam ~model +model._target_=torch.nn.Embedding +model.num_embeddings=5"
         " +model.embedding_dim=3 scheduler=cosine",
         f"{SCHEDULES}.OneCycleLR +scheduler.max_lr=0.1 +scheduler.total_steps=${{facts.num_steps}}",
+        f"{SCHEDULES}.PolynomialLR +scheduler.total_iters=1",  # it ends at 0
         f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
     ],
 )

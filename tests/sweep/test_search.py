@@ -220,7 +220,7 @@ MISTAKES = [
     ([LR, "hydra.sweeper.n_trials=0"], ["hydra.sweeper.n_trials=1"]),
     (
         [LR, "hydra.sweeper.n_trials=many", "hydra.sweeper.pruner=medain"],
-        ["a whole number", "hydra.sweeper.pruner=median"],
+        ["hydra.sweeper.pruner=median"],
     ),
     ([LR, "hydra.sweeper.seed=-1"], ["hydra.sweeper.seed=0"]),
     ([LR, "hydra.sweeper.batch=0"], ["hydra.sweeper.batch=1"]),
@@ -241,7 +241,7 @@ MISTAKES = [
     ([LR, "hydra.sweeper.metric=test/loss", "hydra.sweeper.pruner=hyperband"], ["hydra.sweeper.pruner=none"]),
     ([LR, "hydra.sweeper.sampler=grid"], ["optimizer.lr=0.001,0.01,0.1"]),
     (["model=mlp,cnn", LR, "hydra.sweeper.sampler=cmaes"], ["hydra.sweeper.sampler=tpe"]),
-    (["model=mlp,cnn", "hydra.sweeper.sampler=cmaes"], ["none is one", "hydra.sweeper.sampler=tpe"]),
+    (["model=mlp,cnn", "hydra.sweeper.sampler=cmaes"], ["hydra.sweeper.sampler=tpe"]),
     (
         [
             LR,
@@ -274,7 +274,7 @@ def test_each_mistake_is_told_before_anything_is_written(words, mends, own_folde
     common = [word for word in COMMON if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
     assert cli.main(["-m", *common, "hydra.sweep.dir=found", *words]) == 2
     said = capfd.readouterr().err
-    assert all(mend in said.split("write:", 1)[1] or mend in said for mend in mends) and "Traceback" not in said
+    assert all(mend in said.split("write:", 1)[1] for mend in mends) and "Traceback" not in said
     assert not list(own_folder.iterdir())
 
 
