@@ -184,6 +184,7 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeyp
     Path("outputs/a/run").mkdir(parents=True)
     Path("outputs/a/run/rerun.yaml").write_text("seed: 0\n")
     origin.sign(Path("outputs/a/run"), f"sqlite:///{own_folder}/s3cret.db")
+    Path("outputs/a/run/journal/journal.bin").touch()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
