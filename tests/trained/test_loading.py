@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runner import origin
 from runner.tracking.journal import Journal
 
 
@@ -80,12 +81,14 @@ def test_weights_of_another_model(run, copy):
 )
 def test_a_strangers_card_is_data(run, copy, values, said):
     change(copy / "model.json", **values)
+    origin.sign(copy, "")  # as if it were the person's own: the rules of a card hold all the same
     refused(run, copy, said.replace("takes", "took"))
     assert not Path("owned").exists()
 
 
 def test_a_strangers_reader_is_data(run, copy):
     change(copy / "model.json", reader={"_target_": "os.system", "_partial_": True})
+    origin.sign(copy, "")
     code, _, err = run("predict", str(copy), "--input", "my_rows.py", "--output", "never.csv")
     assert code == 2 and "os.system is not a part" in err
 
