@@ -13,8 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from runner.errors import Fault, RunnerError
+
 #: what torch would take by itself, before any run changes it
 THREADS = torch.get_num_threads()
+#: inputs of a 1x1 convolution from which oneDNN counts its memory rightly
+MOST_INPUTS = 16
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -69,14 +73,35 @@ def takes_channels_last(
 
     A step then takes 0.80 (2 layers, 8x8 pixels) to 0.88 (2 layers, 32x32) of the time on a CPU in float32, 0.84 of a
     ResNet-18's (1 thread, medians of 3, 2026-11). On CUDA it is tensor cores that want it, so not in plain float32; that
-    is NVIDIA's word, and was not measured here.
+    is NVIDIA's word, and was not measured here. Raises: RunnerError where it would overwrite memory.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False, ""
+    layer = overruns(model) if device.type == "cpu" else ""
+    if asked and layer:
+        so = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
+        write = f"backends.cpu.channels_last=null; or {MOST_INPUTS} inputs or more in that layer"
+        raise RunnerError(Fault("backends.cpu.channels_last=true", f"{so} (oneDNN's issue 6035)", write))
     if asked is not None:
         return asked, "as asked"
+    if layer:
+        return False, "auto"
     on = device.type == "cpu" or (device.type == "cuda" and precision != "fp32")
     return on, "auto: it has 2-d convolutions"
+
+
+def overruns(model: nn.Module) -> str:
+    """The first layer whose backward pass overwrites memory on a CPU where channels lie last; "" where none does.
+
+    A 1x1 convolution with a stride and fewer inputs than a block of oneDNN's has (8 with AVX2, 16 with AVX-512): wrong
+    gradients, "corrupted size vs. prev_size", a segmentation fault or a hang (uxlfoundation/oneDNN#6035, torch 2.13;
+    with 2 to 7 inputs each of 55 cases ended so on AVX2, with 1 or 8 none of 112). Compiled, torch lays channels last itself.
+    """
+    for name, layer in model.named_modules():
+        is_small = isinstance(layer, nn.Conv2d | nn.Conv3d) and 1 < layer.in_channels // layer.groups < MOST_INPUTS
+        if is_small and set(layer.kernel_size) == {1} and set(layer.stride) != {1}:
+            return name or type(layer).__name__
+    return ""
 
 
 def automatic_threads(num_processes: int = 1) -> int:

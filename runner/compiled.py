@@ -26,6 +26,7 @@ def make_compiled(
     fixed_shapes: bool,
     usual_rows: int | None = None,
     in_part: str = "",
+    keeps_layout: bool = False,
     say: Callable[[str], None],
 ) -> Step:
     """The step of a run as one compiled function, where that can be had. make: runner.step.make_step without the last words.
@@ -35,10 +36,14 @@ def make_compiled(
     fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
     torch makes one for all sizes when it meets the second. Costs seconds where it first meets a size, and none later.
     usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
-    in_part: why the whole can't be one function, where that is known.
+    in_part: why the whole can't be one function, where that is known. keeps_layout: torch may not lay channels last.
     Raises: RunnerError, from a step, where there is nothing to compile with.
     """
-    dynamic = False if fixed_shapes else None
+    torch_compile = partial(
+        torch.compile,
+        dynamic=False if fixed_shapes else None,
+        options={"layout_optimization": False} if keeps_layout else None,
+    )
     plain = make()
     compiled: Step | None = None
     is_whole = False
@@ -53,13 +58,13 @@ def make_compiled(
         why = in_part
         if not why:
             try:
-                compiled, is_whole = compiled or _Whole(make, optimizer, dynamic=dynamic, say=say), True
+                compiled, is_whole = compiled or _Whole(make, optimizer, torch_compile, say=say), True
                 return compiled(batches)
             except (CannotTraceError, _compiling_errors()) as error:
                 _check_compiler(error)
                 why = f"the step can't be one function: {_first_line(error)}"
         say(f"compile: the forward pass alone, as {why}")
-        compiled, is_whole = make(through=partial(torch.compile, dynamic=dynamic)), False
+        compiled, is_whole = make(through=torch_compile), False
         try:
             return compiled(batches)
         except _compiling_errors() as error:
@@ -74,7 +79,12 @@ class _Whole:
     """The whole step as one function."""
 
     def __init__(
-        self, make: Callable[..., Step], optimizer: Optimizer, *, dynamic: bool | None, say: Callable[[str], None]
+        self,
+        make: Callable[..., Step],
+        optimizer: Optimizer,
+        compile: Callable[..., Step],
+        *,
+        say: Callable[[str], None],
     ) -> None:
         """Raises: CannotTraceError where the optimizer, or this torch, does not take part in it."""
         config: Any = torch._dynamo.config
@@ -82,7 +92,7 @@ class _Whole:
             raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
         config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
         self._update = FixedUpdate(optimizer, as_formula=True)
-        self._step = torch.compile(make(update=self._update.update), dynamic=dynamic, fullgraph=True)
+        self._step = compile(make(update=self._update.update), fullgraph=True)
         self._say, self._is_new = say, True
 
     def __call__(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:

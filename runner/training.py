@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
 from runner import backends
+from runner.backends import overruns
 from runner.background import Background
 from runner.checkpoint import Keeper
 from runner.compiled import make_compiled
@@ -353,6 +354,7 @@ def _train(training: Training) -> None:
             fixed_shapes=not isinstance(parts.splits.train, Dataset),
             usual_rows=None if together else _usual_rows(parts.train),
             in_part="processes exchange gradients in the middle of the step" if together else "",
+            keeps_layout=parts.device.type == "cpu" and bool(overruns(parts.model)),
             say=screen.say,
         )
     batches = Sharded(parts.train, Shard(training.ranks.rank, training.ranks.num)) if together else parts.train
