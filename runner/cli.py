@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from runner import claim, completion, config, mistakes, notebook, stores, stranger, unexpected
 from runner.checks import CheckFirst, check, check_place
 from runner.compose import CONF, Compose, composer, hydra_session, name_data
-from runner.errors import MISTAKE, Fault, RunnerError, report
+from runner.errors import MISTAKE, SECRETS, Fault, RunnerError, report
 from runner.loading import loading
 from runner.ranks.around import Place, place_of
 from runner.summary import is_over, read_summary
@@ -31,6 +31,19 @@ TRUST = "--trust"  # a run's folder, or a store's configuration, has been looked
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
 
+@contextmanager
+def restored(variable: str) -> Iterator[None]:
+    """An environment variable is as it was, afterwards."""
+    before = os.environ.get(variable)
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
+
+
+@restored(SECRETS)
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 1 failed, 2 the person's mistake, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -161,7 +174,7 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
     """One run from Python; see runner.run."""
     _make_own_code_importable()
     notebook.forget_edited()
-    with restored(ALLOW_VARIABLE):
+    with restored(ALLOW_VARIABLE), restored(SECRETS):
         flags, overrides = sorted_words(words, VERBS)
         if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
             write = "python -m runner ..., or run() for each"
@@ -389,18 +402,6 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "sync": sync,
     "ui": ui,
 }
-
-
-@contextmanager
-def restored(variable: str) -> Iterator[None]:
-    """An environment variable is as it was, afterwards."""
-    before = os.environ.get(variable)
-    try:
-        yield
-    finally:
-        os.environ.pop(variable, None)
-        if before is not None:
-            os.environ[variable] = before
 
 
 @contextmanager

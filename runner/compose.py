@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import config, schema, stranger, trust
+from runner import config, passwords, schema, stranger, trust
 from runner.errors import RunnerError
 
 HERE = Path(__file__).resolve().parent
@@ -102,6 +102,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
         if first is not None:
             words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
             found += stranger.take_no_store(cfg, first, words)
+        passwords.note_secrets(passwords.shown_uri(cfg))
     if found:
         raise RunnerError(*found)
     return cfg

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from urllib.parse import quote
 
 #: the exit code of a person's mistake
 MISTAKE = 2
+#: names of variables, comma-separated, whose values are shown nowhere; processes that a run starts inherit it
+SECRETS = "RUNNER_SECRETS"
+#: what a URI has before its password; ${oc.env:NAME} and <oc.env:NAME> in it have a colon of their own
+USER = r"://(?:\$\{[^{}]*\}|<oc\.env:[^<>]+>|[^:/@\s])*+"
+_PASSWORD = re.compile(rf"({USER}):(?!PASSWORD@).*@")
+SHORTEST_SECRET = 4  # letters: a shorter one stands in every other word
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,17 @@ def report(error: RunnerError) -> int:
 
 def without_password(text: str) -> str:
     """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
-    return re.sub(r"(://[^:/@\s]*):(?!PASSWORD@).*@", r"\1:***@", text)  # to a line's last @: a password may hold one
+    for secret, name in _secrets():
+        text = text.replace(secret, f"<oc.env:{name}>")
+    return _PASSWORD.sub(r"\1:***@", text)  # to a line's last @: a password may hold one
+
+
+def _secrets() -> Iterator[tuple[str, str]]:
+    """What SECRETS names, the longest first, each as it is and as a URI spells it."""
+    named = [(os.environ.get(name, ""), name) for name in os.environ.get(SECRETS, "").split(",")]
+    for value, name in sorted(named, key=lambda pair: -len(pair[0])):
+        if len(value) >= SHORTEST_SECRET:
+            yield from ((written, name) for written in {value, quote(value), quote(value, safe="")})
 
 
 #: C0 without tab and line feed, DEL and C1: a terminal takes them for commands

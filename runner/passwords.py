@@ -2,7 +2,8 @@
 
 What a URI names before its @ is a password where a colon leads to it. What `${oc.env:NAME}` brought is shown as
 <oc.env:NAME>, also in the values that refer to it; numbers and switches from the environment are shown. The names of the
-run and of its experiment are used as they are: who makes them of the environment wants to read that.
+run and of its experiment are used as they are: who makes them of the environment wants to read that. Of the store's URI,
+which errors quote in pieces, it is hidden wherever it comes up: but for a scheme, a host and a file's path.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from urllib.parse import unquote
 from omegaconf import DictConfig, OmegaConf, resolvers
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import without_password
+from runner.errors import SECRETS, USER, without_password
 
 ENVIRONMENT = "oc.env"
 OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
-#: a password that is written as ${...}, or shown as <oc.env:...>, is not there
-_WRITTEN_AS_REFERENCE = re.compile(
-    rf"://[^:/@]*:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL
+#: a store's URI, or what brings its beginning, and what follows its host
+_URI = re.compile(
+    rf"(?:{_SHOWN.pattern}|(?P<scheme>[^:/?#<]+)://(?P<user>[^/?#]*@)?(?P<host>[^/?#]*))(?P<rest>.*)", re.DOTALL
 )
+#: a password that is written as ${...}, or shown as <oc.env:...>, is not there
+_WRITTEN_AS_REFERENCE = re.compile(rf"{USER}:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL)
 
 
 def kept(cfg: DictConfig) -> DictConfig:
@@ -55,6 +58,29 @@ def shown(cfg: DictConfig) -> dict[str, Any]:
 def filled_in(node: Any) -> Any:
     """What shown() gave, with what stands in the environment by now. Raises: KeyError for what does not."""
     return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))
+
+
+def note_secrets(uri: str) -> None:
+    """Hides what the environment brought into a store's URI, in this process and in those that it starts.
+
+    uri: with <oc.env:NAME> for what was brought. Who calls takes the variable SECRETS back.
+    """
+    match = _URI.fullmatch(uri)
+    if match is None or (match["scheme"] and not (match["host"] or match["user"])):
+        return  # a file's path
+    known = filter(None, os.environ.get(SECRETS, "").split(","))
+    found = {*known, *_SHOWN.findall((match["user"] or "") + match["rest"])}
+    if found:
+        os.environ[SECRETS] = ",".join(sorted(found))
+
+
+def shown_uri(cfg: DictConfig) -> str:
+    """The store's URI with <oc.env:NAME> for what the environment brings; "" where it has none that can be told."""
+    with _unread_environment():
+        try:
+            return str(OmegaConf.select(cfg, "tracking.uri") or "")
+        except (OmegaConfBaseException, AttributeError):  # told where the configuration is checked
+            return ""
 
 
 def hide(folder: Path, uri: str) -> None:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from runner import origin
+from runner import origin, passwords
 from runner.config import HIDDEN, without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking import place
@@ -38,7 +38,7 @@ def of_run(folder: Path, *, asked: str) -> str:
     if path is not None and not path.parent.is_dir():
         so = f"it was tracked to {store}, and {path.parent} is not there any more"
         raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
-    return store
+    return _filled_in(store, asked=asked)
 
 
 def of_last(folders: Iterable[Path], *, asked: str) -> str:
@@ -52,11 +52,24 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
     raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
 
 
+def _filled_in(store: str, *, asked: str) -> str:
+    """The URI with what the environment brings. Raises: RunnerError for what it does not have."""
+    try:
+        uri = str(passwords.filled_in(store))
+    except KeyError as error:
+        so = f"its store is {store}, and the environment has no {error.args[0]}"
+        raise RunnerError(Fault(asked, so, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
+    passwords.note_secrets(store)
+    return uri
+
+
 def words_for(uri: str) -> str:
     """What a printed command says after itself so that it finds this store: nothing for the usual one."""
     if place.shown(uri) == place.shown(USUAL):
         return ""
     shown = without_password(uri)
+    if HIDDEN not in shown and shown != uri:
+        return ""  # of the environment: the folder of the run says of which variable
     if shown == uri:
         return shlex.quote(f"tracking.uri={uri}")
     if os.environ.get(VARIABLE) == uri:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from runner import cli, passwords
+from runner import cli, passwords, stores
 from runner.config import faults
+from runner.errors import SECRETS, RunnerError
 from runner.tracking.journal import Journal
 
 SECRET = "s3cr3t-W0rd"
@@ -51,6 +52,52 @@ def test_a_password_in_the_stores_uri(own_folder, capfd, ended, uri):
     shown_nowhere(capfd, own_folder)
     assert "127.0.0.1:9" in Path("run/rerun.yaml").read_text()
     assert "127.0.0.1:9" in Path("run/.hydra/overrides.yaml").read_text()
+
+
+FROM_THE_ENVIRONMENT = "http://${oc.env:TOKEN}@127.0.0.1:9/${oc.env:TOKEN}"
+
+
+def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ended, monkeypatch):
+    monkeypatch.setenv("TOKEN", SECRET)
+    words = [*SMALL, f"tracking.uri='{FROM_THE_ENVIRONMENT}'", "tracking.grace_seconds=0", "tracking.log_model=false"]
+    assert cli.main(words) == 0
+    assert "next    python -m runner sync run\n" in capfd.readouterr().out  # it finds the store by itself
+    assert files_with(SECRET, own_folder) == []
+    for name in ("summary", "journal/ack"):
+        assert "http://<oc.env:TOKEN>@127.0.0.1:9/<oc.env:TOKEN>" in Path(f"run/{name}.json").read_text()
+    assert FROM_THE_ENVIRONMENT in Path("run/rerun.yaml").read_text()
+    assert cli.main([*SMALL, "tracking.uri='htp://host/${oc.env:TOKEN}'"]) == 2
+    shown_nowhere(capfd, own_folder)
+    monkeypatch.setenv(SECRETS, "")  # in another process
+    real = f"http://{SECRET}@127.0.0.1:9/{SECRET}"
+    assert stores.of_run(Path("run"), asked="sync run") == real
+    assert "<oc.env:TOKEN>" in str(RunnerError(*faults(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(RunnerError, match=r"write: export TOKEN=\.\.\., or sync run tracking\.uri=URI"):
+        stores.of_run(Path("run"), asked="sync run")
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://${oc.env:HOST}:80/${oc.env:TOKEN}", "http://there:80/<oc.env:TOKEN>"),
+        ("https://me:${oc.env:TOKEN}@${oc.env:HOST}", "https://me:***@there"),
+        ("http://there?key=${oc.env:TOKEN}", "http://there?key=<oc.env:TOKEN>"),
+        ("${oc.env:BASE}/${oc.env:TOKEN}", "http://there/<oc.env:TOKEN>"),
+        ("${oc.env:BASE}", "http://there"),
+        ("sqlite:///${oc.env:TOKEN}.db", "sqlite:///s3cr3t W0rd.db"),
+        ("http://there/${oc.env:SHORT}", "http://there/v1"),
+        ("${known}/${oc.env:NOT_THERE,x}", "http://there/<oc.env:TOKEN>/x"),
+    ],
+)
+def test_what_of_a_stores_uri_is_a_secret(monkeypatch, uri, shown):
+    for name, value in {"TOKEN": "s3cr3t W0rd", "HOST": "there", "BASE": "http://there", "SHORT": "v1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(SECRETS, "")
+    cfg = OmegaConf.create({"tracking": {"uri": uri}, "known": "http://there/${oc.env:TOKEN}"})
+    passwords.note_secrets(passwords.shown_uri(cfg))
+    assert passwords.without_password(cfg.tracking.uri) == shown
+    assert passwords.without_password(cfg.tracking.uri.replace(" ", "%20")).replace("%20", " ") == shown
 
 
 def test_a_wrong_word_beside_a_password_is_told_without_it(own_folder, capfd):
@@ -129,7 +176,8 @@ def test_a_password_in_the_code_that_differs_is_not_in_the_diff(own_folder, capf
 
 
 @pytest.mark.slow
-def test_a_sweep_keeps_no_password(own_folder, capfd, ended):
+def test_a_sweep_keeps_no_password(own_folder, capfd, ended, monkeypatch):
+    monkeypatch.setenv("PLACE", other := "0th3r-W0rd")
     words = [word for word in SMALL if "hydra" not in word]
     command = [
         sys.executable,
@@ -138,13 +186,15 @@ def test_a_sweep_keeps_no_password(own_folder, capfd, ended):
         "-m",
         *words,
         "seed=1,2",
-        f"tracking.uri={STORE}",
+        f"tracking.uri='{STORE}/${{oc.env:PLACE}}'",
         "tracking.grace_seconds=0",
     ]
     environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr
+    assert SECRET not in done.stdout + done.stderr and other not in done.stdout + done.stderr
+    assert "/<oc.env:PLACE>" in done.stdout
+    assert files_with(other, own_folder) == []
     shown_nowhere(capfd, own_folder)
 
 
@@ -156,7 +206,11 @@ def test_what_is_written_down_by_hand(monkeypatch):
             "data": {
                 "url": "s3://me:word@there",
                 "ref": "s3://me:${oc.env:HOME}@there",
-                "list": ["x://a:b@c,x://a:${oc.env:HOME}@c"],
+                "list": [
+                    "x://a:b@c,x://a:${oc.env:HOME}@c",
+                    "x://${oc.env:HOME}:${oc.env:HOME}@c",
+                    "x://${oc.env:HOME}:b@c",
+                ],
             },
             "same": "${data.url}",
             "home": "${oc.env:HOME}",
@@ -167,7 +221,11 @@ def test_what_is_written_down_by_hand(monkeypatch):
     assert OmegaConf.to_container(kept)["data"] == {
         "url": "s3://me:***@there",
         "ref": "s3://me:${oc.env:HOME}@there",
-        "list": ["x://a:***@c,x://a:${oc.env:HOME}@c"],
+        "list": [
+            "x://a:***@c,x://a:${oc.env:HOME}@c",
+            "x://${oc.env:HOME}:${oc.env:HOME}@c",
+            "x://${oc.env:HOME}:***@c",
+        ],
     }
     found = passwords.shown(cfg)
     assert (found["same"], found["home"]) == ("s3://me:***@there", "<oc.env:HOME>")
