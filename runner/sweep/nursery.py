@@ -101,6 +101,8 @@ class Nursery:
     def close(self) -> None:
         """Ends the warm process. Jobs that still run are told to end, and are ended after their grace, 10 s at the most."""
         os.close(self._alive)
+        if not (self._forks and self._pids):
+            self._warm.terminate()  # nobody's parent: a mistake is told without the seconds that its imports take
         processes = [self._warm, *self._singles.values()]
         for process in processes:
             _hang_up(process)

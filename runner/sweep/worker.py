@@ -18,10 +18,12 @@ import select
 import signal
 import struct
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -52,6 +54,19 @@ def main(argv: list[str]) -> None:
         _fork_for_each(requests, events, lifeline)
     elif (request := _read(requests)) is not None:
         _do(request, lifeline)
+
+
+@contextmanager
+def folder_for_now() -> Iterator[Path]:
+    """For what is imported first: gone in the end, also when this process is told to end before it is warm."""
+    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
+    before = mask(signal.SIG_BLOCK, {signal.SIGTERM}) if mask else None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    finally:
+        if mask:
+            mask(signal.SIG_SETMASK, before)
 
 
 def _fork_for_each(requests: int, events: int, lifeline: int) -> None:

@@ -117,6 +117,27 @@ def test_closing_ends_what_still_runs(nursery, tmp_path):
     nursery.__init__({})  # for the fixture's close
 
 
+@pytest.mark.parametrize("forks", KINDS)
+def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)")
+    nursery = Nursery({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
+    nursery.close()
+    assert nursery._warm.returncode == -signal.SIGTERM
+
+
+def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
+    script = (
+        "import os\nfrom runner.sweep import worker\n"
+        "with worker.folder_for_now() as folder:\n"
+        "    (folder / 'x').touch()\n"
+        "    os.kill(os.getpid(), 15)\n"
+        "    assert (folder / 'x').exists()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(HERE).parents[1]), "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_call_gives_the_answer_or_what_was_raised(nursery):
     assert call(nursery, jobs_for_nursery.add, 2, 3) == 5
     with pytest.raises(ValueError, match="it does not work"):
