@@ -33,6 +33,7 @@ from runner.reporting import Reporter
 from runner.screen import Screen
 from runner.stop import Stop, listening
 from runner.summary import write_summary
+from runner.tracking import recipes
 from runner.tracking.graph import forget_graph
 from runner.tracking.journal import Journal
 from runner.tracking.logged_model import GRAPH
@@ -72,6 +73,7 @@ def run(
     """
     clock = _Clock(since_import=owns_process)
     check_folder(folder)
+    recipes.check(folder)
     hardware = hardware or probe()
     is_given, choice = choice is not None, check(cfg, hardware, choice=choice)
     place = several.place_here(cfg)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner import origin, stores, stranger
+from runner import origin, stores
 from runner.config import without_password
 from runner.errors import Fault, RunnerError
 from runner.summary import note_tracker
 from runner.terminal import say
+from runner.tracking import recipes
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
@@ -75,7 +76,7 @@ def _send(run: Path, uri: str) -> bool:
     for sentence in find_damage(run):
         say(f"{run}: {sentence}")
     before = read_ack(run)
-    after = sync(run, uri, build=stranger.build if stranger.is_held(run) else None)
+    after = sync(run, uri, build=recipes.build_of(run))
     note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
     if after.run_id and origin.is_own(run):
         origin.sign(run, after.uri)  # from now on that is where it lies

@@ -29,6 +29,7 @@ OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:
 FROM_STORE = "this configuration came from a store"
 FROM_FOLDER = "this run was not made here by you, or was changed since"
 STORE = "tracking.uri"
+CARD = origin.SIGNED[1]
 
 _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
@@ -41,6 +42,11 @@ def trusting(is_looked_at: bool = True) -> Iterator[None]:
         yield
     finally:
         _trusts.reset(before)
+
+
+def is_trusted() -> bool:
+    """Whether what others have written was looked at."""
+    return _trusts.get()
 
 
 def is_held(folder: Path) -> bool:
@@ -109,6 +115,11 @@ def check_card(file: Path) -> None:
         return  # told by its reader
     if found := list(_faults(node, "", FROM_FOLDER, _look(file))):
         raise RunnerError(*found)
+
+
+def recipe_faults(node: Any, file: Path) -> list[Fault]:
+    """What in a journal's recipe of a model is not for a stranger to say."""
+    return list(_faults(node, "model", FROM_FOLDER, _look(file)))
 
 
 def build(node: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ Each of these tries to make a file called PWNED. All are refused in words, with 
 """
 
 import io
+import json
 import os
 import pickle
 import shutil
@@ -18,8 +19,11 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from runner import checkpoint, cli
+from runner import checkpoint, cli, origin
+from runner.errors import RunnerError
 from runner.summary import read_summary
+from runner.tracking import recipes
+from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import sync
 
@@ -491,6 +495,53 @@ def test_a_strangers_model_takes_nothing_of_the_environment(run_folder, capfd):
     card = run_folder / "model.json"
     card.write_text(card.read_text().replace('"synthetic"', '"<oc.env:HOME>"'))
     refused(["export", str(run_folder), "--format", "safetensors"], capfd, says="may not read what lies outside it")
+
+
+THEIRS = {"node": {"_target_": "mine.Net"}, "weights": "checkpoints/best.pt", "example": "journal/example.pt"}
+HISTORIES = {
+    "a model of the folder's code": ("model", THEIRS, "model._target_=mine.Net"),
+    "a model with the environment": (
+        "model",
+        {"node": {"_target_": "torch.nn.Linear", "x": "<oc.env:HOME>"}},
+        "model.x=<oc.env",
+    ),
+    "a run without an id": ("start", {"experiment": "theirs"}, "has no uid"),
+    "no event": ("start", {"uid": "../x"}, "has no uid"),
+}
+
+
+@pytest.mark.parametrize(("kind", "fields", "says"), HISTORIES.values(), ids=HISTORIES)
+def test_a_strangers_journal_does_not_become_ones_own_unread(run_folder, capfd, kind, fields, says):
+    with Journal(run_folder) as journal:
+        journal.event(kind, **fields)
+    (run_folder / origin.FILE).unlink()
+    before = (run_folder / "journal/journal.bin").read_bytes()
+    said = refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says=says)
+    assert "--trust, when you have looked at" in said or "as its run wrote it" in said
+    assert (run_folder / "journal/journal.bin").read_bytes() == before and not origin.is_own(run_folder)
+
+
+def test_what_a_strangers_folder_has_put_off_is_read_too(run_folder, capfd):
+    write_ack(run_folder, Ack(postponed=({"kind": "model", **THEIRS},)))
+    refused(["resume", str(run_folder), "train.num_steps=2"], capfd, says="model._target_=mine.Net")
+    assert cli.main(["resume", str(run_folder), "train.num_steps=2", "--trust"]) == 0  # it was looked at
+
+
+def test_of_a_folder_that_is_ones_own_the_signed_model_is_built_and_no_other(elsewhere):
+    Path("own.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
+    mine = {"_target_": "own.Net", "in_features": 1, "out_features": 1}
+    folder = Path("run")
+    (folder / "journal").mkdir(parents=True)
+    (folder / "model.json").write_text(json.dumps({"model": mine}))
+    origin.sign(folder, "")
+    build = recipes.build_of(folder)
+    assert type(build(mine)).__name__ == "Net"
+    for node in ({**mine, "out_features": 2}, {**mine, "bias": "<oc.env:HOME>"}):
+        with pytest.raises(RunnerError, match="not a part that a configuration may name here"):
+            build(node)
+    (folder / "rerun.yaml").write_text("changed: true\n")
+    with pytest.raises(RunnerError, match="not a part that a configuration may name here"):
+        recipes.build_of(folder)(mine)
 
 
 def test_a_folder_that_was_looked_at_is_ones_own(run_folder, capfd, monkeypatch):

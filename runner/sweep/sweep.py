@@ -27,6 +27,7 @@ from runner.sweep.nursery import call
 from runner.sweep.parent import Parent
 from runner.sweep.places import DevicesFor
 from runner.sweep.table import Table
+from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 
 MANY = 50  # jobs whose composing takes long enough to be spoken of
@@ -147,6 +148,8 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         before, now = (announce.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
         raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
+    for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
+        recipes.check(used)  # its journal is sent from here
     config.hydra.sweep.dir = str(sweep.folder)
     return sweep, False
 

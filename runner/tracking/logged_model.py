@@ -59,7 +59,7 @@ def publish_model(
             if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
                 path = _of_graph(graph, Path(place), run_id, reader)
             else:
-                path = save(Path(place), run_id, *_rebuilt(folder, event, build or _build), reader=reader)
+                path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
@@ -78,13 +78,14 @@ def leave_graph(folder: Path, event: Event) -> bool:
             loading(),
             torch.random.fork_rng(devices=[]),
         ):  # a text that the model writes afterwards is the same without a tracker
-            return write_graph(folder / GRAPH, *_rebuilt(folder, event, _build), requirements=_requirements())
+            return write_graph(folder / GRAPH, *_rebuilt(folder, event, build_own), requirements=_requirements())
     except Exception as error:  # told by publish_model
         log.info("no graph was left: %s", error)
         return False
 
 
-def _build(node: dict[str, Any]) -> Any:
+def build_own(node: dict[str, Any]) -> Any:
+    """As the run itself does, with the code of the current folder and what the environment holds."""
     from runner.passwords import filled_in
     from runner.targets import build
 

@@ -74,6 +74,14 @@ def scan(path: Path, offset: int = 0) -> Iterator[Record]:
             yield Record(frame.offset, frame.end, fields.pop("kind"), fields)
 
 
+def scan_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Every event as its fields and its `kind`; points are passed over, undecoded."""
+    for frame in frames.frames(path):
+        if frame.kind == EVENT:
+            fields: dict[str, Any] = dict(json.loads(frame.payload))
+            yield {"kind": fields.pop("kind"), **fields}
+
+
 def count_points(path: Path, offset: int = 0) -> int:
     """How many points lie from `offset` on; reads all that follows it, about 1 s for 1 GB."""
     if not path.is_file() or offset > path.stat().st_size:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import stranger
 from runner.card import NAME as CARD
 from runner.errors import Fault, RunnerError
 from runner.passwords import filled_in
 from runner.targets import build
 from runner.terminal import say
-from runner.tracking import logged_model, place, store
+from runner.tracking import logged_model, place, recipes, store
 from runner.tracking.ack import Ack, read_ack
 from runner.tracking.events import LeftOutError
 from runner.tracking.sync import sync
@@ -67,7 +66,7 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
     ack = read_ack(folder)
     if not ack.is_complete or ack.uri != place.shown(uri):
         with answering(asked, uri):
-            ack = sync(folder, uri, build=stranger.build if stranger.is_held(folder) else None)
+            ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
         so = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
         raise RunnerError(Fault(asked, so, f"python -m runner sync {shown(folder)}, and then again"))

@@ -1,0 +1,62 @@
+"""A run's folder goes in; comes out: which of the models that its journal asks for are built as the person's own.
+
+A journal grows, and is not signed: what lies in it may be of whoever has had the folder. One recipe is the person's, that of
+the signed model.json; every other one is held to the rules for a stranger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runner import origin, stranger, texts
+from runner.errors import Fault, RunnerError
+from runner.tracking.ack import read_ack
+from runner.tracking.logged_model import Build, build_own
+from runner.tracking.records import FILE, scan_events
+
+
+def check(folder: Path) -> None:
+    """Before a run goes on in a folder, which is the person's own from then on. Reads the journal once.
+
+    Raises: RunnerError for each thing in its journal that is not for a stranger to say, or that no run has written.
+    """
+    if stranger.is_trusted() or not (folder / FILE).is_file():
+        return
+    known, found = _signed(folder), []
+    for event in _events(folder):
+        if event.get("kind") == "start" and not str(event.get("uid", "")).isalnum():
+            found.append(Fault(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
+        elif (node := event.get("node")) is not None and node != known:
+            found += stranger.recipe_faults(node, folder / FILE)
+    if found:
+        raise RunnerError(*dict.fromkeys(found))
+
+
+def build_of(folder: Path) -> Build | None:
+    """What makes this journal's models; None: whatever they are, as their run would."""
+    if stranger.is_trusted():
+        return None
+    known = _signed(folder)
+    return lambda node: build_own(node) if node == known else stranger.build(node)
+
+
+def _signed(folder: Path) -> Any:
+    """The recipe in a folder that this person has made and nobody changed; None where there is none."""
+    if not origin.is_own(folder):
+        return None
+    try:
+        return texts.read_json(folder / stranger.CARD)["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
+    """What is to be sent, once or again. Raises: RunnerError for an event that is none."""
+    try:
+        yield from scan_events(folder / FILE)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        so = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(str(folder / FILE), so, "the file as its run wrote it")) from None
+    yield from read_ack(folder).postponed
