@@ -57,6 +57,7 @@ def nothing_left_behind():
     environment, threads = dict(os.environ), set(threading.enumerate())
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
+    children |= outlived.STAY
     changed = {name for name in environment.keys() ^ os.environ.keys() if not name.startswith("PYTEST_")}
     changed |= {name for name in environment.keys() & os.environ.keys() if environment[name] != os.environ[name]}
     changed -= {"PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK", "TORCHINDUCTOR_CACHE_DIR"}

@@ -16,6 +16,8 @@ import psutil
 
 #: in the environment of all that a process of tests starts: that process
 MARK = "RUNNER_TESTS_OF"
+#: processes that stay for the tests that follow: those may find them, and none is blamed for one
+STAY: set[int] = set()
 
 
 def start() -> None:

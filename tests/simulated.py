@@ -7,54 +7,89 @@ python tests/simulated.py cuda:1 -- -m runner device=cuda:1 train.num_epochs=2
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import functools
 import importlib.util
 import json
+import os
 import runpy
 import subprocess
 import sys
-import tempfile
+import traceback
+import warnings
 from pathlib import Path
 
+import outlived
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a checkout that is not installed
 
 from runner.simulated import simulated_device
+from runner.sweep.nursery import Nursery, call
+
+TESTS = Path(__file__).resolve().parent
+#: what takes a process that simulates seconds to import
+HEAVY = (
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "torch.fx.experimental.symbolic_shapes",
+    "runner.app",
+    "runner.plan.child",
+)
 
 
-def run_simulated(device: str, function, *args, timeout: float = 120):
+def run_simulated(device: str, function, *args, cwd: Path | None = None):
     """`function(device, *args)` in a process of its own, where `device` is pretended ("cpu" is what it is).
 
     function: of a module's top level; its file is run again over there. Arguments and result travel as JSON.
+    cwd: the folder that it runs in, whose modules it may import.
     """
     file, name = Path(sys.modules[function.__module__].__file__), function.__qualname__
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "answer.json")
-        call = ["--call", str(file), name, str(answer), json.dumps(args)]
-        done = _child(["-W", "error", __file__, device, *call], timeout=timeout)
-        assert done.returncode == 0, f"{name} on {device} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return json.loads(answer.read_text())
+    given = (device, str(file), name, json.dumps(args), str(cwd or Path.cwd()), dict(os.environ))
+    answer, error = call(_warm(), _call, *given)
+    assert answer is not None, f"{name} on {device}:\n{error}"
+    return json.loads(answer)
 
 
-def simulated_command(device: str, *words: str, timeout: float = 120, **settings) -> subprocess.CompletedProcess:
+def simulated_command(device: str, *words: str, **settings) -> subprocess.CompletedProcess:
     """`python WORDS` under the device: `-m MODULE ...` or `SCRIPT ...`. settings: of subprocess.run, cwd and env."""
-    return _child([__file__, device, "--", *words], timeout=timeout, **settings)
+    command = [sys.executable, __file__, device, "--", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
 
 
-def _child(words, **settings):
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **settings)
+@functools.cache
+def _warm() -> Nursery:
+    """One for all the tests of this process: each function is called in a fork of it, which begins with torch imported."""
+    paths = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "watch", TESTS / "plan")))
+    nursery = Nursery({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, preload=HEAVY)
+    outlived.STAY.add(nursery._warm.pid)
+    atexit.register(nursery.close)
+    return nursery
 
 
-def _call(device, file: str, name: str, answer: str, args: str) -> None:
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    Path(answer).write_text(json.dumps(getattr(module, name)(device, *json.loads(args))))
+def _call(device, file: str, name: str, args: str, cwd: str, environment: dict[str, str]) -> tuple[str | None, str]:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.path.insert(0, cwd)
+    warnings.simplefilter("error")
+    try:
+        with _pretended(device) as pretended:
+            spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return json.dumps(getattr(module, name)(pretended, *json.loads(args))), ""
+    except Exception:
+        return None, traceback.format_exc()
 
 
-def _run(words: list[str]) -> None:
+def _pretended(name: str) -> contextlib.AbstractContextManager[torch.device]:
+    return contextlib.nullcontext(torch.device("cpu")) if name == "cpu" else simulated_device(name)
+
+
+def run_program(words: list[str]) -> None:
     """As `python WORDS` would."""
     if words[0] == "-m":
         sys.path[0] = str(Path.cwd())
@@ -69,17 +104,10 @@ def _run(words: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("device", help="cpu, cuda:1, mps, ...")
-    parser.add_argument("--call", nargs=4, metavar=("FILE", "FUNCTION", "ANSWER", "ARGUMENTS"))
     parser.add_argument("words", nargs="*", help="-m MODULE ... or SCRIPT ..., after --")
     given = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        device = torch.device(given.device)
-        if device.type != "cpu":
-            device = stack.enter_context(simulated_device(given.device))
-        if given.call:
-            _call(device, *given.call)
-        else:
-            _run(given.words)
+    with _pretended(given.device):
+        run_program(given.words)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The whole command on devices that this machine lacks: tensors that obey a device's rules, with the CPU's numbers."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from simulated import run_simulated
 
 from runner import cli
 from runner.tracking.memory import read_points
 
-TESTS = Path(__file__).parent
 RUNS = {
     "mlp, streamed, clipped": ("model=mlp", "data.residency=stream", "train.clip_grad_norm=1"),
     "cnn, averaged, cosine": ("model=cnn", "train.ema_decay=0.9", "scheduler=cosine", "backends.cpu.channels_last=false"),
@@ -27,23 +24,16 @@ SHORT = (
 )
 
 
-def run(device, words, folder):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
-    simulated = [str(TESTS / "simulated.py"), device, "--"] if device != "cpu" else []
-    command = [sys.executable, *simulated, "-m", "runner", f"device={device}", *SHORT, *words, "hydra.run.dir=run"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "run" / "summary.json").read_text()), read_points(folder / "run")
+def run(device, words):
+    folder = Path(device.type)
+    assert cli.main([f"device={device}", *SHORT, *words, f"hydra.run.dir={folder}"]) == 0
+    return json.loads((folder / "summary.json").read_text()), read_points(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
 def test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit(words, tmp_path):
-    found = {}
-    for device in ("cpu", "cuda:1", "mps"):
-        folder = tmp_path / device.replace(":", "")
-        folder.mkdir()
-        found[device] = run(device, words, folder)
+    found = {name: run_simulated(name, run, words, cwd=tmp_path) for name in ("cpu", "cuda:1", "mps")}
     for device in ("cuda:1", "mps"):
         summary, points = found[device]
         assert (summary["status"], summary["device"]) == ("finished", device)
