@@ -31,10 +31,9 @@ from runner.sweep.nursery import Nursery, call
 TESTS = Path(__file__).resolve().parent
 #: what takes a process that simulates seconds to import
 HEAVY = (
-    "torch._dynamo",
+    "runner.sweep.warm",
     "torch._subclasses.fake_tensor",
     "torch.fx.experimental.symbolic_shapes",
-    "runner.app",
     "runner.plan.child",
 )
 

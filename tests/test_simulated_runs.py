@@ -10,14 +10,14 @@ from runner import cli
 from runner.tracking.memory import read_points
 
 RUNS = {
-    "mlp, streamed, clipped": ("model=mlp", "data.residency=stream", "train.clip_grad_norm=1"),
-    "cnn, averaged, cosine": ("model=cnn", "train.ema_decay=0.9", "scheduler=cosine", "backends.cpu.channels_last=false"),
-    "regression, accumulated": ("data=synthetic", "data.num_rows=700", "data.num_classes=null", "task=regression", "model=linear",
+    "mlp, streamed, clipped": ("model=mlp", "data.limit=400", "data.residency=stream", "train.clip_grad_norm=1"),
+    "cnn, averaged, cosine": ("model=cnn", "data.limit=400", "train.ema_decay=0.9", "scheduler=cosine", "backends.cpu.channels_last=false"),
+    "regression, accumulated": ("data=synthetic", "data.num_rows=400", "data.num_classes=null", "task=regression", "model=linear",
                                 "train.accumulate_steps=2"),
 }  # fmt: skip
 SHORT = (
     "train.num_epochs=2",
-    "train.batch_size=256",
+    "train.batch_size=64",
     "tracking.enabled=false",
     "metrics.pull_every=4",
     "placement.guard=off",
