@@ -10,6 +10,9 @@ import tempfile
 import threading
 import time
 
+# as runner/__main__.py does it, and before torch is loaded: two workers share the cores
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import outlived
 import psutil
 import pytest

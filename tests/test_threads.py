@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -104,3 +107,17 @@ def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, capsys, 
     model = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("model:"))
     assert said in model and ("threads" in model) is bool(said)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["nothing", "a count", "a policy"],
+)
+def test_threads_that_wait_for_each_other_sleep_soon_unless_the_person_chose(given, counts):
+    code = "import runner.__main__, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**others, **given}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [counts, "False"]
