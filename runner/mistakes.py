@@ -36,7 +36,7 @@ def explain(
     if isinstance(error, RunnerError):
         return error
     try:
-        compose([])
+        cfg = compose([])
     except RunnerError as refused:
         return refused
     except WrongFile as wrong:
@@ -55,29 +55,30 @@ def explain(
             continue
         for single in singles:
             try:
-                compose([*accepted, single])
+                tried = compose([*accepted, single])
             except Exception as refused:
-                found = _faults(single, refused, accepted, compose)
+                found = _faults(single, refused, accepted, cfg, compose)
                 faults += [fault for fault in found if fault not in faults]
                 break
         else:
             accepted.append(single)
+            cfg = tried
     if not faults:
         return RunnerError(_broken_files(error))
     try:
-        check(compose(accepted))
+        check(cfg)
     except RunnerError as more:
         faults += more.faults
     return RunnerError(*faults)
 
 
-def _faults(text: str, error: Exception, accepted: list[str], compose: Compose) -> list[Fault]:
-    """Why one override is refused, after those that were accepted."""
+def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
+    """Why one override is refused. accepted, cfg: the overrides that were accepted, and what they compose."""
     if isinstance(error, RunnerError):
         return list(error.faults)
     if text.startswith("hydra."):
-        return [_no_hydra_key(text, error, accepted, compose)]
-    known = [key for key in config.all_keys(compose(accepted)) if not key.startswith("hydra")]
+        return [_no_hydra_key(text, error, accepted, cfg, compose)]
+    known = [key for key in config.all_keys(cfg) if not key.startswith("hydra")]
     if isinstance(error, WrongFile):
         return file_faults(error, known)
     return [defaults_fault(text, error) or _fault(text, error, known, compose)]
@@ -155,12 +156,12 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     )
 
 
-def _no_hydra_key(text: str, error: Exception, accepted: list[str], compose: Compose) -> Fault:
+def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:
     """A setting of Hydra's own, of its launcher or of its sweeper; those of a search need hydra/sweeper=optuna."""
     try:
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:
-        return _fault(text, error, list(config.all_keys(compose(accepted).hydra, "hydra.")), compose)
+        return _fault(text, error, list(config.all_keys(cfg.hydra, "hydra.")), compose)
     return Fault(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
 
 

@@ -70,6 +70,18 @@ def test_it_is_told_with_all_else_that_is_wrong(conf):
     assert [fault.asked.split()[0] for fault in error.faults] == ["train:", "train:", "tracking:", "model=mlpp"]
 
 
+def test_nothing_is_composed_twice_to_tell_a_mistake(conf):
+    compose, composed = composer([]), []
+
+    def counted(words):
+        composed.append(tuple(words))
+        return compose(words)
+
+    with hydra_session(["runner"]):
+        explain(HydraException(), ["seed=1", "train.lrr=3", "+x=1"], compose=counted, check=lambda cfg: None)
+    assert len(composed) == len(set(composed)) == 4
+
+
 def test_a_file_of_the_persons_own_that_begins_it_all_is_told_likewise(own_folder):
     (own_folder / "mine.yaml").write_text("defaults: [config, _self_]\ntrain:\n  num_epoch: 5\n")
     compose = composer(["-cd", ".", "-cn", "mine"])
