@@ -15,57 +15,67 @@ OPTIONS = sorted(
     for path in compose.CONF.rglob("*.yaml")
     if path.parent != compose.CONF
 )
-TEXT = ["data=text", "data.path=text.txt"]
-GPT = ["model=gpt", "model.width=16", "model.depth=1"]
-#: what an option needs beside it
-COMPANY = {
-    "data=text": ["data.path=text.txt", *GPT, "task=language"],
-    "data=tokens": ["data.path=tokens.npy", "data.context_length=16", "data.num_workers=0", *GPT, "task=language"],
-    "model=gpt": [*TEXT, "task=language", "model.depth=1"],
-    "model=transformer": ["data=synthetic", "data.num_rows=300", "data.shape=[2,32]"],
-    "task=language": [*TEXT, *GPT],
-    "experiment=gpt_characters": ["data.path=text.txt", "data.context_length=16"],
-    "data=arrays": ["data.path=rows.npz", "model=mlp"],
-    "data=huggingface": ["data.path=imagefolder", "data.data_dir=images", "model=cnn"],
-    "data=images": ["data.path=images", "model=cnn"],
-    "data=breast_cancer": ["model=mlp"],
-    "data=diabetes": ["model=mlp", "task=regression"],
-    "data=iris": ["model=mlp"],
-    "data=table": ["data.path=rows.csv", "model=mlp"],
-    "data=wine": ["model=mlp"],
-    "task=regression": ["data=synthetic", "data.num_classes=null"],
-    "task=autoencoding": ["model=mlp", "model.out_features=${facts.in_features}"],
-    "task=own": ["task.function._target_=my_tasks.loss"],
-    "data=synthetic": ["data.num_rows=300"],
-    "experiment=overhead": ["data.num_rows=300"],
-    "data=mnist1d": ["data.num_rows=300", "data.num_test_rows=50"],
-    "data=playground": ["model=mlp"],
-    **{f"model={name}": ["data=mnist1d", "model.hidden_size=8"] for name in ("gru", "lstm")},
-    "model=resnet": ["model.width=4"],
-    "model=vit": ["model.width=12", "model.depth=1"],
-    "model=huggingface": [
-        "+model.config.model_type=vit",
-        *(f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")),
-        *(f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")),
-    ],
-    "model=autoencoder": ["task=autoencoding"],
-}
-
-
+GPT = "model=gpt model.width=16 model.depth=1 task=language"
+OWN_VIT = "+model.config.model_type=vit " + " ".join(
+    [f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")]
+    + [f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")]
+)
+DEFAULTS = "train=default metrics=default placement=default tracking=default " + " ".join(
+    f"backends/{kind}=default" for kind in ("cpu", "cuda", "mps")
+)
+QUIET = "task.plots=false"  # tests/plots has the pictures
+#: several options in each run; together they are all of them
+RUNS = [
+    f"data=digits model=cnn task=classification {DEFAULTS} optimizer=adam scheduler=constant hydra/launcher=slots hydra/sweeper=grid",
+    f"data=text data.path=text.txt {GPT} optimizer=adamw scheduler=cosine hydra/job_logging=file",
+    f"data=tokens data.path=tokens.npy data.context_length=16 data.num_workers=0 {GPT} hydra/launcher=ray",
+    f"data=arrays data.path=rows.npz model=linear optimizer=sgd hydra/launcher=slurm {QUIET}",
+    f"data=huggingface data.path=imagefolder data.data_dir=images model=cnn hydra/sweeper=optuna {QUIET}",
+    f"data=images data.path=images model=resnet model.width=4 {QUIET}",
+    f"data=breast_cancer model=mlp {QUIET}",
+    f"data=diabetes model=mlp task=regression {QUIET}",
+    f"data=iris model=mlp scheduler=plateau {QUIET}",
+    f"data=table data.path=rows.csv model=mlp {QUIET}",
+    f"data=wine model=mlp {QUIET}",
+    f"data=playground model=mlp {QUIET}",
+    f"data=mnist1d data.num_rows=300 data.num_test_rows=50 model=gru model.hidden_size=8 {QUIET}",
+    f"data=mnist1d data.num_rows=300 data.num_test_rows=50 model=lstm model.hidden_size=8 {QUIET}",
+    f"data=synthetic data.num_rows=300 data.shape=[2,32] model=transformer {QUIET}",
+    f"model=vit model.width=12 model.depth=1 {QUIET}",
+    f"model=huggingface {OWN_VIT} {QUIET}",
+    "model=timm",
+    f"model=autoencoder task=autoencoding {QUIET}",
+    "task=own task.function._target_=my_tasks.loss",
+    "experiment=gpt_characters data.path=text.txt data.context_length=16",
+    f"experiment=overhead data.num_rows=300 {QUIET}",
+    *(
+        f"experiment=mnist1d_{name} data.num_rows=300 data.num_test_rows=50 {QUIET}"
+        for name in ("cnn", "gru", "linear", "mlp")
+    ),
+    *(f"experiment=sklearn_{name} {QUIET}" for name in ("breast_cancer", "diabetes", "digits", "wine")),
+    f"experiment=digits_mlp {QUIET}",
+    f"experiment=spiral {QUIET}",
+]
 #: what an option needs that is an extra
 PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch, capsys):
+def test_every_option_is_in_one_of_the_runs():
+    assert set(OPTIONS) - {word for words in RUNS for word in words.split()} == set()
+
+
+@pytest.mark.parametrize("words", RUNS)
+def test_every_option_runs_a_few_steps(words, own_folder, monkeypatch, capsys):
     import numpy as np
     from PIL import Image
 
-    for index in range(60):
-        file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
-    if option == "data=huggingface":
+    given = words.split()
+    if "data.path=images" in given or "data=huggingface" in given:
+        for index in range(60):
+            file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
+    if "data=huggingface" in given:
         datasets = pytest.importorskip("datasets")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", own_folder / "cache")
     np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
@@ -73,19 +83,13 @@ def test_every_option_runs_a_few_steps(option, own_folder, monkeypatch, capsys):
     (own_folder / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3}x,{i % 2}\n" for i in range(60)))
     np.save(own_folder / "tokens.npy", np.arange(700) % 9)
     (own_folder / "text.txt").write_text("a line of text.\n" * 200)
-    words = [
-        option,
-        *COMPANY.get(option, []),
-        "train.num_epochs=1",
-        "train.num_steps=2",
-        "tracking.enabled=false",
-        "hydra.run.dir=run",
-    ]
-    if option in PACKAGES and not importlib.util.find_spec(PACKAGES[option]):
-        assert cli.main(words) == 2
-        assert install(PACKAGES[option]) in capsys.readouterr().err
-        return
-    assert cli.main(words) == 0
+    given += ["device=cpu", "train.num_epochs=1", "train.num_steps=2", "tracking.enabled=false", "hydra.run.dir=run"]
+    for option in set(given) & set(PACKAGES):
+        if not importlib.util.find_spec(PACKAGES[option]):
+            assert cli.main(given) == 2
+            assert install(PACKAGES[option]) in capsys.readouterr().err
+            return
+    assert cli.main(given) == 0
     assert json.loads((own_folder / "run" / "summary.json").read_text())["num_steps"] == 2
 
 
