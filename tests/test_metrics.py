@@ -67,6 +67,26 @@ def test_every_takes_the_mean_and_carries_the_last_step(background, num_steps, p
     assert [step for window in windows for step in window.steps.tolist()][-1] == num_steps
 
 
+def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(background):
+    buffer, windows = make(background, "cpu", pull_every=20, every=4)
+    fill(buffer, range(6))
+    buffer.pull(is_end=False)
+    fill(buffer, range(6, 9))
+    buffer.pull()
+    background.wait()
+    assert [window.steps.tolist() for window in windows] == [[4], [8, 9]]
+    assert [value for window in windows for value, _ in window.values.tolist()] == [1.5, 5.5, 8.0]
+
+
+def test_there_is_room_for_as_many_steps_as_come_before_the_next_pull(background):
+    buffer, windows = make(background, "cpu", pull_every=10)
+    for num_steps, room in ((0, 10), (3, 7), (6, 1), (1, 10)):
+        fill(buffer, range(num_steps))
+        assert buffer.room == room
+    background.wait()
+    assert len(windows) == 1
+
+
 def test_points_carry_increasing_times_within_the_window(background):
     buffer, windows = make(background, "cpu", pull_every=5)
     began = int(time.time() * 1000)
