@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import select
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from runner import stranger
 from runner.device import Hardware
 from runner.stop import listening
 from runner.summary import read_summary
@@ -90,7 +92,7 @@ class Foreign:
         self._batch, self._waiting, self._began = self._waiting, [], time.time()
         first = min(prepared.job.number for prepared, _ in self._batch)
         words = [overrides_of(*one, self._folder) for one in self._batch]
-        payload = pickle.dumps((self._config, self._context, words, first))
+        payload = payload_of(self._config, self._context, words, first)
         self.nursery().start(Request(BATCH, "runner.sweep.foreign:launch", payload, str(self._folder / LOG)))
 
     def _farewells(self, code: int | None) -> list[Ended]:
@@ -115,9 +117,15 @@ class Foreign:
 
 
 def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
-    """What a launcher gets that hands on nothing but overrides."""
+    """What a launcher gets that hands on nothing but overrides.
+
+    The store is said, too: where such a job composes again, nobody looks at what the folder of somebody else names.
+    """
+    words = prepared.job.overrides
+    is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
     return [
-        *prepared.job.overrides,
+        *words,
+        *([] if is_named else [f"tracking.uri={_quoted(_written(prepared.config.tracking, 'uri'))}"]),
         f"hydra.sweep.dir={folder}",
         f"hydra.sweep.subdir='{prepared.job.folder_name}'",
         f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
@@ -135,6 +143,11 @@ def link_console(log: Path, folder: Path) -> None:
         link.hardlink_to(log)  # not over a file that the job has of that name
 
 
+def payload_of(config: DictConfig, context: Any, words: list[list[str]], first: int) -> bytes:
+    """What launch() takes."""
+    return pickle.dumps((config, context, words, first, stranger.is_trusted()))
+
+
 def launch(payload: bytes) -> int:
     """In the batch's process: hands the jobs to the launcher. A stop ends the job that runs, and the batch with it."""
     from hydra import version
@@ -144,12 +157,12 @@ def launch(payload: bytes) -> int:
     from runner import schema
     from runner.compose import hydra_session
 
-    config, context, words, first = pickle.loads(payload)  # from our own parent
+    config, context, words, first, is_trusted = pickle.loads(payload)  # from our own parent
     schema.register()
     version.setbase("1.3")
     setup_globals()
     JobRuntime.instance().set("name", config.hydra.job.name)
-    with hydra_session(["runner"]), listening() as stop:
+    with hydra_session(["runner"]), stranger.trusting(is_trusted), listening() as stop:
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=context, task_function=task_or_end, config=config
         )
@@ -163,6 +176,18 @@ def task_or_end(cfg: DictConfig) -> dict[str, Any]:
     if summary.get("exit_code", 0) >= 128:
         raise SystemExit(summary["exit_code"])
     return summary
+
+
+def _written(node: DictConfig, name: str) -> str:
+    """A value as it stands there, its ${...} not followed: what the environment holds is no word of a command."""
+    child: Any = node._get_node(name)
+    return str(child._value())
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar reads it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 def _how(code: int | None) -> str:

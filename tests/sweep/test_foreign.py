@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+
+from runner import stranger
+from runner.ledger import Job
+from runner.sweep.foreign import launch, overrides_of, payload_of
+from runner.sweep.job import Assignment
+from runner.sweep.jobs import Prepared
 
 pytestmark = pytest.mark.slow
 BASIC = "hydra/launcher=basic"
@@ -36,3 +47,32 @@ def test_a_stop_ends_the_job_that_runs_and_those_behind_it_wait(tmp_path):
     assert summary(tmp_path, 0)["status"] == "killed"
     assert not (tmp_path / "swept/1/summary.json").exists()
     wait_for(lambda: not jobs_in(tmp_path))
+
+
+@pytest.mark.parametrize("uri", ["${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", r"http://it's\here\'s/a,b=c\\"])
+def test_a_launcher_that_composes_again_is_told_the_store(uri):
+    config = OmegaConf.create({"tracking": {"uri": uri}})
+    assigned = Assignment("sweep", "1", "digits", "seed=1")
+    words = overrides_of(Prepared(Job(0, ("seed=1",), "seed=1"), config), assigned, Path("swept"))
+    (word,) = [word for word in words if word.startswith("tracking.uri=")]
+    assert OverridesParser.create().parse_override(word).value() == uri
+    named = Prepared(Job(0, ("tracking.uri=http://mine",), ""), config)
+    assert [word for word in overrides_of(named, assigned, Path("swept")) if "tracking" in word] == [
+        "tracking.uri=http://mine"
+    ]
+
+
+@pytest.mark.parametrize("is_looked_at", [False, True])
+def test_what_a_person_trusts_the_process_of_a_batch_trusts(monkeypatch, is_looked_at):
+    seen = []
+
+    class Launcher:
+        def launch(self, words, initial_job_idx):
+            seen.append((words, initial_job_idx, stranger.is_trusted()))
+
+    monkeypatch.setattr(Plugins, "instantiate_launcher", lambda self, **more: Launcher())
+    config = OmegaConf.create({"hydra": {"job": {"name": "runner"}}})
+    with stranger.trusting(is_looked_at):
+        payload = payload_of(config, None, [["seed=1"]], 3)
+    assert launch(payload) == 0
+    assert seen == [([["seed=1"]], 3, is_looked_at)]
