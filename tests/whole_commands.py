@@ -17,6 +17,7 @@ from unittest import mock
 
 import yaml
 from omegaconf import OmegaConf
+from waiting import LONGEST
 
 from runner import cli, config
 from runner.compose import CONF, composer, hydra_session
@@ -110,11 +111,7 @@ def keys_of(group, choice):
     """Every key of a group that the choice has."""
     with hydra_session(["runner"]):
         cfg = composer([])(choice.split())
-    return [
-        key
-        for key in config.all_keys(cfg)
-        if key.split(".")[0] == group and not key.startswith(("hydra.runtime", "train.compile"))
-    ]
+    return [key for key in config.all_keys(cfg) if key.split(".")[0] == group and not key.startswith("hydra.runtime")]
 
 
 @functools.cache
@@ -210,7 +207,7 @@ def cases(seed, make, num):
     return [make(draw) for _ in range(num)]
 
 
-def do(words, *, limit_seconds=120):
+def do(words):
     """Runs a command in a folder of its own, with nothing in it."""
     out = io.StringIO()
     before = Path.cwd(), list(sys.path), dict(os.environ), signal.getsignal(signal.SIGALRM)
@@ -221,7 +218,7 @@ def do(words, *, limit_seconds=120):
         os.chdir(here)
         os.environ["NUM"] = "3"
         signal.signal(signal.SIGALRM, _too_long)
-        signal.alarm(limit_seconds)
+        signal.alarm(round(LONGEST))
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(contextlib.redirect_stdout(out))
