@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import claim, unexpected
+from runner import claim, logs, unexpected
 from runner.compose import name_data
 from runner.errors import Fault, RunnerError, report
 from runner.loading import loading
@@ -68,6 +68,36 @@ def check_hydra(hydra: DictConfig) -> None:
         )
 
 
+def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
+    """What Hydra writes for a run beside its usual files, in its folder or elsewhere.
+
+    Raises a RunnerError for what it can't write, or would write over somebody's.
+    """
+    found = []
+    if hydra.output_subdir is not None:
+        place = Path(hydra.output_subdir)
+        if place.is_absolute() or ".." in place.parts:
+            so = "it leads out of the run's folder, and Hydra writes its config.yaml there"
+            write = "hydra.output_subdir=.hydra, or null for none"
+            raise RunnerError(Fault(f"hydra.output_subdir={place}", so, write))
+        check_place(folder / place, key="hydra.output_subdir")
+        found = [folder / place / Path(name).name for name in claim.HYDRAS]
+    with read_write(hydra), open_dict(hydra):
+        hydra.runtime.output_dir = str(folder)  # as Hydra does next
+    for key, file in logs.files(hydra).items():
+        try:
+            is_new = not file.exists()
+            with file.open("ab"):
+                pass
+            if is_new:
+                file.unlink()
+        except OSError as error:
+            so = f"this file can't be written: {error.strerror}"
+            raise RunnerError(Fault(f"{key}={file}", so, f"{key}=FILE in a folder that is there")) from None
+        found.append(file)
+    return found
+
+
 class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
@@ -82,6 +112,11 @@ class CheckFirst(Callback):
             name_data(config, config.hydra)
             CheckFirst.folder = folder.absolute()
             claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
+            try:
+                claim.expect(folder, check_written(config.hydra, CheckFirst.folder))
+            except RunnerError:
+                claim.leave_nothing(folder)
+                raise
         except claim.OverError as over:
             print(claim.over_line(over))
             sys.exit(0)

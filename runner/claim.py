@@ -7,7 +7,7 @@ and the run finds it taken.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
 _made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
+_written: dict[Path, list[Path]] = {}  # what is written for its run beside the usual files, and was not there
 
 
 class OverError(RunnerError):
@@ -83,6 +84,11 @@ def taken(folder: Path) -> Iterator[None]:
         let_go(folder)
 
 
+def expect(folder: Path, files: Iterable[Path]) -> None:
+    """Files that are to be written for the run of a folder that was taken: those that are not there yet are its own."""
+    _written[spelled(folder).absolute()] = [file for file in files if not file.exists()]
+
+
 def leave_nothing(folder: Path) -> None:
     """Takes away what a run leaves in a folder before it begins, and the folders that were made for it.
 
@@ -90,15 +96,22 @@ def leave_nothing(folder: Path) -> None:
     """
     from runner.tracking import journal, publisher, records, sync  # numpy: not on the way to --help
 
+    folder = spelled(folder).absolute()
     if (folder / records.FILE).exists():
         return
     for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
         (folder / name).unlink(missing_ok=True)
-    for inner in {(folder / name).parent for name in (*HYDRAS, LOCK)}:
+    own = _written.pop(folder, [])
+    for file in own:
+        with suppress(OSError):  # it may have come to nothing
+            file.unlink()
+    files = [*own, *(folder / name for name in (*HYDRAS, LOCK))]
+    inners = {place for file in files for place in file.parents if folder in place.parents}
+    for inner in sorted(inners, key=lambda place: -len(place.parts)):
         with suppress(OSError):  # something else lies there
             inner.rmdir()
     with suppress(OSError):
-        for made in _made.get(spelled(folder).absolute(), []):
+        for made in _made.get(folder, []):
             made.rmdir()
 
 

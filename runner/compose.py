@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from runner import config, passwords, schema, stranger, trust
+from runner import config, logs, passwords, schema, stranger, trust
 from runner.errors import RunnerError
 
 HERE = Path(__file__).resolve().parent
@@ -124,7 +124,8 @@ class _Once:
 def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any) -> DictConfig:
     """Composes as Hydra does.
 
-    Raises: RunnerError for what would call code that is not allowed (runner.trust); WrongFile.
+    Raises: RunnerError for what would call code that is not allowed (runner.trust), and for a log that can't be made;
+    WrongFile.
     """
     name = (config_name or "").removesuffix(".yaml")
     found, first = [], None
@@ -136,7 +137,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
             cfg = _load(loader, config_name, *settings, **more)
         except ConfigCompositionException as error:
             raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
-        found = trust.hydra_faults(cfg.hydra)
+        found = trust.hydra_faults(cfg.hydra) or logs.faults(cfg.hydra)
         if first is not None:
             words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
             found += stranger.take_no_store(cfg, first, words)

@@ -167,7 +167,7 @@ def _group(cfg: DictConfig, key: str) -> DictConfig | None:
     """A group as it is written; None where it is none, has no values or is a reference."""
     node: Any = cfg
     for word in key.split("."):
-        node = node._get_node(word) if _is_written(node) else None
+        node = node._get_node(word, validate_access=False) if _is_written(node) else None  # ~sweep takes it away
     return node if _is_written(node) else None
 
 

@@ -69,7 +69,7 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
             so = "a log's classes are those of Python's logging, colorlog and rich"
             found.append(Fault(asked, so, f"{path}.class=logging.StreamHandler, say"))
-        elif is_log and name.startswith("ext://") and name not in STREAMS:
+        elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
             found.append(Fault(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
         elif is_log and key == "level" and not _is_level(value):
             so = f"a log's level is {', '.join(LEVELS)} or a whole number"

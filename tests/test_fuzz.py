@@ -183,6 +183,7 @@ MET = {
     "a log's level that there is none of": ["hydra.job_logging.root.level=NOPE"],
     "a log's level between two": ["hydra.job_logging.root.level=.5"],
     "a log that Python does not make": ["+hydra.job_logging.handlers.file.nope=5"],
+    "a group that is taken away": ["~sweep"],
     "a null in a list where a number is wanted": ["model=mlp", "+model.dropout=[null]"],
 }
 
@@ -192,6 +193,21 @@ def test_what_whole_commands_have_met_is_a_mistake_in_words_and_leaves_nothing(w
     file = whole_commands.written(whole_commands.TABLES[1])
     done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, *words])
     assert done.code == 2 and not done.wrong, str(done)
+
+
+#: beside a fault of the data, which is seen when the run's folder is there
+WRITTEN = {
+    "a log that is called as the job is": ["hydra/job_logging=default", "hydra.job.name=mine"],
+    "a log elsewhere": ["hydra.job_logging.handlers.file.filename=mine.log"],
+    "a folder of Hydra's with another name": ["hydra.output_subdir=a/b"],
+}
+
+
+@pytest.mark.parametrize("words", WRITTEN.values(), ids=WRITTEN)
+def test_what_hydra_writes_for_a_refused_run_goes_with_it(words):
+    file = whole_commands.written(whole_commands.TABLES[1])
+    done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, "data.limit=2", *words])
+    assert done.code == 2 and "of 2 rows that is none" in done.shown and not done.wrong, str(done)
 
 
 def test_a_folder_without_a_run_is_not_walked_through(tmp_path):

@@ -242,7 +242,9 @@ def do(words):
         if "runner: it failed" in out.getvalue():
             out.write("".join(log.read_text()[-2500:] for log in Path(top).rglob("runner*.log")))
         left = sorted(str(path.relative_to(top)) for path in Path(top).rglob("*"))
-        left = [name for name in left if name not in ("a", "a/here") and not name.startswith("runner-")]
+        left = [
+            name for name in left if name not in ("a", "a/here") and not name.startswith(("runner-", "torchinductor_"))
+        ]
         summaries = [json.loads(path.read_text()) for path in Path(top).rglob("summary.json")]
     return Done(
         list(words), code, out.getvalue(), left, [each["status"] for each in summaries], time.monotonic() - begun
