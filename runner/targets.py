@@ -30,6 +30,8 @@ ALLOW_VARIABLE = "RUNNER_ALLOW"
 NO_OWN_CODE = ("conf", "runner", "tests")
 #: stands around a model where its data needs that (runner.nodes)
 PREPARED = "runner.models.prepared.Prepared"
+#: packages that --allow does not open: what of them is a part is listed
+OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -268,7 +270,7 @@ def _allowed_write(target: str, own_code: bool) -> str:
     hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
     ways = [f"_target_={hit}" for hit in hits]
     ways.append("your own class in a file of the current folder (_target_=my_models.Net)")
-    if (first := target.split(".")[0]) != "runner":
+    if (first := target.split(".")[0]) not in OURS:  # of which it is said above what may be named
         ways.append(f"--allow {first} if you trust it")
     return ", or ".join(ways)
 

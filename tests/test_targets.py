@@ -89,6 +89,11 @@ def test_more_prefixes_come_from_the_command_line_alone(monkeypatch):
     assert "not a part" in refused(node, own_code=False)
 
 
+@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "torch.nn.modules.linear.torch.os.system"])
+def test_what_of_torch_is_no_part_is_not_offered_to_be_allowed(target):
+    assert "--allow" not in refused({"_target_": target})
+
+
 def test_a_typo_in_the_name_offers_the_nearest():
     assert "_target_=torch.nn.Linear" in refused({"_target_": "torch.nn.Linaer", "in_features": 1, "out_features": 1})
 
