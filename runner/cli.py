@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from runner import claim, completion, config, mistakes, notebook, stores, stranger, unexpected
 from runner.checks import CheckFirst, check, check_place
-from runner.compose import CONF, Compose, composer, hydra_session, name_data
+from runner.compose import CONF, Compose, asks_for_a_sweep, composer, hydra_session, name_data
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError, report
 from runner.loading import loading
 from runner.ranks.around import Place, place_of
@@ -91,9 +91,10 @@ def train(words: list[str]) -> int:
         return completion.complete(words, VERBS, lambda: _train(words, []))
     flags, overrides = sorted_words(words, VERBS)
     place = place_of(os.environ)  # of torchrun or srun
-    if place is not None and MULTIRUN & set(flags):
+    if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         so = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
-        raise RunnerError(Fault("-m", so, "python -m runner -m ..., once; or one run at a time"))
+        asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
+        raise RunnerError(Fault(asked, so, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"))
     if place is not None and place.rank:
         return _follow(flags, overrides, place)
     return _train(flags, overrides)

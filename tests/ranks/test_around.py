@@ -2,6 +2,7 @@
 
 import pytest
 
+from runner import cli
 from runner.errors import RunnerError
 from runner.ranks.around import Place, place_of
 
@@ -74,3 +75,13 @@ def test_alone(environ):
 def test_what_names_no_place_is_refused(environ):
     with pytest.raises(RunnerError, match="unset"):
         place(environ)
+
+
+def test_a_sweep_that_a_file_asks_for_is_refused_in_each_of_several_processes(own_folder, monkeypatch, capsys):
+    for name, value in (TORCHRUN | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    (own_folder / "mine.yaml").write_text("defaults: [config, _self_]\nhydra: {mode: MULTIRUN}\n")
+    assert cli.main(["-cd", ".", "-cn", "mine", "hydra.sweep.dir=sweep"]) == 2
+    assert "hydra.mode: MULTIRUN, in a file" in (said := capsys.readouterr().err)
+    assert "torchrun has started 4 processes, and a sweep starts its jobs itself" in said
+    assert [path.name for path in own_folder.iterdir()] == ["mine.yaml"]
