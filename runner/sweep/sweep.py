@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -169,8 +170,7 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
             job = _new_job(sweep, overrides, name)
         job.overrides = overrides
         if job.state in ("failed", "killed") and retry:
-            tries = len(list(sweep.folder.glob(f"{job.number}-*")))
-            job.folder_name = f"{job.number}-{tries + 1}"
+            job.folder_name = _free_name(sweep, job)
         elif job.state == "running":  # it may have ended by itself when the sweep was killed
             _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
             summary = read_summary(sweep.folder_of(job))
@@ -181,6 +181,13 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
             continue
         jobs.append(job)
     return jobs
+
+
+def _free_name(sweep: Sweep, job: Job) -> str:
+    """A folder for another try, which no job has, whatever hydra.sweep.subdir has named them by."""
+    taken = {other.folder_name for other in sweep.jobs.values()}
+    names = (f"{job.number}-{tries}" for tries in itertools.count(1))
+    return next(name for name in names if name not in taken and not (sweep.folder / name).exists())
 
 
 def _wait_for_its_end(folder: Path, *, seconds: float) -> None:

@@ -9,12 +9,13 @@ from omegaconf import OmegaConf
 from runner import cli, compose
 from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
-from runner.ledger import Job
+from runner.ledger import Job, Sweep
 from runner.sweep import grid
 from runner.sweep.jobs import combinations, examine, folder_faults, grid_params
 from runner.sweep.jobs import compose as compose_job
 from runner.sweep.places import anywhere, devices_for
 from runner.sweep.ray_devices import devices_in
+from runner.sweep.sweep import Plan, _jobs_to_run
 from runner.words import sorted_words
 
 GIB = 2**30
@@ -162,3 +163,16 @@ def test_folders_that_no_job_can_have_are_refused_each_once():
     names = ["same", "same", "data.path=/x/y", "..", ".hidden", "", "it's", "é" * 101, "seed=1,device=cuda:0"]
     faults = folder_faults([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
     assert [fault.asked.partition("subdir=")[2] for fault in faults] == [*names[1:5], "''", *names[6:8]]
+
+
+def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
+    """hydra.sweep.subdir='${hydra.job.num}-${seed}' names them as a retry does."""
+    jobs = {
+        0: Job(0, ("seed=2",), "seed=2", state="failed", folder_name="0-2"),
+        1: Job(1, ("seed=3",), "seed=3", state="finished", folder_name="0-1"),
+    }
+    (tmp_path / "0-2").mkdir()
+    (tmp_path / "0-3").mkdir()  # of somebody's own
+    plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda hands: None)
+    (again,) = _jobs_to_run(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), retry=True, grace_seconds=0)
+    assert (again.number, again.folder_name) == (0, "0-4")
