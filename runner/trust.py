@@ -114,7 +114,9 @@ def rerun_faults(file: Path) -> list[Fault]:
 
 def check_folder(folder: Path) -> None:
     """Raises: RunnerError for each thing in a run's or a sweep's folder that may not be there, before anything is read."""
-    found = [Fault(str(path), so, f"rm {path}") for path, so in strays(folder)]
+    is_a_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
+    own = "hydra.run.dir=FOLDER, one for the run alone"  # what a person keeps in a folder is not to be taken away
+    found = [Fault(str(path), so, f"rm {path}" if is_a_runs else own) for path, so in strays(folder)]
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
         found.append(Fault(str(rerun), why, "the file as its run wrote it"))
     if found:

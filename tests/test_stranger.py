@@ -1,10 +1,13 @@
 """A configuration from a store: what the runner wrote passes, what somebody else put there does not."""
 
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
 from runner.errors import RunnerError
 from runner.stranger import cleared, is_held, trusting
+from runner.trust import check_folder
 
 SOUND = """defaults: [schema, base, _self_]
 seed: 0
@@ -87,3 +90,12 @@ def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
         with trusting(False):  # a command within a command
             assert not is_held(own_folder)
     assert is_held(own_folder)
+
+
+@pytest.mark.parametrize(("file", "write"), [("notes.txt", "hydra.run.dir=FOLDER"), ("rerun.yaml", "rm data")])
+def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folder, file, write):
+    (own_folder / file).write_text("")
+    Path("data").symlink_to("/")
+    with pytest.raises(RunnerError) as refused:
+        check_folder(Path())
+    assert [fault.write.partition(",")[0] for fault in refused.value.faults] == [write]

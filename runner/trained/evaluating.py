@@ -113,11 +113,16 @@ def _write(folder: Path, report: dict[str, Any]) -> None:
     if not report["is_own_data"]:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in report["data"])
         file = folder / OTHERS / f"{name}-{report['fingerprint'][:8]}.json"
-        file.parent.mkdir(exist_ok=True)
     report["written"] = shown(file)
     beside = file.with_suffix(".writing")
-    beside.write_text(json.dumps(report, indent=2) + "\n")
-    beside.replace(file)
+    try:
+        file.parent.mkdir(exist_ok=True)
+        beside.write_text(json.dumps(report, indent=2) + "\n")
+        beside.replace(file)
+    except OSError as error:
+        so = f"what it found can't be written: {error.strerror} ({shown(file)})"
+        write = "a copy of the folder, in a place that you may write to"
+        raise RunnerError(Fault(f"evaluate {shown(folder)}", so, write)) from None
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:

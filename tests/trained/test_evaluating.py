@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from runner import checkpoint
+from runner.errors import RunnerError
 from runner.figures import readable
+from runner.trained import evaluating
 
 
 @pytest.mark.parametrize("name", ["digits", "table", "sizes", "raw"])
@@ -143,3 +145,14 @@ def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_pat
     found = json.loads(out)
     assert code == 0 and found["in_the_run"] == found["metrics"]
     assert {"test/f1_setosa", "test/f1_versicolor", "test/f1_virginica"} <= found["metrics"].keys()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
+    (tmp_path / evaluating.OWN).mkdir()
+    (tmp_path / evaluating.OTHERS).write_text("a file where a folder is to be")
+    report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
+    with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
+        evaluating._write(tmp_path, report)
+    (fault,) = refused.value.faults
+    assert fault.write == "a copy of the folder, in a place that you may write to"
