@@ -98,3 +98,18 @@ def own_folder(tmp_path, monkeypatch):
         file = getattr(sys.modules[name], "__file__", None)
         if file and file.startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """The process of a session that sweeps' jobs and commands are forked from; it is there before what is left is looked at."""
+    from shared_nursery import opened  # with Hydra and Optuna, which few tests need
+
+    with opened() as process:
+        yield process
+
+
+@pytest.fixture
+def warm_jobs(warm, monkeypatch):
+    """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""
+    monkeypatch.setattr("runner.sweep.slots.Nursery", warm.stand_in)
