@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from waiting import LONGEST, wait_for
 
 from runner import cli
 
@@ -181,9 +182,8 @@ def test_ctrl_c_ends_it_and_its_process(own_folder):
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
-        while not (children := psutil.Process(process.pid).children()):
-            pass
+        children = wait_for(psutil.Process(process.pid).children, "the process of the plan")
         process.send_signal(2)
-        assert process.wait(timeout=30) == 130
-    psutil.wait_procs(children, timeout=10)
-    assert not any(child.is_running() for child in children)
+        assert process.wait(timeout=LONGEST) == 130
+    _, left = psutil.wait_procs(children, timeout=LONGEST)
+    assert not left
