@@ -5,6 +5,7 @@ import copy
 import ctypes
 import hashlib
 import io
+import os
 import sys
 import threading
 from functools import partial
@@ -424,6 +425,21 @@ def test_a_failure_over_there_is_told_here():
 
 def fail(device):
     return 1 / 0
+
+
+def test_all_are_forks_of_one_process_which_a_broken_one_does_not_harm():
+    first = run_simulated("cpu", parent)
+    with pytest.raises(RuntimeError, match="without an answer"):
+        run_simulated("mps", break_off)
+    assert run_simulated("cuda:1", parent) == first
+
+
+def parent(device):
+    return os.getppid()
+
+
+def break_off(device):
+    os.abort()
 
 
 def test_the_private_parts_of_torch_that_this_stands_on_are_there():

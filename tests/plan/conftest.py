@@ -1,9 +1,6 @@
 """Folders of a person's own models, for plans."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,20 +25,6 @@ def own_models(tmp_path_factory):
         size = "" if name == "resnet" else "size: 16\n"
         text = f"_target_: networks.{kind}\noutputs: ${{facts.out_features}}\n{size}"
         (folder / f"conf/model/{name}.yaml").write_text(text)
-    for file in ("watch/judged.py", "plan/judge.py", "plan/networks.py"):
+    for file in ("watch/judged.py", "plan/networks.py"):
         shutil.copy(TESTS / file, folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def python(own_models):
-    """`python WORDS` in that folder."""
-
-    def run(*words, **settings):
-        environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *map(str, words)]
-        return subprocess.run(
-            command, cwd=own_models, env=environment, capture_output=True, text=True, check=False, **settings
-        )
-
-    return run

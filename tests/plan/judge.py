@@ -1,12 +1,9 @@
-"""Plans of the judged models on one device, in one process: python tests/plan/judge.py DEVICE ANSWER.json"""
+"""Plans of the judged models on one device, in a process of its own (tests/simulated.py)."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from dataclasses import asdict
-from pathlib import Path
 
 from judged import SOUND, WRONG
 
@@ -19,19 +16,13 @@ from runner.watch.costs import Speeds
 REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 
 
-def main():
-    device_name, answer = sys.argv[1:]
+def judge(_, device_name):
     warnings.simplefilter("ignore")
     found = {}
     with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
+        whole = composed_with(composer([]), ["model=judged", "task=judged", "data=judged", "data.num_workers=0"])
         for case in (*WRONG, *SOUND):
-            words = [f"model.name={case.name!r}", f"task.name={case.name!r}", f"data.case={case.name!r}"]
-            cfg = composed_with(
-                composer([]), ["model=judged", "task=judged", "data=judged", *words, "data.num_workers=0"]
-            )
+            cfg = whole.copy()
+            cfg.model.name = cfg.task.name = cfg.data.case = case.name
             found[case.name] = look(cfg, device, REQUEST)
-    Path(answer).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

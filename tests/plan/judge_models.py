@@ -1,14 +1,9 @@
-"""Plans of the models in conf/ on one simulated device, in one process: python judge_models.py DEVICE ANSWER.json"""
+"""Plans of the models in conf/ on one simulated device, in a process of its own (tests/simulated.py)."""
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from dataclasses import asdict
-from pathlib import Path
-
-import torch
 
 from runner.cli import composed_with
 from runner.compose import composer, hydra_session
@@ -35,14 +30,7 @@ CASES = {
 REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 
 
-def main():
-    device_name, answer = sys.argv[1:]
+def judge(_, device_name):
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     with hydra_session(["runner"]), simulated_device(device_name, has_numbers=False) as device:
-        found = {name: look(composed_with(composer([]), words), device, REQUEST) for name, words in CASES.items()}
-    Path(answer).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+        return {name: look(composed_with(composer([]), words), device, REQUEST) for name, words in CASES.items()}

@@ -1,21 +1,16 @@
-"""Plans of the zoo on one device, in one process: python judge_zoo.py DEVICE ANSWER.json
-
-On cpu: the operations and the highest memory of real steps beside those of simulated ones.
-"""
+"""Plans of the zoo on one device, in a process of its own (tests/simulated.py); and real steps beside simulated ones."""
 
 from __future__ import annotations
 
-import json
-import sys
+import functools
 import warnings
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth import measure
-from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, case_of, words
+from zoo import BY_VALUES, ON_MPS, SOUND, case_of, words
 
 from runner.background import Background
 from runner.cli import composed_with
@@ -33,15 +28,29 @@ REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 
 
-def plans(device_name):
+@functools.cache
+def _composed(optimizer, precision):
+    with hydra_session(["runner"]):
+        return composed_with(composer([]), words(optimizer, precision))
+
+
+def configured(case, precision="fp32"):
+    cfg = _composed(case.optimizer, precision).copy()
+    cfg.model.name = cfg.task.name = cfg.data.case = case.name
+    return cfg
+
+
+def plans(_, device_name, in_halves):
+    """in_halves: the names of those that are tried in bf16, too."""
+    warnings.simplefilter("ignore")
     found = {}
     with simulated_device(device_name, has_numbers=False) as device:
         for case in (*SOUND, *BY_VALUES):
             if device.type == "mps" and case.name not in ON_MPS:
                 continue
-            found[case.name] = look(composed_with(composer([]), words(case)), device, REQUEST)
-            if device.type == "cuda" and case.name in IN_HALVES:
-                found[f"{case.name}, bf16"] = look(composed_with(composer([]), words(case, "bf16")), device, REQUEST)
+            found[case.name] = look(configured(case), device, REQUEST)
+            if case.name in in_halves:
+                found[f"{case.name}, bf16"] = look(configured(case, "bf16"), device, REQUEST)
     return found
 
 
@@ -66,8 +75,7 @@ class Seen:
         pass
 
 
-def real_steps(words_of_case):
-    cfg = composed_with(composer([]), words_of_case)
+def real_steps(cfg):
     parts = prepare(cfg, torch.device("cpu"))
     group = tuple(islice(parts.train.epoch(0), 1))
     step = make_step(parts.model, parts.task, optimizer=parts.optimizer, precision=parts.precision)
@@ -81,8 +89,8 @@ def real_steps(words_of_case):
     return operations.names
 
 
-def simulated_steps(words_of_case, device):
-    trial = build(composed_with(composer([]), words_of_case), device, speeds=Speeds())
+def simulated_steps(cfg, device):
+    trial = build(cfg, device, speeds=Speeds())
     trial.take_steps()
     seen, step = Seen(), trial.step()
     with HostReads(device, observers=(seen,)):
@@ -90,34 +98,18 @@ def simulated_steps(words_of_case, device):
     return seen.names, trial.costs.peak.num_bytes
 
 
-def compare():
+def compare(_, names):
+    """The operations and the highest memory of each one's third step. names: [case, precision]."""
+    warnings.simplefilter("ignore")
     found = {}
-    cases = {f"{name}, {precision}": words(case_of(name), precision) for name, precision in COMPARED}
-    for name, given in cases.items():
-        found[name] = {"real": real_steps(given)}
+    for name, precision in names:
+        cfg = configured(case_of(name), precision)
+        found[f"{name}, {precision}"] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
     with simulated_device("cpu", has_numbers=False) as device:
-        for name, given in cases.items():
-            found[name]["plan"], found[name]["planned_bytes"] = simulated_steps(given, device)
+        for name, precision in names:
+            each = found[f"{name}, {precision}"]
+            each["plan"], each["planned_bytes"] = simulated_steps(configured(case_of(name), precision), device)
     for each in found.values():
         for key in ("real", "plan"):
             each[key] = [name for name in each[key] if name not in NOT_COUNTED and "profiler" not in name]
-    return cases, found
-
-
-def main():
-    device_name, answer = sys.argv[1:]
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    with hydra_session(["runner"]):
-        if device_name != "cpu":
-            found = plans(device_name)
-        else:
-            cases, found = compare()
-    if device_name == "cpu":  # it opens a session of its own
-        for name, given in cases.items():
-            found[name]["real_bytes"] = measure(given)
-    Path(answer).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

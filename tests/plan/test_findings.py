@@ -1,14 +1,16 @@
 """A plan names what is in the wrong place, with its path and line, and says nothing of what is sound."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 from once import once
+from simulated import run_simulated
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
 
+import judge
 from judged import SOUND, WRONG, marked_line
 
 pytestmark = pytest.mark.slow
@@ -16,19 +18,8 @@ FREE = ("item", "numpy")  # what is legal, but slow: the run goes on
 
 
 @pytest.fixture(scope="module")
-def judged(own_models, python):
-    @once
-    def outcome(device):
-        answer = own_models / f"{device.partition(':')[0]}.json"
-        done = python("judge.py", device, answer, timeout=300)
-        return (json.loads(answer.read_text()), "") if done.returncode == 0 else (None, done.stderr)
-
-    def answers(device):
-        found, error = outcome(device)
-        assert found is not None, error
-        return found
-
-    return answers
+def judged(own_models):
+    return once(lambda device: run_simulated("cpu", judge.judge, device, cwd=own_models))
 
 
 @pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])

@@ -1,12 +1,24 @@
 """A plan's memory against the truth: what torch's own allocator counts in a real step on this CPU."""
 
-import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from simulated import run_simulated
+
+from runner.cli import composed_with
+from runner.compose import composer, hydra_session
+from runner.plan.child import look
+from runner.simulated import simulated_device
+from runner.watch.costs import Speeds
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from truth import measure
 
 pytestmark = pytest.mark.slow
-TRUTH = Path(__file__).parent / "truth.py"
+REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 MADE_UP = ("data=synthetic", "data.num_rows=2000")
 RUNS = {
     "mlp, averaged": (*MADE_UP, "model=mlp", "model.hidden_sizes=[512,512]", "train.batch_size=512", "train.ema_decay=0.9"),
@@ -18,13 +30,23 @@ RUNS = {
 }  # fmt: skip
 
 
+def cfg_of(words):
+    with hydra_session(["runner"]):
+        return composed_with(composer([]), ["device=cpu", *words])
+
+
+def planned(_, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, REQUEST)
+
+
+def taken(_, *words):
+    return measure(cfg_of(words))
+
+
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
-def test_the_peak_is_within_15_percent_of_the_allocators(words, python):
-    done = python("-m", "runner", "plan", "--json", "device=cpu", *words)
-    planned = json.loads(done.stdout)
-    assert done.returncode == 0, planned["findings"]
-    real = python(TRUTH, "device=cpu", *words)
-    assert real.returncode == 0, real.stderr
-    assert 0.85 <= planned["memory"]["peak_bytes"] / json.loads(real.stdout) <= 1.15
-    assert sum(planned["memory"]["parts"].values()) == planned["memory"]["peak_bytes"]
-    assert planned["findings"] == []
+def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
+    plan, real = (run_simulated("cpu", each, *words, cwd=own_models) for each in (planned, taken))
+    assert 0.85 <= plan["memory"]["peak_bytes"] / real <= 1.15
+    assert sum(plan["memory"]["parts"].values()) == plan["memory"]["peak_bytes"]
+    assert plan["findings"] == []

@@ -1,37 +1,40 @@
 """Plans of architectures that plan was not written for: verdicts, what waits, what goes by values; the CPU's own operations."""
 
-import json
+import random
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import seeded
 from once import once
+from simulated import run_simulated
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import judge_zoo
 from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, marked_line, write_conf
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
+#: those of one commit
+BOTH = random.Random(f"{seeded.SEED} halves").sample(IN_HALVES, 3)
+BESIDE_REAL = random.Random(f"{seeded.SEED} real").sample(COMPARED, 4)
+
+
 @pytest.fixture(scope="module")
-def judged(own_models, python):
-    for file in ("zoo.py", "judge_zoo.py", "truth.py"):
+def judged(own_models):
+    for file in ("zoo.py", "truth.py"):
         shutil.copy(HERE / file, own_models)
     write_conf(own_models)
 
     @once
-    def outcome(device):
-        answer = own_models / f"zoo-{device.partition(':')[0]}.json"
-        done = python("judge_zoo.py", device, answer, timeout=300)
-        return (json.loads(answer.read_text()), "") if done.returncode == 0 else (None, done.stderr)
-
     def answers(device):
-        found, error = outcome(device)
-        assert found is not None, error
-        return found
+        if device == "cpu":
+            return run_simulated("cpu", judge_zoo.compare, BESIDE_REAL, cwd=own_models)
+        return run_simulated("cpu", judge_zoo.plans, device, BOTH if device == "cuda:1" else [], cwd=own_models)
 
     return answers
 
@@ -43,7 +46,7 @@ def lines_of(findings):
 
 @pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
 def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judged):
-    names = [case.name, f"{case.name}, bf16"] if case.name in IN_HALVES else [case.name]
+    names = [case.name, f"{case.name}, bf16"] if case.name in BOTH else [case.name]
     for name in names:
         answer = judged("cuda:1")[name]
         assert answer["unknown"] == ""
@@ -96,7 +99,7 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("name", [f"{name}, {precision}" for name, precision in COMPARED])
+@pytest.mark.parametrize("name", [f"{name}, {precision}" for name, precision in BESIDE_REAL])
 def test_a_simulated_step_of_the_cpu_takes_the_operations_and_the_memory_of_a_real_one(name, judged):
     found = judged("cpu")[name]
     assert found["plan"] == found["real"]

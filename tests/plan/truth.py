@@ -1,20 +1,13 @@
-"""The words of a run go in; the most memory that its real steps take on this CPU comes out, by torch's own allocator.
-
-python tests/plan/truth.py model=mlp train.batch_size=512
-"""
+"""A run's configuration goes in; the most memory that its real steps take on this CPU comes out, by torch's own allocator."""
 
 from __future__ import annotations
 
-import json
-import sys
 from itertools import islice
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runner.background import Background
-from runner.cli import composed_with
-from runner.compose import composer, hydra_session
 from runner.metrics import MetricBuffer
 from runner.parts import prepare
 from runner.placement import tensors
@@ -26,9 +19,7 @@ def storages(trees):
     return sum(found.values())
 
 
-def measure(words):
-    with hydra_session(["runner"]):
-        cfg = composed_with(composer([]), words)
+def measure(cfg):
     parts = prepare(cfg, torch.device("cpu"))
     group = tuple(islice(parts.train.epoch(0), cfg.train.accumulate_steps))
     buffer = MetricBuffer(parts.device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
@@ -55,7 +46,3 @@ def measure(words):
         now += event.nbytes()
         highest = max(highest, now)
     return held + highest
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1:])))

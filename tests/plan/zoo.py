@@ -807,11 +807,10 @@ IN_HALVES = ("encoder and decoder", "recurrent", "packed", "decoder", "unet", "r
 ON_MPS = ("decoder", "unet", "fourier", "recomputed", "functional", "indexed", "dropping", "distances", "ctc", "losses")
 
 
-def words(case, precision="fp32"):
-    """The words of a case's run."""
-    names = [f"{key}={case.name!r}" for key in ("model.name", "task.name", "data.case")]
+def words(optimizer, precision):
+    """The words of a run, but for its case."""
     groups = [f"{group}=zoo" for group in ("model", "task", "data")]
-    return [*groups, *names, f"optimizer=zoo_{case.optimizer}", f"train.precision={precision}", "data.num_workers=0"]
+    return [*groups, f"optimizer=zoo_{optimizer}", f"train.precision={precision}", "data.num_workers=0"]
 
 
 def write_conf(folder):
