@@ -36,6 +36,7 @@ SMALL = (
     "train.num_steps=1",
     "device=cpu",
     "tracking.enabled=false",
+    "task.plots=false",
 )
 MARKER = "PWNED"
 CALL = "_target_: os.makedirs, name: PWNED"

@@ -19,6 +19,7 @@ SHORT = [
     "data.limit=300",
     "model=mlp",
     "model.hidden_sizes=[8]",
+    "task.plots=false",
 ]
 
 

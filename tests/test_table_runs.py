@@ -24,6 +24,7 @@ SMALL = (
     "optimizer.lr=0.01",
     "device=cpu",
     "tracking.enabled=false",
+    "task.plots=false",
 )
 
 

@@ -245,7 +245,12 @@ def test_arrays_and_digits_take_it(own_folder):
 
 def run(folder, *words):
     fixed = ["data=digits", "data.limit=120", "model=cnn", "model.channels=[4]", "train.batch_size=16"]
-    fixed += ["data.augment={crop:1,flip:true,rotate:10,mixup:0.2}", "tracking.enabled=false", "train.num_epochs=3"]
+    fixed += [
+        "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
+        "tracking.enabled=false",
+        "train.num_epochs=3",
+        "task.plots=false",
+    ]
     return runner.run([*fixed, *words], folder=folder)
 
 

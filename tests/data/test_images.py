@@ -343,7 +343,7 @@ def test_one_class_is_refused(tmp_path):
 def run(folder, *words):
     fixed = ["data=images", "data.path=set", "model=cnn", "model.channels=[4,8]", "train.batch_size=8"]
     fixed += ["train.num_epochs=4", "optimizer.lr=0.02", "tracking.enabled=false", "data.augment={flip:true,crop:1}"]
-    return runner.run([*fixed, *words], folder=folder)
+    return runner.run([*fixed, "task.plots=false", *words], folder=folder)
 
 
 def test_runs_with_the_images_in_memory_and_with_workers_are_the_same(own_folder):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from waiting import LONGEST
 
 from runner.data.split import fingerprint, split
 from runner.data.tokens import tokens, write_tokens
@@ -240,7 +241,7 @@ def test_a_file_larger_than_the_memory_is_trained_on(own_folder):
         stream.write(np.arange(60, dtype=np.uint16).tobytes())
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", TRAINING], env=environment, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", TRAINING], env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     limited, *_, last = done.stdout.splitlines()

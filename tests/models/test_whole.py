@@ -66,6 +66,7 @@ WORDS = [
     "device=cpu",
     "tracking.enabled=false",
     "train.num_epochs=1",
+    "task.plots=false",
 ]
 
 

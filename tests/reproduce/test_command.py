@@ -14,7 +14,14 @@ from runner.tracking.memory import read_events
 from runner.tracking.records import FILE
 
 QUIET = "tracking.enabled=false"
-WORDS = ["model=mlp", "model.hidden_sizes=[16]", "data.limit=400", "device=cpu", "train.num_epochs=3"]
+WORDS = [
+    "model=mlp",
+    "model.hidden_sizes=[16]",
+    "data.limit=400",
+    "device=cpu",
+    "train.num_epochs=3",
+    "task.plots=false",
+]
 AGAIN = "hydra.run.dir=outputs/again/run"
 FIRST = "hydra.run.dir=outputs/first/run"
 
@@ -119,7 +126,15 @@ def write_data(shift):
 
 def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_folder, capfd):
     write_data(0)
-    words = ["data=arrays", "data.path=mine.npz", "model=linear", "device=cpu", "train.num_epochs=2", QUIET]
+    words = [
+        "data=arrays",
+        "data.path=mine.npz",
+        "model=linear",
+        "device=cpu",
+        "train.num_epochs=2",
+        "task.plots=false",
+        QUIET,
+    ]
     assert cli.main([*words, FIRST]) == 0
     write_data(1)
     code, _, err = reproduce(capfd, "last", AGAIN)

@@ -11,6 +11,7 @@ import pytest
 from runner import cli
 
 QUIET = "tracking.enabled=false"
+NO_PICTURES = "task.plots=false"
 SMALL = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", "train.batch_size=32"]
 
 #: a person's own data: a table with classes as words, normalised by a layer of the model, read again by its reader
@@ -149,9 +150,16 @@ def home(tmp_path_factory):
     own = ["data=mine"]
     with inside(folder):
         for name, words in {
-            "digits": ["data.limit=300"],
-            "table": [*own, "train.num_epochs=15", "optimizer.lr=0.03"],
-            "sizes": [*own, "+data.target=size", "+data.several=7", "task=regression", "optimizer.lr=0.01"],
+            "digits": ["data.limit=300", NO_PICTURES],
+            "table": [*own, NO_PICTURES, "train.num_epochs=15", "optimizer.lr=0.03"],
+            "sizes": [
+                *own,
+                NO_PICTURES,
+                "+data.target=size",
+                "+data.several=7",
+                "task=regression",
+                "optimizer.lr=0.01",
+            ],
             "raw": ["data.limit=300", "task=own", "task.function._target_=my_rows.difference"],
         }.items():
             path = f"hydra.run.dir=outputs/{name}/run"

@@ -13,6 +13,8 @@ from runner.errors import RunnerError
 from runner.figures import readable
 from runner.trained import evaluating
 
+QUIET = ("tracking.enabled=false", "task.plots=false")
+
 
 @pytest.mark.parametrize("name", ["digits", "table", "sizes", "raw"])
 def test_the_own_splits_come_to_what_the_run_measured(name, run):
@@ -95,7 +97,7 @@ def test_data_that_changed_since_is_told(run, tmp_path):
 
 
 def test_the_averaged_weights_are_the_ones_that_are_measured(run, tmp_path):
-    words = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", "tracking.enabled=false"]
+    words = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", *QUIET]
     assert run(*words, "train.ema_decay=0.9", "data.limit=200", f"hydra.run.dir={tmp_path}/run")[0] == 0
     assert run("evaluate", str(tmp_path / "run"))[0] == 0
     found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
@@ -122,7 +124,7 @@ def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
 
 def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
     """The worst epoch is asked for as the best one, so that it is the first: what is tested is not what was trained last."""
-    words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", "tracking.enabled=false"]
+    words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", *QUIET]
     best = ["train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"]
     assert run(*words, *best, f"hydra.run.dir={tmp_path}/run")[0] == 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())
@@ -139,7 +141,7 @@ def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
 def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_path):
     pytest.importorskip("torchmetrics")
     f1 = "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 3, average: none}}"
-    words = ["data=iris", "model=linear", "device=cpu", "train.num_epochs=1", "tracking.enabled=false"]
+    words = ["data=iris", "model=linear", "device=cpu", "train.num_epochs=1", *QUIET]
     assert run(*words, f"task.metrics={f1}", f"hydra.run.dir={tmp_path}/run")[0] == 0
     code, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
     found = json.loads(out)
