@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from runner.errors import RunnerError
 from runner.stranger import cleared, is_held, trusting
-from runner.trust import check_folder
+from runner.trust import check_folder, hydra_faults
 
 SOUND = """defaults: [schema, base, _self_]
 seed: 0
@@ -99,3 +99,9 @@ def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folde
     with pytest.raises(RunnerError) as refused:
         check_folder(Path())
     assert [fault.write.partition(",")[0] for fault in refused.value.faults] == [write]
+
+
+@pytest.mark.parametrize(("level", "is_one"), [("INFO", True), (15, True), ("NOPE", False), (0.5, False)])
+def test_a_logs_level_is_a_name_of_one_or_a_whole_number(level, is_one):
+    hydra = OmegaConf.create({"job_logging": {"root": {"level": level}}})
+    assert (hydra_faults(hydra) == []) == is_one

@@ -89,6 +89,11 @@ def test_more_prefixes_come_from_the_command_line_alone(monkeypatch):
     assert "not a part" in refused(node, own_code=False)
 
 
+def test_arguments_without_a_name_are_not_missed():
+    built = build({"_target_": "torch.nn.Linear", "_args_": [2, 3]})
+    assert (built.in_features, built.out_features) == (2, 3)
+
+
 @pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "torch.nn.modules.linear.torch.os.system"])
 def test_what_of_torch_is_no_part_is_not_offered_to_be_allowed(target):
     assert "--allow" not in refused({"_target_": target})

@@ -127,6 +127,15 @@ def test_what_is_compiled_or_captured_takes_the_same_steps(name, as_formula):
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
+def test_a_rate_that_comes_back_to_what_it_was_is_set_again():
+    _, optimizer = after_a_step(DIRECT["adam"])
+    fixed = FixedUpdate(optimizer, as_formula=True)
+    for rate in (first := optimizer.param_groups[0]["lr"], 0.5, first):
+        optimizer.param_groups[0]["lr"] = rate
+        fixed.set_rates()
+        assert fixed.rates[0] == rate
+
+
 @pytest.mark.parametrize("name", OWN_WAY)
 def test_what_takes_its_steps_itself_is_not_compiled_or_captured(name):
     with pytest.raises(CannotTraceError, match="takes its steps itself"):

@@ -121,20 +121,23 @@ class Picky:
 
 def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, monkeypatch):
     poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest of its name
+    poison |= {("train/loss", 503)}  # of a later call
     monkeypatch.setattr(store, "open_store", lambda uri: Picky(client, poison=poison))
     write.start(journal)
     write.rows(journal, 1, 500)
-    write.end(journal)
     uploader = Uploader(folder, uri)
+    assert uploader.attempt() and uploader.ack.points_rejected == 3
+    write.rows(journal, 501, 5)
+    write.end(journal)
     assert uploader.attempt()
     ack = uploader.ack
-    assert ack.is_complete and ack.points_rejected == 3 and ack.points_written == 997
+    assert ack.is_complete and ack.points_rejected == 4 and ack.points_written == 1006
     lines = [json.loads(line) for line in (folder / "journal" / "rejected.jsonl").read_text().splitlines()]
     assert {(line["key"], line["step"], line["value"], line["timestamp"]) for line in lines} == {
         (key, step, step + (0.1 if "acc" in key else 0), 1_700_000_000_000 + step) for key, step in poison
     }
     assert {line["why"] for line in lines} == {"no such point here"}
-    assert len(write.history(client, ack.run_id, "train/loss")) == 498
+    assert len(write.history(client, ack.run_id, "train/loss")) == 502
 
 
 def test_a_poison_point_is_found_on_a_line_that_breaks_at_each_second_call(
