@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner import ledger
+from runner import ledger, origin
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
 from runner.ledger import Job, Ledger, Sweep
@@ -149,8 +149,9 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         before, now = (announce.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
         raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
-    for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
-        recipes.check(used)  # its journal is sent from here
+    if config.tracking.enabled and not origin.is_own(sweep.folder):
+        for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
+            recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key
     config.hydra.sweep.dir = str(sweep.folder)
     return sweep, False
 
