@@ -8,7 +8,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
-from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, states, summary
+from waiting import wait_for
 
 from runner import stranger
 from runner.ledger import Job
@@ -18,11 +19,12 @@ from runner.sweep.jobs import Prepared
 
 pytestmark = pytest.mark.slow
 BASIC = "hydra/launcher=basic"
+FOLDER = "hydra.sweep.dir=swept"
 
 
-def test_a_job_that_takes_the_launcher_with_it_is_a_row_and_the_others_run(tmp_path):
+def test_a_job_that_takes_the_launcher_with_it_is_a_row_and_the_others_run(warm, tmp_path):
     words = ("device=cpu", "model=dying", "model.how=fine,SIGSEGV,exit,again", "train.num_epochs=1")
-    code, text = sweep(person(tmp_path), BASIC, *words)
+    code, text = finish(warm.command(person(tmp_path), "-m", FOLDER, BASIC, *words))
     found = {name.partition("=")[2]: (state, error) for name, (state, _, error) in states(tmp_path).items()}
     assert code == 1, text
     assert found == {
@@ -35,9 +37,9 @@ def test_a_job_that_takes_the_launcher_with_it_is_a_row_and_the_others_run(tmp_p
     assert (tmp_path / "swept/1/console.log").samefile(tmp_path / "swept/launcher.log")
 
 
-def test_a_stop_ends_the_job_that_runs_and_those_behind_it_wait(tmp_path):
+def test_a_stop_ends_the_job_that_runs_and_those_behind_it_wait(warm, tmp_path):
     words = ("device=cpu", "model=linear", "train.num_epochs=1000000", "train.checkpoint_every_steps=50", "seed=1,2")
-    process = start(tmp_path, BASIC, *words, "tracking.enabled=false", "train.max_seconds=60")
+    process = warm.command(tmp_path, "-m", FOLDER, BASIC, *words, "tracking.enabled=false", "train.max_seconds=60")
     read_until(process, " began on", 2)
     wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
     interrupt(process)
