@@ -33,6 +33,24 @@ def pytest_configure():
     outlived.start()
 
 
+#: the files that take longest, longest first: begun last, one of them would be all that is left
+LONGEST_FILES = """
+sweep/test_search sweep/test_sweeps test_stops sweep/test_ray_cluster test_resume test_hostile test_cli test_fuzz
+sweep/test_scheduled plan/test_models plan/test_command test_conf test_compiled reproduce/test_command plan/test_zoo
+test_pairs data/test_table_rows tracking/test_faults ranks/test_training sweep/test_suggestions test_app test_signals
+tracking/test_outages sweep/test_foreign test_disk_full trained/test_exporting trained/test_serving trained/test_evaluating
+sweep/test_pretended_gpus tracking/test_sweeps tracking/test_store tracking/test_publisher ranks/test_launched
+test_simulated_runs test_simulated test_claim test_secrets test_notebook test_table_runs trained/test_registering
+trained/test_of_tables tracking/test_logged_model plan/test_memory plan/test_findings watch/test_guard
+report/test_page_in_a_browser test_out_of_memory test_bench_peers tasks/test_metrics
+""".split()
+
+
+def pytest_collection_modifyitems(items):
+    places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
 def pytest_report_header():
     return seeded.AGAIN
 
