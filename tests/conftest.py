@@ -43,11 +43,11 @@ sweep/test_pretended_gpus tracking/test_sweeps tracking/test_store tracking/test
 test_simulated_runs test_simulated test_claim test_secrets test_notebook test_table_runs trained/test_registering
 trained/test_of_tables tracking/test_logged_model plan/test_memory plan/test_findings watch/test_guard
 report/test_page_in_a_browser test_out_of_memory test_bench_peers tasks/test_metrics
-""".split()
+"""
 
 
 def pytest_collection_modifyitems(items):
-    places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST_FILES)}
+    places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST_FILES.split())}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 

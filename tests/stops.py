@@ -1,7 +1,7 @@
 """A run that is killed again and again, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
 
 each: for every step of the run, one that is killed after it and gone on with to its end, in FOLDER/NUMBER.
-random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, 200 kills or more; prints their number.
+random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, NUM_KILLS kills or more; prints their number.
 FOLDER/whole is the run that nobody disturbed.
 """
 
@@ -19,11 +19,12 @@ from io import StringIO
 from pathlib import Path
 
 import torch
+from seeded import SEED
 
 from runner import app, cli, loop
 from runner.compose import composer, hydra_session
 
-NUM_KILLS = 200
+NUM_KILLS = 40
 
 
 def forked(function) -> int:
@@ -67,7 +68,7 @@ def kill_after_each_step(cfg, root: Path) -> None:
 
 
 def kill_at_random(cfg, root: Path) -> None:
-    draw, num_kills, number = random.Random(0), 0, 0
+    draw, num_kills, number = random.Random(SEED), 0, 0
     while num_kills < NUM_KILLS:  # how many one run takes depends on the machine
         num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
         number += 1

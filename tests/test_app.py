@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from torch.nn import functional as F
+from waiting import LONGEST
 
 from runner import cli, origin
 from runner.data.digits import digits
@@ -124,12 +125,12 @@ def server(tmp_path_factory):
     ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([*command, *stores], stdout=log, stderr=log, env=ENVIRONMENT, cwd=folder)
-    wait_for(lambda: is_open(port), seconds=120)
+    wait_for(lambda: is_open(port))
     yield f"http://127.0.0.1:{port}"
     for child in psutil.Process(process.pid).children(recursive=True):
         child.terminate()
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=LONGEST)
 
 
 def is_open(port):
@@ -137,7 +138,7 @@ def is_open(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(condition, *, seconds=60.0):
+def wait_for(condition, *, seconds=LONGEST):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -190,7 +191,7 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeyp
         port = probe.getsockname()[1]
     process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: is_open(port), seconds=240)
+        wait_for(lambda: is_open(port))
         wait_for(Path("s3cret.db").exists)
         everybody = [process, *process.children(recursive=True)]
         assert "mlflow" in process.cmdline()
@@ -198,7 +199,7 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeyp
     finally:
         for each in [*process.children(recursive=True), process]:
             each.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=LONGEST)
 
 
 LONG = (
@@ -220,7 +221,7 @@ def test_a_signal_ends_the_run_cleanly(own_folder, number, code, status):
     ) as process:
         wait_for(lambda: len(read_points(own_folder / "run")) > 0)
         process.send_signal(number)
-        output = process.communicate(timeout=90)[0].decode()
+        output = process.communicate(timeout=LONGEST)[0].decode()
     assert process.returncode == code, output
     assert "Traceback" not in output
     found = summary(own_folder)
@@ -241,7 +242,7 @@ def test_a_process_killed_without_warning_leaves_no_run_running(own_folder):
         (publisher,) = psutil.Process(process.pid).children()
         process.kill()
         process.communicate()
-    publisher.wait(timeout=60)
+    publisher.wait(timeout=LONGEST)
     run_id = json.loads(ack.read_text())["run_id"]
     uri = f"sqlite:///{own_folder}/runs.db"
     assert client(uri).get_run(run_id).info.status == "KILLED"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
+from waiting import LONGEST
 
 from runner import app, claim, cli
 from runner.compose import HERE
@@ -207,7 +208,7 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + LONGEST
         while not (Path("run/checkpoints/best.pt").exists() and read_points(Path("run"))):
             assert first.poll() is None and time.monotonic() < deadline, first.stdout.read()
             time.sleep(0.05)
@@ -221,7 +222,7 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder):
         assert not acknowledged.died and not acknowledged.ended
         before = read_points(Path("run"))["train/loss"]
         shutil.rmtree("run", ignore_errors=True)
-        said = first.communicate(timeout=240)[0]
+        said = first.communicate(timeout=LONGEST)[0]
     finally:
         first.kill()
         first.wait()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import LONGEST
 
 import runner
 from runner import notebook, targets
@@ -69,12 +70,12 @@ def test_the_cells_of_a_notebook(own_folder):
         [sys.executable, "cells.py"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        deadline = time.monotonic() + 280
+        deadline = time.monotonic() + LONGEST
         while not Path("long/checkpoints/best.pt").exists():
             assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=100)[0]
+        said = process.communicate(timeout=LONGEST)[0]
     finally:
         process.kill()
         process.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from waiting import LONGEST
 
 from runner import backends
 from runner.compose import HERE
@@ -118,7 +119,7 @@ def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder):
     def run(folder, *more):
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "runner", *words, f"hydra.run.dir={folder}", *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
         assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
         return done.returncode, done.stdout, json.loads((Path(folder) / "summary.json").read_text())
 

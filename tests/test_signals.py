@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from waiting import LONGEST
 
 from runner.compose import HERE
 from runner.tracking.journal import read_points
@@ -89,7 +90,7 @@ def run(own_folder):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST
     while not Path(path).exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.01)
@@ -97,7 +98,7 @@ def wait_for(path):
 
 
 def ended(process):
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=LONGEST)[0]
     assert "Traceback" not in output, output
     return process.returncode, output
 
@@ -194,7 +195,7 @@ def test_a_run_whose_terminal_is_gone_goes_on_in_silence(run):
     process = run(*WORDS, "tracking.enabled=false", "train.eval_batch_size=128", "hydra.run.dir=run")
     process.stdout.readline()
     process.stdout.close()  # as `| head -1` does
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=LONGEST) == 0
     assert (summary()["status"], summary()["num_steps"]) == ("finished", NUM_STEPS)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_disk_full import in_its_own_disks
 from torch.utils.data import Dataset
+from waiting import LONGEST
 
 from runner.compose import HERE
 from runner.data import shared_memory
@@ -101,7 +102,9 @@ def test_no_room_in_the_midst_of_it_is_told_and_nothing_stands_still(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     words = f"mount -t tmpfs -o size=2m tmpfs /dev/shm && exec {sys.executable} -W ignore {tmp_path}/script.py"
-    done = subprocess.run([*command, "bash", "-c", words], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "bash", "-c", words], env=environment, capture_output=True, text=True, timeout=LONGEST
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("(1, 1)"), done.stdout
     assert done.stdout.count("asked: data.num_workers=1") == 2, done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from waiting import LONGEST
 
 import runner
 from runner.data import memory, table_rows
@@ -177,7 +178,7 @@ def test_jobs_that_start_together_make_it_once(folder):
         )
         for _ in range(3)
     ]
-    outputs = [job.communicate(timeout=120)[0].split() for job in jobs]
+    outputs = [job.communicate(timeout=LONGEST)[0].split() for job in jobs]
     assert sum("made" in output for output in outputs) == 1
     assert len({output[-1] for output in outputs}) == 1
     assert len(cached(folder)) == 1

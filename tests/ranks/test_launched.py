@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from waiting import LONGEST
 
 from runner import run
 from runner.compose import HERE
@@ -62,7 +63,7 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     write_model(folder)
     command = [sys.executable, "-m", "runner", *WORDS, *UNTRACKED, "hydra.run.dir=run"]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST)
     assert done.returncode == 0, done.stderr
     return read_series(folder / "run")
 
@@ -106,7 +107,7 @@ def members(folder):
     return found
 
 
-def wait_for(condition, seconds=90):
+def wait_for(condition, seconds=LONGEST):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -129,14 +130,14 @@ def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, pers
     first = start(*WORDS, "train.num_processes=2", f"placement.strategy={strategy}", "hydra.run.dir=run")
     wait_for((person / "there").exists)
     first.send_signal(signal.SIGTERM)
-    told, _ = first.communicate(timeout=60)
+    told, _ = first.communicate(timeout=LONGEST)
     assert first.returncode == 143, told
     assert summary()["status"] == "killed" and 10 <= summary()["num_steps"] < NUM_STEPS
     assert summary()["num_processes"] == 2 and not members(person)
     (person / "slow").unlink()
 
     second = start("resume", "run", "train.num_processes=1")
-    told, _ = second.communicate(timeout=90)
+    told, _ = second.communicate(timeout=LONGEST)
     assert second.returncode == 0, told
     assert (summary()["status"], summary()["num_processes"]) == ("finished", 1)
     assert_same_curves(undisturbed, read_series(person / "run"))
@@ -150,7 +151,7 @@ def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, pers
 def test_a_killed_process_ends_the_run_and_says_so(start, person):
     (person / "die").touch()
     process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 1, told
     assert (summary()["status"], summary()["error"]) == ("failed", "process 1 was ended by SIGKILL")
     assert "process 1 was ended by SIGKILL" in told and not members(person)
@@ -161,7 +162,7 @@ def test_killed_processes_start_again_from_the_last_checkpoint(start, person, un
     (person / "die").touch()
     words = (f"placement.strategy={strategy}", "train.num_processes=2", "train.max_restarts=1", "hydra.run.dir=run")
     process = start(*WORDS, *UNTRACKED, *words)
-    told, _ = process.communicate(timeout=150)
+    told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, told
     assert summary()["status"] == "finished" and not (person / "die").exists()
     assert_same_curves(undisturbed, read_series(person / "run"))
@@ -197,7 +198,7 @@ def test_a_mistake_is_told_once_and_leaves_nothing(person, capfd):
 def test_under_torchrun_the_first_process_speaks(start, person, undisturbed):
     torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "runner")
     process = start(*WORDS, *UNTRACKED, module=torchrun)
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, told
     (folder,) = (person / "outputs").glob("*/*")
     assert told.count("status  finished") == 1 and told.count("folder: ") == 1

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import LONGEST
 
 from runner.errors import RunnerError, harmless
 from runner.report import build
@@ -163,5 +164,5 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path):
 def test_importing_it_loads_nothing_heavy():
     heavy = "{'torch', 'mlflow', 'optuna', 'plotly', 'matplotlib', 'hydra'}"
     code = f"import sys; import runner.report.build, runner.report.text; sys.exit(str(sorted({heavy} & set(sys.modules))) if {heavy} & set(sys.modules) else 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONGEST)
     assert done.returncode == 0, done.stderr

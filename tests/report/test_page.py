@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import LONGEST
 
 from runner.report import build, page
 
@@ -129,5 +130,5 @@ def test_huge_names_and_many_keys_stay_small(tmp_path, write):
 @pytest.mark.slow
 def test_drawing_it_in_a_new_process_needs_no_network_and_no_torch(grid_folder):
     code = f"import sys; from pathlib import Path; from runner.report import build; build.write(Path({str(grid_folder)!r})); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONGEST)
     assert done.returncode == 0, done.stderr

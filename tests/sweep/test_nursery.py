@@ -12,6 +12,7 @@ from pathlib import Path
 import jobs_for_nursery
 import psutil
 import pytest
+from waiting import LONGEST
 
 from runner.sweep.nursery import FORKS, Ended, Nursery, call
 from runner.sweep.worker import Request
@@ -34,7 +35,7 @@ def request(function, payload, log, number=0, **fields):
 
 def all_ended(nursery, count):
     found = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST
     while len(found) < count and time.monotonic() < deadline:
         select.select([nursery], [], [], 0.1)
         found += nursery.ended()
@@ -42,7 +43,7 @@ def all_ended(nursery, count):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LONGEST
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -50,7 +51,7 @@ def wait_for(path):
 
 
 def gone(*pids):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LONGEST
     while time.monotonic() < deadline:
         alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
         if not alive:

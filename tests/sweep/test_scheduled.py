@@ -11,6 +11,7 @@ import pytest
 import simulated_slurm
 from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+from waiting import LONGEST
 
 from runner.errors import RunnerError
 from runner.sweep.scheduled import PLUGIN, check_there
@@ -69,7 +70,7 @@ def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path)
     wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
     (job,) = [one for one in jobs_in(tmp_path) if "submitit.core._submit" in one.cmdline()]
     job.send_signal(signal.SIGUSR2)
-    psutil.wait_procs([job], timeout=30)
+    psutil.wait_procs([job], timeout=LONGEST)
     stood = summary(tmp_path, 0)["num_steps"]
     assert stood > 0
     wait_for(lambda: any(path.read_text().count("folder: ") == 2 for path in log.glob("*/*_log.out")))

@@ -179,7 +179,7 @@ class Proxy:
                 near.sendall(answer)
 
     def _ask(self, request: Request) -> bytes:
-        with socket.create_connection(("127.0.0.1", self._to), timeout=60) as far:
+        with socket.create_connection(("127.0.0.1", self._to), timeout=600) as far:
             far.sendall(request.head + request.body)
             answer = b""
             while chunk := far.recv(1 << 16):

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tracking.fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
+from waiting import LONGEST
 
 from runner import cli
 from runner.tracking.ack import read_ack
@@ -193,7 +194,7 @@ def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_fol
                 child.kill()
         finally:
             process.kill()
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not psutil.wait_procs(children, timeout=LONGEST)[1]
     from runner.tracking.store import open_store
 
     run_id = read_ack(FOLDER).run_id
@@ -211,7 +212,7 @@ def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_fol
     assert steps == list(range(1, 12 * (last // 12 + 2) + 1))
 
 
-def wait_for(condition, seconds=90):
+def wait_for(condition, seconds=LONGEST):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit

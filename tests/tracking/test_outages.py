@@ -5,6 +5,7 @@ import time
 
 import pytest
 from tracking.fault_proxy import Proxy, Server, at_random
+from waiting import LONGEST
 
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
@@ -44,7 +45,7 @@ def stored(server, write):
     return look
 
 
-def wait_for(condition, seconds=90):
+def wait_for(condition, seconds=LONGEST):
     limit = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < limit

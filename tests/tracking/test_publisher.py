@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+from waiting import LONGEST
 
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
@@ -36,7 +37,7 @@ with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
 """
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=LONGEST):
     limit = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < limit

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from waiting import LONGEST
 
 from runner import checkpoint
 from runner.card import read_card
@@ -59,7 +60,7 @@ def ask(port, rows):
         json.dumps({"inputs": rows.tolist()}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=LONGEST) as answer:
         return np.array(json.loads(answer.read())["predictions"])
 
 
@@ -90,7 +91,7 @@ def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home):
             children = psutil.Process(process.pid).children(recursive=True)
             assert all(each.laddr.ip == "127.0.0.1" for child in children for each in child.net_connections("tcp"))
             process.send_signal(number)
-            out, _ = process.communicate(timeout=60)
+            out, _ = process.communicate(timeout=LONGEST)
         finally:
             process.kill() if process.poll() is None else None
     out = said + out
