@@ -95,13 +95,16 @@ class Command:
     def returncode(self) -> int | None:
         return self.poll()
 
-    def wait(self) -> int:
+    def wait(self, timeout: float = LONGEST) -> int:
+        deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
-            select.select([self._warm.nursery], [], [], 0.2)
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a command", timeout)
+            select.select([self._warm.nursery], [], [], min(0.2, timeout))
         return code
 
-    def communicate(self) -> tuple[str, str]:
-        """All that it says, when it has ended. Its stderr is in its stdout."""
+    def communicate(self, timeout: float = LONGEST) -> tuple[str, str]:
+        """All that it says, when it has ended, however long that takes. Its stderr is in its stdout."""
         with self:
             return self.stdout.read(), ""
 
@@ -207,6 +210,7 @@ def enter(payload: bytes) -> int:
 def run(payload: bytes) -> int:
     """In the process: it is `python -m runner`."""
     words = pickle.loads(payload)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     sys.argv = ["runner", *words]
     Nursery._start_warm = _fork_warm
     return cli.main()

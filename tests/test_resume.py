@@ -1,16 +1,13 @@
 """`python -m runner resume`: goes on with what was stopped, and with nothing else."""
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+import seeded
 import torch
 
 from runner import cli
@@ -43,25 +40,23 @@ def assert_same(one, other):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_to_the_same_end(own_folder):
+def test_a_run_that_was_killed_goes_on_to_the_same_end(warm, own_folder):
     """SIGKILL at a moment that nobody chose, again and again until it ends."""
     words = [*WORDS, QUIET, "train.num_epochs=300", "train.checkpoint_every_steps=20", "data.limit=600"]
     assert cli.main([*words, "hydra.run.dir=outputs/whole/run"]) == 0
-    command = [sys.executable, "-m", "runner"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
     following = [*words, "hydra.run.dir=outputs/killed/run"]
-    draw, num_killed = random.Random(0), 0
+    draw, num_killed = random.Random(seeded.SEED), 0
     for number in range(100):
-        with subprocess.Popen([*command, *following], env=environment, stdout=subprocess.DEVNULL) as process:
+        with warm.command(own_folder, *following) as process:
             ready = Path("outputs/killed/run/checkpoints/last.pt")
             began = ready.stat().st_mtime_ns if ready.exists() else 0
             while process.poll() is None and not (ready.exists() and ready.stat().st_mtime_ns != began):
                 time.sleep(0.005)  # for a checkpoint of this process
             time.sleep(draw.uniform(0, 0.3 + 0.8 * number))  # longer and longer: it must come to its end
-            process.send_signal(signal.SIGKILL)
-            if process.wait() == 0:
-                break
-            num_killed += 1
+            process.kill()
+        if process.wait() == 0:
+            break
+        num_killed += 1
         following = ["resume", "outputs/killed/run"]
     else:
         pytest.fail("it never came to its end")

@@ -4,15 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from waiting import LONGEST
+import waiting
 
-from runner.compose import HERE
 from runner.tracking.journal import read_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
@@ -43,10 +40,6 @@ WORDS = ("model=net", "device=cpu", "train.num_epochs=3", "train.eval_batch_size
 NUM_STEPS = 36
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent), "MLFLOW_DISABLE_TELEMETRY": "true"}
-COMMAND = (sys.executable, "-m", "runner")
-
-
 def write_model(folder):
     (folder / "my_models.py").write_text(NET)
     (folder / "conf" / "model").mkdir(parents=True)
@@ -54,32 +47,22 @@ def write_model(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(warm, tmp_path_factory):
     """What a run without signals comes to."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_model(folder)
-    words = [*WORDS, "tracking.enabled=false", "hydra.run.dir=run"]
-    subprocess.run([*COMMAND, *words], env=ENVIRONMENT, cwd=folder, capture_output=True, check=True)
+    said, _ = warm.command(folder, *WORDS, "tracking.enabled=false", "hydra.run.dir=run").communicate()
+    assert "status  finished" in said, said
     return outcome(folder / "run")
 
 
 @pytest.fixture
-def run(own_folder):
+def run(warm, own_folder):
     write_model(own_folder)
     processes = []
 
     def start(*words):
-        processes.append(
-            subprocess.Popen(
-                [*COMMAND, *words],
-                env=ENVIRONMENT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
-            )
-        )
+        processes.append(warm.command(own_folder, *words, MLFLOW_DISABLE_TELEMETRY="true"))
         return processes[-1]
 
     yield start
@@ -90,15 +73,12 @@ def run(own_folder):
 
 
 def wait_for(path):
-    deadline = time.monotonic() + LONGEST
-    while not Path(path).exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.01)
+    waiting.wait_for(Path(path).exists, path)
     Path(path).unlink()
 
 
 def ended(process):
-    output = process.communicate(timeout=LONGEST)[0]
+    output = process.communicate()[0]
     assert "Traceback" not in output, output
     return process.returncode, output
 
@@ -195,7 +175,7 @@ def test_a_run_whose_terminal_is_gone_goes_on_in_silence(run):
     process = run(*WORDS, "tracking.enabled=false", "train.eval_batch_size=128", "hydra.run.dir=run")
     process.stdout.readline()
     process.stdout.close()  # as `| head -1` does
-    assert process.wait(timeout=LONGEST) == 0
+    assert process.wait() == 0
     assert (summary()["status"], summary()["num_steps"]) == ("finished", NUM_STEPS)
 
 

@@ -17,7 +17,7 @@ import pytest
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SMALL = ("model=linear", "train.num_epochs=1", "tracking.enabled=false")
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -78,16 +78,16 @@ def on(address: str) -> tuple[str, str]:
 
 def test_the_same_sweep_on_two_nodes(cluster, tmp_path):
     address, _ = cluster
-    words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "seed=1,2", "train.num_epochs=1")
+    words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "train.num_epochs=1", "task.plots=false")
     code, text = sweep(tmp_path, *on(address), *words, **RAY)
     assert code == 0, text
     assert "2 nodes, 2 CPUs, 1 GPU" in text
     assert "skipped, device=cuda:7 on Ray: Ray chooses which GPU a job gets" in text
     assert "skipped, device=mps on Ray: Ray knows CPUs and NVIDIA GPUs alone" in text
     found = states(tmp_path)
-    assert sorted(state for state, _, _ in found.values()) == ["finished"] * 4 + ["skipped"] * 8
+    assert sorted(state for state, _, _ in found.values()) == ["finished"] * 2 + ["skipped"] * 4
     assert {device for state, device, _ in found.values() if state == "finished"} == {"cpu at one", "cpu at two"}
-    for number in range(4):
+    for number in range(2):
         told = summary(tmp_path, number)
         assert told["status"] == "finished"
         assert told["run_id"], "it is not in MLflow"
@@ -182,11 +182,11 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_sends_its_folder_back(c
     if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces for this account")
     away = (f"--address={address}", '--resources={"away": 1}')
-    words = ("device=cpu", "model=linear", "train.num_epochs=1", "+hydra.launcher.resources.away=1")
+    words = ("device=cpu", "model=linear", "task.plots=false", "+hydra.launcher.resources.away=1")
     with node("away", *away, before=hide):
         code, text = sweep(hidden, *on(address), *words, **RAY)
         assert code == 0, text
-        assert states(hidden)["device=cpu model=linear train.num_epochs=1"][:2] == ("finished", "cpu at away")
+        assert states(hidden)["device=cpu model=linear task.plots=false"][:2] == ("finished", "cpu at away")
         assert summary(hidden, 0)["status"] == "finished"
         assert (hidden / "swept/0/checkpoints/last.pt").is_file()
         assert "status  finished" in (hidden / "swept/0/console.log").read_text()
