@@ -20,6 +20,7 @@ WORDS = [
     "train.ema_decay=0.9",
     "scheduler=cosine",
     "device=cpu",
+    "task.plots=false",
 ]
 QUIET = "tracking.enabled=false"
 

@@ -33,17 +33,16 @@ def settings(target: str):
 
 @slow
 def test_a_local_sweep_with_a_death_in_it(tmp_path):
-    words = ("device=cpu,mps", "model=dying", "model.how=fine,SIGSEGV,SIGKILL", "train.num_epochs=1")
+    words = ("device=cpu,mps", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
     code, text = sweep(person(tmp_path), LOCAL, *words)
     found = states(tmp_path)
     assert code == 1, text
     assert found["device=cpu model.how=fine"] == ("finished", "cpu", None), text
-    for how in ("SIGSEGV", "SIGKILL"):
-        assert found[f"device=cpu model.how={how}"] == ("failed", "cpu", "its process ended, and it left no summary")
-    assert [state for state, _, _ in found.values()].count("skipped") == 3
+    assert found["device=cpu model.how=SIGKILL"] == ("failed", "cpu", "its process ended, and it left no summary")
+    assert [state for state, _, _ in found.values()].count("skipped") == 2
     assert "skipped, device=mps: " in text
     assert summary(tmp_path, 0)["run_id"], "it is not in MLflow"
-    for number in range(3):  # submitit's own logs, by the name that all jobs' output has
+    for number in range(2):  # submitit's own logs, by the name that all jobs' output has
         assert "sees" in (tmp_path / f"swept/{number}/console.log").read_text()
     assert "RUNNER_JOB" not in text
 
@@ -84,7 +83,7 @@ def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path)
 def test_a_sweep_in_slurms_queue(tmp_path):
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
     path = simulated_slurm.install(slurm)
-    words = ("device=cpu,auto", "model=dying", "model.how=fine,SIGKILL", "train.num_epochs=1", "train.precision=fp32")
+    words = ("device=cpu,auto", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
     code, text = sweep(home, SLURM, *words, "hydra.launcher.partition=short", PATH=path)
     found = states(home)
     assert code == 1, text
