@@ -36,7 +36,14 @@ class Net(nn.Module):
             time.sleep(0.05)
         return self.layers(inputs)
 """
-WORDS = ("model=net", "device=cpu", "task.plots=false", "train.num_epochs=3", "train.eval_batch_size=1", "train.checkpoint_every_steps=8")
+WORDS = (
+    "model=net",
+    "device=cpu",
+    "task.plots=false",
+    "train.num_epochs=3",
+    "train.eval_batch_size=1",
+    "train.checkpoint_every_steps=8",
+)
 NUM_STEPS = 36
 
 
