@@ -244,7 +244,7 @@ def test_gpt_is_one_function(traced):
     from runner.tasks.language import Language
 
     torch.manual_seed(0)
-    net = GPT(vocab_size=11, context_length=8)
+    net = GPT(vocab_size=11, context_length=8, depth=1, width=32, num_heads=2)
     opt = ADAM(net.parameters())
     said: list[str] = []
 
