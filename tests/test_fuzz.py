@@ -8,6 +8,7 @@ import copy
 import functools
 import io
 import os
+import random
 import tempfile
 from pathlib import Path
 
@@ -121,7 +122,9 @@ def small():
 )
 def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
     wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
-    for key in sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"}):
+    keys = sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"})
+    third = keys if NUM_EXAMPLES else random.Random(f"{SEED} {text}").sample(keys, len(keys) // 3)
+    for key in third:  # another one with each commit
         if text in ("${facts.num_steps}", "${model}") and not key.startswith(("train.", "device", "seed")):
             continue  # a fact may be a part's argument, and a part may be a text's
         cfg = copy.deepcopy(small())
