@@ -302,6 +302,20 @@ def _missing(node: Any, prefix: str) -> Iterator[Fault]:
             _is_written(child := node._get_node(key)) and child._get_node("_target_", validate_access=False) is not None
         ):
             yield from _missing(child, f"{prefix}.{key}")
+        else:
+            yield from _missing_items(child, f"{prefix}.{key}")
+
+
+def _missing_items(node: Any, key: str) -> Iterator[Fault]:
+    """What is left to the person in lists, and in mappings that nothing is built from."""
+    is_list = OmegaConf.is_list(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+    for name in range(len(node)) if is_list else node if _is_written(node) else ():
+        where = f"{key}[{name}]" if is_list else f"{key}.{name}"
+        if OmegaConf.is_missing(node, name):
+            so = f"{where} is needed and has no value"
+            yield Fault(f"no {where}", so, f"{key}=[...] with a value for each" if is_list else f"{where}=...")
+        else:
+            yield from _missing_items(node._get_node(name), where)
 
 
 def _uri(cfg: DictConfig) -> list[Fault]:

@@ -186,6 +186,7 @@ MET = {
     "a log's level between two": ["hydra.job_logging.root.level=.5"],
     "a log that Python does not make": ["+hydra.job_logging.handlers.file.nope=5"],
     "a group that is taken away": ["~sweep"],
+    "a list that has a gap": ["optimizer.lr=[???,2]"],
     "a null in a list where a number is wanted": ["model=mlp", "+model.dropout=[null]"],
 }
 
