@@ -187,7 +187,7 @@ def test_jobs_that_start_together_make_it_once(folder):
 #: reads the table and trains 50 steps, under a limit on what may be taken beyond what imports took (MiB)
 LIMITED = """
 import json, resource, sys, threading, time
-import torch, pyarrow, pyarrow.csv, pyarrow.compute, numpy as np
+import torch, torch._dynamo, pandas, pyarrow, pyarrow.csv, pyarrow.compute, numpy as np
 from runner.data.split import split
 from runner.data.table import table
 from runner.data.loaders import load
@@ -230,9 +230,8 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # half a GiB is written and read three times: 90 s here, three times that on a busy machine
-def test_a_million_rows_train_in_less_memory_than_they_take(folder):
-    """A CSV of 367 MiB, 233 MiB of float32 and twice that with the splits' copies; 370 MiB are allowed beyond the imports.
+def test_many_rows_train_in_less_memory_than_they_take(folder):
+    """A CSV of 147 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
 
     RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
     """
@@ -240,13 +239,13 @@ def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     import pyarrow.csv as pa_csv
 
     draw = np.random.default_rng(0)
-    values = draw.normal(size=(1_000_000, 60)).astype(np.float32).round(3)
+    values = draw.normal(size=(400_000, 60)).astype(np.float32).round(3)
     columns = {f"x{index}": values[:, index] for index in range(60)}
     pa_csv.write_csv(pa.table({**columns, "y": (values[:, 0] > 0).astype(np.int8)}), "big.csv")
     environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")}
     found = {}
     for in_memory in ("true", '"auto"'):
-        command = [sys.executable, "-c", LIMITED, in_memory, "370"]
+        command = [sys.executable, "-c", LIMITED, in_memory, "200"]
         found[in_memory] = subprocess.run(
             command, env=environment, capture_output=True, text=True, cwd=folder, check=False
         )
@@ -254,8 +253,8 @@ def test_a_million_rows_train_in_less_memory_than_they_take(folder):
     assert "MemoryError" in found["true"].stderr or "allocate" in found["true"].stderr
     assert found['"auto"'].returncode == 0, found['"auto"'].stderr
     told = json.loads(found['"auto"'].stdout)
-    assert told["rows"] == 800_000
+    assert told["rows"] == 320_000
     assert "left by ulimit -d" in told["origin"]
     print(told)
-    assert told["last"] < 0.8 * told["first"]
-    assert told["grown_mib"] < 350
+    assert told["last"] < 0.9 * told["first"]
+    assert told["grown_mib"] < 90  # less than the rows take, which are mapped
