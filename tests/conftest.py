@@ -89,13 +89,21 @@ def nothing_left_behind():
     while time.monotonic() < deadline:
         left = [thread for thread in threading.enumerate() if thread not in threads and not _is_torchs(thread)]
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
-        running = [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        running = [child for child in started if child.is_running() and not _is_over(child)]
         if not left and not running:
             return
         gc.collect()  # MLflow's artifact stores end their threads when they are collected
         threading.Event().wait(0.02)  # one that is just ending
     assert not left, f"threads left: {left}"
     assert not running, f"processes left: {running}"
+
+
+def _is_over(child: psutil.Process) -> bool:
+    """A zombie, one that has just gone, or a process that a Ray node of the session keeps for the next job."""
+    try:
+        return child.status() == psutil.STATUS_ZOMBIE or child.name() == "ray::IDLE"
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _is_torchs(thread: threading.Thread) -> bool:

@@ -73,6 +73,8 @@ REVIEWED = {
     ("runner.data.table_rows.cache", "os._Environ"): "reads",
     ("runner.data.table_rows.mapped", "mkdir"): "the cache's own folder",
     ("runner.data.token_files.mapped", "numpy.load"): "reads; allow_pickle is false",
+    ("runner.errors._secrets", "os._Environ"): "reads what no message may show",
+    ("runner.errors._secrets", "urllib.parse.quote"): "spells a text",
     ("runner.data.token_files.mapped", "numpy.memmap"): "reads",
     ("runner.data.token_files.remember", "write_text"): "FILE.json beside FILE, where nothing else is called so",
     ("runner.models.libraries._library", "importlib.import_module"): "timm or transformers",

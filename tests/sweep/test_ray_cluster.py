@@ -186,7 +186,8 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_sends_its_folder_back(c
     with node("away", *away, before=hide):
         code, text = sweep(hidden, *on(address), *words, **RAY)
         assert code == 0, text
-        assert states(hidden)["device=cpu model=linear task.plots=false"][:2] == ("finished", "cpu at away")
+        ((state, device, _),) = states(hidden).values()
+        assert (state, device) == ("finished", "cpu at away")
         assert summary(hidden, 0)["status"] == "finished"
         assert (hidden / "swept/0/checkpoints/last.pt").is_file()
         assert "status  finished" in (hidden / "swept/0/console.log").read_text()

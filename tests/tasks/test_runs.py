@@ -88,7 +88,7 @@ def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
     line = "plots: confusion.png left out: OSError: [Errno 28] No space left on device"
     assert line in capsys.readouterr().out and line in (own_folder / "run" / "runner.log").read_text()
     monkeypatch.setattr("runner.illustrate.collect", fails)
-    assert cli.main([*SHORT, "train.num_epochs=1"]) == 0
+    assert cli.main([*SHORT, "train.num_epochs=1", "hydra.run.dir=second"]) == 0
     assert "plots: left out, TypeError" in capsys.readouterr().out
 
 
