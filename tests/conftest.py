@@ -35,14 +35,16 @@ def pytest_configure():
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
-sweep/test_search sweep/test_sweeps test_stops sweep/test_ray_cluster test_resume test_hostile test_cli test_fuzz
-sweep/test_scheduled plan/test_models plan/test_command test_conf test_compiled reproduce/test_command plan/test_zoo
-test_pairs data/test_table_rows tracking/test_faults ranks/test_training sweep/test_suggestions test_app test_signals
-tracking/test_outages sweep/test_foreign test_disk_full trained/test_exporting trained/test_serving trained/test_evaluating
-sweep/test_pretended_gpus tracking/test_sweeps tracking/test_store tracking/test_publisher ranks/test_launched
-test_simulated_runs test_simulated test_claim test_secrets test_notebook test_table_runs trained/test_registering
-trained/test_of_tables tracking/test_logged_model plan/test_memory plan/test_findings watch/test_guard
-report/test_page_in_a_browser test_out_of_memory test_bench_peers tasks/test_metrics
+test_app tracking/test_faults ranks/test_launched plan/test_command test_taking_up sweep/test_ray_cluster test_stops
+tracking/test_outages test_cli test_readme sweep/test_sweeps sweep/test_search test_compiled sweep/test_scheduled
+reproduce/test_command plan/test_language test_pairs ranks/test_training test_hostile sweep/test_pretended_gpus
+tracking/test_logged_model test_disk_full plan/test_models test_fuzz trained/test_serving trained/test_registering
+test_resume tracking/test_sweeps data/test_table_rows plan/test_zoo test_bench_peers tasks/test_language test_secrets
+tasks/test_runs test_out_of_memory test_signals test_parts sweep/test_trial test_conf tracking/test_publisher
+sweep/test_suggestions test_claim report/test_page_in_a_browser sweep/test_announce trained/test_exporting
+test_simulated_runs sweep/test_foreign tracking/test_store test_notebook test_optimizing tracking/test_uploader
+test_backends tracking/test_damage trained/test_of_tables test_threads ranks/test_sharding models/test_every_model
+sweep/test_jobs trained/test_predicting data/test_huggingface plan/test_memory trained/test_evaluating
 """
 
 
