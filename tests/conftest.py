@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 
-# as runner/__main__.py does it, and before torch is loaded: two workers share the cores
+# before torch is loaded, and less than runner/__main__.py takes: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import outlived

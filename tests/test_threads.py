@@ -111,7 +111,7 @@ def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, capsys, 
 
 @pytest.mark.parametrize(
     ("given", "counts"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["nothing", "a count", "a policy"],
 )
 def test_threads_that_wait_for_each_other_sleep_soon_unless_the_person_chose(given, counts):
