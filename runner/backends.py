@@ -17,8 +17,8 @@ from runner.errors import Fault, RunnerError
 
 #: what torch would take by itself, before any run changes it
 THREADS = torch.get_num_threads()
-#: inputs of a 1x1 convolution from which oneDNN counts its memory rightly
-MOST_INPUTS = 16
+#: with so many inputs or more a 1x1 convolution with a stride is safe where channels lie last: a block of oneDNN's
+SAFE_INPUTS = 16
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -69,25 +69,26 @@ def set_switches(
 def takes_channels_last(
     model: nn.Module, *, device: torch.device, precision: str, asked: bool | None
 ) -> tuple[bool, str]:
-    """Whether a model's 2-d convolutions keep their channels last in memory, and why. asked: None for automatic.
+    """Whether a model's 2-d convolutions keep their channels last in memory, and why, where a person is told.
 
-    A step then takes 0.80 (2 layers, 8x8 pixels) to 0.88 (2 layers, 32x32) of the time on a CPU in float32, 0.84 of a
-    ResNet-18's (1 thread, medians of 3, 2026-11). On CUDA it is tensor cores that want it, so not in plain float32; that
-    is NVIDIA's word, and was not measured here. Raises: RunnerError where it would overwrite memory.
+    asked: None for automatic. A step then takes 0.80 (2 layers, 8x8 pixels) to 0.88 (2 layers, 32x32) of the time on a
+    CPU in float32, 0.84 of a ResNet-18's (1 thread, medians of 3, 2026-11). On CUDA it is tensor cores that want it, so
+    not in plain float32; that is NVIDIA's word, and was not measured here.
+    Raises: RunnerError where it would overwrite memory.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
         return False, ""
     layer = overruns(model) if device.type == "cpu" else ""
     if asked and layer:
         so = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
-        write = f"backends.cpu.channels_last=null; or {MOST_INPUTS} inputs or more in that layer"
+        write = f"backends.cpu.channels_last=null; or {SAFE_INPUTS} inputs or more in that layer"
         raise RunnerError(Fault("backends.cpu.channels_last=true", f"{so} (oneDNN's issue 6035)", write))
     if asked is not None:
-        return asked, "as asked"
+        return asked, "as asked" if asked else ""
     if layer:
-        return False, "auto"
+        return False, f"auto: oneDNN overwrites memory in {layer} otherwise"
     on = device.type == "cpu" or (device.type == "cuda" and precision != "fp32")
-    return on, "auto: it has 2-d convolutions"
+    return on, "auto: it has 2-d convolutions" if on else ""
 
 
 def overruns(model: nn.Module) -> str:
@@ -98,7 +99,7 @@ def overruns(model: nn.Module) -> str:
     with 2 to 7 inputs each of 55 cases ended so on AVX2, with 1 or 8 none of 112). Compiled, torch lays channels last itself.
     """
     for name, layer in model.named_modules():
-        is_small = isinstance(layer, nn.Conv2d | nn.Conv3d) and 1 < layer.in_channels // layer.groups < MOST_INPUTS
+        is_small = isinstance(layer, nn.Conv2d | nn.Conv3d) and 1 < layer.in_channels // layer.groups < SAFE_INPUTS
         if is_small and set(layer.kernel_size) == {1} and set(layer.stride) != {1}:
             return name or type(layer).__name__
     return ""

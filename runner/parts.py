@@ -263,13 +263,12 @@ def _needs_validation(
 
 
 def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
-    """Puts the weights in the order that suits the device, and says which, where it is not torch's own."""
+    """Puts the weights in the order that suits the device, and says which, where that is no matter of course."""
     asked = cfg.backends.get(device.type, {}).get("channels_last")
     channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
-    if not channels_last:
-        return ""
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
-    return f"channels last ({why})"
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
+    return f"channels {'last' if channels_last else 'first'} ({why})" if why else ""
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
