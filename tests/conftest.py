@@ -87,7 +87,7 @@ def nothing_left_behind():
     changed -= {"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"}  # torch's own, when it compiles
     changed -= {"_MLFLOW_TELEMETRY_SESSION_ID"}  # MLflow's own, set when it is imported
     assert not changed, f"environment variables left changed: {changed}"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60  # on a busy machine what was told to end takes its time
     while time.monotonic() < deadline:
         left = [thread for thread in threading.enumerate() if thread not in threads and not _is_torchs(thread)]
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
