@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.version import __version__
 
 if TYPE_CHECKING:
-    from runner.notebook import Result
+    from runner.cli.notebook import Result
 
 __all__ = ["__version__", "run"]
 

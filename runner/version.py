@@ -1,8 +1,13 @@
-"""The version, which the package's metadata is made of; and when it was imported, which is before all else of it."""
+"""The version, which the package's metadata is made of, where the package lies, and when it was imported: before all else."""
 
 import time
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+#: the folder of this package, and the one in which a process that we start finds it
+HERE = Path(__file__).resolve().parent
+PACKAGES = HERE.parent
 
 #: on perf_counter's clock: of `python -m runner`, when its command began
 IMPORTED = time.perf_counter()

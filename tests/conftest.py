@@ -35,16 +35,20 @@ def pytest_configure():
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
-test_app tracking/test_faults ranks/test_launched plan/test_command test_taking_up sweep/test_ray_cluster test_stops
-tracking/test_outages test_cli test_readme sweep/test_sweeps sweep/test_search test_compiled sweep/test_scheduled
-reproduce/test_command plan/test_language test_pairs ranks/test_training test_hostile sweep/test_pretended_gpus
-tracking/test_logged_model test_disk_full plan/test_models test_fuzz trained/test_serving trained/test_registering
-test_resume tracking/test_sweeps data/test_table_rows plan/test_zoo test_bench_peers tasks/test_language test_secrets
-tasks/test_runs test_out_of_memory test_signals test_parts sweep/test_trial test_conf tracking/test_publisher
-sweep/test_suggestions test_claim report/test_page_in_a_browser sweep/test_announce trained/test_exporting
-test_simulated_runs sweep/test_foreign tracking/test_store test_notebook test_optimizing tracking/test_uploader
-test_backends tracking/test_damage trained/test_of_tables test_threads ranks/test_sharding models/test_every_model
-sweep/test_jobs trained/test_predicting data/test_huggingface plan/test_memory trained/test_evaluating
+experiment/test_run tracking/test_faults whole_runs/test_several_processes plan/test_command whole_runs/test_taking_up
+sweep/launchers/test_ray whole_runs/test_stops tracking/test_outages cli/test_dispatch whole_runs/test_readme
+sweep/test_sweep sweep/search/test_sweeper training/step/test_compiled sweep/launchers/test_slurm
+runs/reproduce/test_reproduce plan/test_language whole_runs/test_pairs distributed/test_training
+whole_runs/test_hostile sweep/launchers/test_pretended_gpus tracking/test_mlflow_model whole_runs/test_disk_full
+plan/test_models whole_runs/test_fuzz runs/test_serve runs/test_register whole_runs/test_resume tracking/test_sweeps
+data/tables/test_rows plan/test_zoo bench/test_peers tasks/test_language whole_runs/test_secrets
+whole_runs/test_metrics training/step/test_split_batch whole_runs/test_signals experiment/test_build
+sweep/search/test_pruning whole_runs/test_conf tracking/test_publisher sweep/search/test_job_source
+experiment/test_claim sweep/report/test_page_in_a_browser sweep/test_messages runs/test_export
+whole_runs/test_simulated sweep/launchers/test_hydra_launcher tracking/test_mlflow_store cli/test_notebook
+experiment/test_build_optimizer tracking/test_uploader device/test_backends tracking/test_damage runs/test_of_tables
+training/test_cpu_threads distributed/test_sharding models/test_every_model sweep/jobs/test_prepare runs/test_predict
+data/hub/test_datasets plan/test_memory runs/test_evaluate
 """
 
 
@@ -140,4 +144,4 @@ def warm():
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""
-    monkeypatch.setattr("runner.sweep.slots.Nursery", warm.stand_in)
+    monkeypatch.setattr("runner.sweep.launchers.local.Nursery", warm.stand_in)

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from runner.data.datasets import look_at
-from runner.data.values import to_inputs, to_targets
+from runner.data.map_style import look_at
+from runner.data.tables.values import to_inputs, to_targets
+from runner.device.placement import num_rows, tensors
 from runner.errors import Fault, RunnerError, nearest
-from runner.placement import num_rows, tensors
 
 FORMS = "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a map-style torch Dataset or a runner Source"
 GIVEN = ("val", "test")
@@ -46,7 +46,9 @@ class Source:
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
     targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of the labels of which a row has several
     around: Callable[[Any], Around] | None = None  # asked with the rows of the training split
-    finish: nn.Module | None = None  # finish(batch, draws) -> batch, on the device (runner.data.finished)
+    finish: nn.Module | None = (
+        None  # finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
+    )
     reader: dict[str, Any] | None = None  # the node of what reads such inputs from a file: reader(path) -> inputs
     in_order: bool = False  # neighbouring rows tell of each other (a text's windows): splits are blocks, never drawn
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from runner.data.order import SPLIT, generator
+from runner.data.loading.order import SPLIT, generator
 from runner.data.source import GIVEN, Source
+from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Fault, RunnerError
-from runner.placement import map_tensors, num_rows, tensors
 
 #: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
 FINGERPRINT_BYTES = 64 * 2**20

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError, nearest
-from runner.models.sizes import probability
+from runner.models.checks import probability
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")

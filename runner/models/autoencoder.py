@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
+from runner.models.checks import choice, count, widths
 from runner.models.cnn import LAYERS
 from runner.models.mlp import activation_class
-from runner.models.sizes import choice, count, widths
 
 
 class Autoencoder(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
-from runner.models.sizes import probability, widths
+from runner.models.checks import probability, widths
 
 #: of what has so many dimensions beside its channels: convolution, normalisation, pooling
 LAYERS: dict[int, tuple[Any, Any, Any]] = {

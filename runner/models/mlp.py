@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
-from runner.models.sizes import probability, widths
+from runner.models.checks import probability, widths
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

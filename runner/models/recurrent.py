@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
-from runner.models.sizes import choice, count, probability
+from runner.models.checks import choice, count, probability
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")

@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError
-from runner.models.sizes import choice, count
+from runner.models.checks import choice, count
 
 #: blocks in each stage of the networks for large images, and whether they are bottlenecks (He et al. 2015, table 1)
 STAGES = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.models.sizes import count, probability
+from runner.models.checks import count, probability
 
 #: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
 SPREAD = 0.02

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runner.config.packages import install
 from runner.errors import Fault, RunnerError, nearest
-from runner.packages import install
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -112,7 +112,7 @@ def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:
             if len(own & set(shorter)) > len(own & set(found)) or (not own & set(found) and len(shorter) == len(found)):
                 found, better = shorter, True
                 break
-    longer = {f"model.{name}": value for name, value in found.items()}  # of what runner.models.libraries holds
+    longer = {f"model.{name}": value for name, value in found.items()}  # of what runner.models.external holds
     return longer if len(own & set(longer)) > len(own & set(found)) else found
 
 

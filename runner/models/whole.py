@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from runner import backends
+from runner.device import backends
+from runner.device.placement import map_tensors
 from runner.errors import Fault, RunnerError
-from runner.placement import map_tensors
-from runner.watch import frames
-from runner.watch.names import Names
+from runner.inspection import call_site
+from runner.inspection.tensor_names import Names
 
 
 def has_lazy(model: nn.Module) -> bool:
@@ -39,7 +39,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise
     except Exception as error:
         so = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
-        raise RunnerError(Fault("model", so, f"the same once {frames.line_of_error(error)} is mended")) from error
+        raise RunnerError(Fault("model", so, f"the same once {call_site.line_of_error(error)} is mended")) from error
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from runner.device import Hardware, probe
 from runner.errors import Fault, RunnerError
+from runner.plan.planned_device import Target, find
 from runner.plan.report import report
-from runner.plan.target import Target, find
 
 SECONDS_TO_SEARCH = 6.0  # from the start of a plan, for the largest batch sizes
 SECONDS_FOR_A_PLAN = 300.0
@@ -53,7 +53,7 @@ def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(_whole(found), indent=2))
     else:
-        from runner.plan.show import show
+        from runner.plan.text import show
 
         show(found, written)
     return int(not all(each["would_run"] for each in found))
@@ -61,7 +61,7 @@ def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
 
 def what_fits(cfg: DictConfig) -> list[str]:
     """What a plan of this run says of memory and batch sizes, a line each; [] where it can't be planned. Some 6 s."""
-    from runner.plan.show import memory_lines
+    from runner.plan.text import memory_lines
 
     try:
         target = check(cfg)
@@ -79,7 +79,7 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="runner-plan-")
         self._answer = Path(self._folder.name) / "answer.json"
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "runner.plan.child", str(self._answer)],
+            [sys.executable, "-W", "ignore", "-m", "runner.plan.worker", str(self._answer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -121,10 +121,10 @@ class Child:
 
 def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
     """The device, which need not be here, and what is assumed of it. Raises: RunnerError with everything that is wrong."""
-    from runner import parts  # torch
+    from runner.experiment import build  # torch
 
     target = find(cfg, hardware or probe())
-    parts.check(cfg, target.hardware, choice=target.choice)
+    build.check(cfg, target.hardware, choice=target.choice)
     return target
 
 
@@ -165,7 +165,7 @@ def _whole(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _write(found: list[dict[str, Any]], folder: Path) -> list[Path]:
     """plan.json and, where there is something to draw, plan.png."""
-    from runner.plan.picture import draw
+    from runner.plan.plot import draw
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "plan.json"]

@@ -9,9 +9,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import parse, precisions
-from runner.plan import catalogue
-from runner.plan.target import Target
-from runner.watch.finding import CERTAIN, ESTIMATE, Finding
+from runner.inspection.findings import CERTAIN, ESTIMATE, Finding
+from runner.plan import device_catalogue
+from runner.plan.planned_device import Target
 
 #: of a device's memory: a context, the libraries' workspaces and fragmentation take the rest
 USABLE = 0.9
@@ -87,7 +87,7 @@ def report(
     if memory is not None and answer["is_whole"]:
         memory["usable_bytes"] = usable
         fits = None if usable is None else memory["peak_bytes"] <= usable
-        memory["fits_on"] = catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
+        memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
             findings.append(_too_big(memory, usable or 0, cfg, sizes, num))
     if step is not None:

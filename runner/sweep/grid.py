@@ -10,8 +10,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from runner.ledger import Job
-from runner.sweep.jobs import Prepared, combinations, grid_params
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.prepare import Prepared, combinations, grid_params
 from runner.sweep.sweep import Plan, run_sweep
 
 

@@ -6,10 +6,10 @@ import math
 import time
 from pathlib import Path
 
-from runner.report.findings import Report
-from runner.report.ranking import best_first
+from runner.sweep.report.ranking import best_first
+from runner.sweep.report.report import Report
 from runner.tracking.journal import Journal
-from runner.tracking.memory import read_events, read_points
+from runner.tracking.journal_reader import read_events, read_points
 
 UNKNOWN = "unknown"  # MLflow was away when the sweep ended
 

@@ -12,24 +12,25 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner import ledger, origin
+from runner.config import origin
+from runner.config.secrets import kept
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
-from runner.ledger import Job, Ledger, Sweep
-from runner.passwords import kept
-from runner.report import build, text
-from runner.stop import Stop, listening
-from runner.summary import read_summary, write_summary
-from runner.sweep import announce
-from runner.sweep.engine import Source, conduct
-from runner.sweep.jobs import Prepared, compose, examine, folder_faults
-from runner.sweep.launchers import open_launcher
-from runner.sweep.nursery import call
-from runner.sweep.parent import Parent
-from runner.sweep.places import DevicesFor
-from runner.sweep.table import Table
+from runner.experiment.summary import read_summary, write_summary
+from runner.sweep import messages
+from runner.sweep.jobs import ledger
+from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+from runner.sweep.jobs.prepare import Prepared, compose, examine, folder_faults
+from runner.sweep.jobs.slots import DevicesFor
+from runner.sweep.launchers.open import open_launcher
+from runner.sweep.launchers.process_pool import call
+from runner.sweep.mlflow_parent import Parent
+from runner.sweep.progress_table import Table
+from runner.sweep.report import build, text
+from runner.sweep.scheduler import Source, conduct
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
+from runner.training.signals import Stop, listening
 
 MANY = 50  # jobs whose composing takes long enough to be spoken of
 
@@ -102,7 +103,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             hands.num_places = getattr(launcher, "num_places", None)
             source = plan.source(hands)
             here = hardware if launcher.is_here else None
-            announce.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
+            messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 conduct(
                     source,
@@ -118,7 +119,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 _end(sweep, parent, stop)
     found = build.write(sweep.folder)
     text.show(found, table.console)
-    announce.what_next(table, sweep, config)
+    messages.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
     return sweep
@@ -146,7 +147,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         raise RunnerError(Fault(f"sweep.resume={wanted}", so, "the same line without sweep.resume"))
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
-        before, now = (announce.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
+        before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
         write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
         raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
     if config.tracking.enabled and not origin.is_own(sweep.folder):

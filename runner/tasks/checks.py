@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
-from runner.tasks.names import PLOTS
+from runner.tasks.metric_names import PLOTS
 
 #: of a count that nobody told: the task was made in code, without the data's facts
 UNKNOWN = -1

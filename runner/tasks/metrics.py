@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.device.rules import legal_dtype
+from runner.device.capabilities import legal_dtype
 from runner.errors import Fault, RunnerError
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.short_names import SHORT, made_of
+from runner.tasks.torchmetrics import SHORT, made_of
 
 #: numbers of one metric that get a name each; more are no curves that anybody reads
 MOST_VALUES = 32

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import texts
-from runner.tracking.records import FILE as JOURNAL
-from runner.tracking.records import count_points
+from runner.config import run_files
+from runner.tracking.journal_records import FILE as JOURNAL
+from runner.tracking.journal_records import count_points
 
 FILE = "journal/ack.json"  # in a run's folder
 
@@ -57,7 +57,7 @@ class Ack:
 def read_ack(folder: Path) -> Ack:
     """The last acknowledgement, its pending points counted anew; a damaged file counts as none: that costs a replay."""
     try:
-        fields = texts.read_json(folder / FILE)
+        fields = run_files.read_json(folder / FILE)
         if fields.pop("sha256") != _digest(fields):
             raise ValueError("it is not what was written")
         fields |= {name: tuple(fields[name]) for name in ("postponed", "warnings")}

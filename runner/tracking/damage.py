@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.tracking.ack import read_ack
-from runner.tracking.frames import Gap, Survey, survey
-from runner.tracking.records import FILE
+from runner.tracking.journal_frames import Gap, Survey, survey
+from runner.tracking.journal_records import FILE
 
 
 def find_damage(folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import requests
 from mlflow.utils import request_utils
 
-from runner.tracking.store import TOO_LONG
+from runner.tracking.mlflow_store import TOO_LONG
 
 MOST_BYTES = 32 << 20  # a page of 25,000 points, the longest that is asked for, has 3 MB
 ADAPTER = "TCPKeepAliveHTTPAdapter"  # what MLflow makes its sessions with

@@ -23,9 +23,9 @@ from runner.errors import Fault, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import describe
-from runner.tracking.frames import Gap, survey
-from runner.tracking.memory import read_points
-from runner.tracking.records import FILE, Points, Record, encode_event, encode_points, scan
+from runner.tracking.journal_frames import Gap, survey
+from runner.tracking.journal_reader import read_points
+from runner.tracking.journal_records import FILE, Points, Record, encode_event, encode_points, scan
 
 __all__ = ["Journal", "Points", "Record", "is_being_written", "read_points", "scan"]
 

@@ -12,24 +12,24 @@ import threading
 import time
 from pathlib import Path
 
-from runner.tracking import line
+from runner.tracking import pipe
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import Ack, read_ack
-from runner.tracking.records import FILE as JOURNAL
-from runner.tracking.records import has_records
+from runner.tracking.journal_records import FILE as JOURNAL
+from runner.tracking.journal_records import has_records
 from runner.tracking.sync import find_journals, sync
+from runner.version import PACKAGES
 
 __all__ = ["Publisher", "find_journals", "sync"]
 
 LOG = "journal/publish.log"  # in a run's folder
 NOT_DELIVERED = 3  # the process's exit code when the store has not everything
 GRACE = "RUNNER_GRACE_SECONDS"
-PACKAGES = Path(__file__).resolve().parents[2]
 STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not waited for; a big model may take minutes
 
 
 class Publisher:
-    """The training's side of `python -m runner.publish`: starts it, wakes it, waits for it.
+    """The training's side of `python -m runner.tracking.__main__`: starts it, wakes it, waits for it.
 
     A sweep has one for all of its jobs: it follows the sweep's own journal and, from follow() on, that of each job.
     Importing MLflow takes 2 to 4 s of a core, and the writers of one sqlite file wait for each other. Any thread may call.
@@ -65,7 +65,7 @@ class Publisher:
             with log_path.open("ab") as log:
                 # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.publish", str(folder)],
+                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking.__main__", str(folder)],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -79,20 +79,20 @@ class Publisher:
 
     def wake(self) -> None:
         """Says that a journal has grown. Never waits, never raises."""
-        self._tell(line.NEWS)
+        self._tell(pipe.NEWS)
 
     def follow(self, folder: Path) -> None:
         """Publishes this run's journal, too, which may not exist yet. Never waits, never raises."""
         folder = folder.absolute()
         self._folders.add(folder)
-        self._tell(line.word(line.FOLLOW, folder))
+        self._tell(pipe.word(pipe.FOLLOW, folder))
 
     def gone(self, folder: Path) -> None:
         """Says that the run's process is over: when all of it is sent, a run without an end is marked as killed.
 
         Never waits, never raises. At finish() all runs count as gone.
         """
-        self._tell(line.word(line.GONE, folder.absolute()))
+        self._tell(pipe.word(pipe.GONE, folder.absolute()))
 
     def ack(self) -> Ack:
         """How far the store has got, and what is wrong if something is."""
@@ -178,7 +178,7 @@ class Publisher:
         """A word and the closing of the pipe: a data worker that was forked may hold the other copy of it open."""
         if not self._has_left:
             self._has_left = True
-            self._tell(line.bye(grace_seconds))
+            self._tell(pipe.bye(grace_seconds))
         self._hang_up()
 
     def _hang_up(self) -> bool:
@@ -197,7 +197,7 @@ class Publisher:
     def _tell(self, words: bytes) -> None:
         """Keeps what a full pipe does not take for the next call; news among it are enough once."""
         with self._turn:
-            if words != line.NEWS or not self._unsent:
+            if words != pipe.NEWS or not self._unsent:
                 self._unsent += words
             try:
                 while self._unsent and self._pipe >= 0:

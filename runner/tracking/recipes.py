@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runner import origin, stranger, texts
+from runner.config import origin, run_files, untrusted
 from runner.errors import Fault, RunnerError
 from runner.tracking.ack import read_ack
-from runner.tracking.logged_model import Build, build_own
-from runner.tracking.records import FILE, scan_events
+from runner.tracking.journal_records import FILE, scan_events
+from runner.tracking.mlflow_model import Build, build_own
 
 
 def check(folder: Path) -> None:
@@ -22,24 +22,24 @@ def check(folder: Path) -> None:
 
     Raises: RunnerError for each thing in its journal that is not for a stranger to say, or that no run has written.
     """
-    if stranger.is_trusted() or not (folder / FILE).is_file():
+    if untrusted.is_trusted() or not (folder / FILE).is_file():
         return
     known, found = _signed(folder), []
     for event in _events(folder):
         if event.get("kind") == "start" and not str(event.get("uid", "")).isalnum():
             found.append(Fault(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
         elif (node := event.get("node")) is not None and node != known:
-            found += stranger.recipe_faults(node, folder / FILE)
+            found += untrusted.recipe_faults(node, folder / FILE)
     if found:
         raise RunnerError(*dict.fromkeys(found))
 
 
 def build_of(folder: Path) -> Build | None:
     """What makes this journal's models; None: whatever they are, as their run would."""
-    if stranger.is_trusted():
+    if untrusted.is_trusted():
         return None
     known = _signed(folder)
-    return lambda node: build_own(node) if node == known else stranger.build(node)
+    return lambda node: build_own(node) if node == known else untrusted.build(node)
 
 
 def _signed(folder: Path) -> Any:
@@ -47,7 +47,7 @@ def _signed(folder: Path) -> Any:
     if not origin.is_own(folder):
         return None
     try:
-        return texts.read_json(folder / stranger.CARD)["model"]
+        return run_files.read_json(folder / untrusted.CARD)["model"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runner.tracking.ack import Ack, read_ack
+from runner.tracking.backoff import Patience
 from runner.tracking.journal import is_being_written
-from runner.tracking.logged_model import Build
-from runner.tracking.patience import Patience
-from runner.tracking.records import FILE
-from runner.tracking.store import settings
+from runner.tracking.journal_records import FILE
+from runner.tracking.mlflow_model import Build
+from runner.tracking.mlflow_store import settings
 from runner.tracking.uploader import Uploader
 
 LOCK = "journal/publish.lock"  # in a run's folder: one process sends a journal at a time

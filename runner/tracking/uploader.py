@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import events, store
+from runner.tracking import mlflow_events, mlflow_store
 from runner.tracking.ack import Ack
 from runner.tracking.damage import describe_gap
-from runner.tracking.frames import Gap
-from runner.tracking.logged_model import Build, publish_model
-from runner.tracking.progress import Progress
-from runner.tracking.records import FILE, Record, has_records, scan
-from runner.tracking.sending import Answers, grouped, send_in_halves, to_metrics
+from runner.tracking.journal_frames import Gap
+from runner.tracking.journal_records import FILE, Record, has_records, scan
+from runner.tracking.mlflow_model import Build, publish_model
+from runner.tracking.retry import Answers, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
+from runner.tracking.upload_log import Progress
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
 
-log = logging.getLogger("runner.publish")
+log = logging.getLogger("runner.tracking.__main__")
 
 
 class Uploader:
@@ -35,7 +35,7 @@ class Uploader:
     sent again as it was. Nothing here waits between attempts: that is the caller's.
 
     machine: measured while the run goes on beside this (None: it does not).
-    build: makes the model from its node (None: runner.targets.build).
+    build: makes the model from its node (None: runner.config.instantiate.build).
     rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
     takes_graph: whether a model's graph beside the journal is the training's own, see publish_model().
     """
@@ -75,7 +75,7 @@ class Uploader:
                 if self._rest is not None:
                     self._rest(time.monotonic() - began)
                 began = time.monotonic()
-        except store.RunGoneError as error:
+        except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
             return False
@@ -117,7 +117,7 @@ class Uploader:
             return True
         try:
             self._stop_measuring()
-            events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
+            mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
         except Exception as error:
             self._progress.fail(error)
             return False
@@ -161,9 +161,9 @@ class Uploader:
 
     def _open(self) -> MlflowClient:
         if self._client is None:
-            client = store.open_store(self._uri)
+            client = mlflow_store.open_store(self._uri)
             if self.ack.run_id is not None:
-                store.check_run(client, self.ack.run_id)
+                mlflow_store.check_run(client, self.ack.run_id)
             self._client = client
         return self._client
 
@@ -190,8 +190,8 @@ class Uploader:
             try:
                 client.log_batch(run_id, **{kind: list(some)})  # type: ignore[arg-type]
             except Exception as error:
-                if store.is_refusal(error) and len(some) in (1, min(most, len(values))):
-                    store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
+                if mlflow_store.is_refusal(error) and len(some) in (1, min(most, len(values))):
+                    mlflow_store.check_run(client, run_id)  # a deleted run refuses everything, and none of it is poison
                 raise
 
         refused = []
@@ -213,7 +213,7 @@ class Uploader:
                 done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
             self._stop_measuring()
-            events.end(client, self._run_id(), event, had_died=self.ack.died)
+            mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:
             self._progress.warn(f"the event {record.kind} is unknown to this version and was left out")
@@ -221,14 +221,14 @@ class Uploader:
 
     def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
         if self.ack.run_id is None or self.ack.uid != event["uid"]:
-            experiment_id, name = store.experiment_of(client, event["experiment"], uri=self._uri)
+            experiment_id, name = mlflow_store.experiment_of(client, event["experiment"], uri=self._uri)
             if name != event["experiment"]:
                 self._progress.warn(
                     f"the experiment {event['experiment']} was deleted in MLflow; this run is in {name}"
                 )
-            run_id = store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
+            run_id = mlflow_store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        events.resume(client, self._run_id())
+        mlflow_events.resume(client, self._run_id())
         self._progress.note(ended=False, died=False)
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
@@ -238,10 +238,10 @@ class Uploader:
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=event["start_ms"])
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
-        entities = events.entities(kind, values)
+        entities = mlflow_events.entities(kind, values)
         refused: list[tuple[Any, str]] = []
         if kind == "params" and entities:  # a run that goes on with another one of them would have its batch refused
-            entities, refused = events.without_known(client, self._run_id(), entities)
+            entities, refused = mlflow_events.without_known(client, self._run_id(), entities)
         refused += self._send_values(client, kind, entities, most=MOST_NAMED)
         self._progress.reject(kind.removesuffix("s"), refused)
         for entity, why in refused:
@@ -257,19 +257,21 @@ class Uploader:
                 publish_model(client, run_id, experiment_id, folder=self._folder, event=event, **how)  # type: ignore[arg-type]
             else:
                 send = {
-                    "dataset": events.log_dataset,
-                    "artifact": events.log_artifact,
-                    "parent": events.set_parent,
+                    "dataset": mlflow_events.log_dataset,
+                    "artifact": mlflow_events.log_artifact,
+                    "parent": mlflow_events.set_parent,
                 }[event["kind"]]
                 send(client, run_id, self._folder, event)
-        except events.LeftOutError as error:
-            self._progress.warn(f"{events.title(event)} was left out: {error}")
+        except mlflow_events.LeftOutError as error:
+            self._progress.warn(f"{mlflow_events.title(event)} was left out: {error}")
         except Exception as error:
-            store.check_run(client, run_id)  # raises when MLflow as a whole is away: then all that follows waits, too
-            if not store.is_refusal(error):
-                self._progress.fail(error, what=f"{events.title(event)} waits")
+            mlflow_store.check_run(
+                client, run_id
+            )  # raises when MLflow as a whole is away: then all that follows waits, too
+            if not mlflow_store.is_refusal(error):
+                self._progress.fail(error, what=f"{mlflow_events.title(event)} waits")
                 return False
-            self._progress.warn(f"{events.title(event)} was refused: {error}")
+            self._progress.warn(f"{mlflow_events.title(event)} was refused: {error}")
         return True
 
     def _stop_measuring(self) -> None:

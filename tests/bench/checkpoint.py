@@ -20,8 +20,8 @@ import torch
 from table import header
 from torch import nn
 
-from runner.background import Background
-from runner.checkpoint import Keeper
+from runner.training.background import Background
+from runner.training.checkpoint import Keeper
 
 WIDTH, FEATURES = 1024, 64
 DEPTHS = {10: 2, 100: 24, 400: 95}  # by MB of parameters: layers of WIDTH

@@ -22,7 +22,7 @@ import numpy as np
 from work import BATCH_SIZE, HIDDEN, LEARNING_RATE, SEED, arrays
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tracking"))
+sys.path.insert(0, str(HERE.parent / "support"))
 from fault_proxy import Proxy, Server, always, passing  # noqa: E402
 
 HEALTHY = "healthy"

@@ -173,13 +173,13 @@ def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
 
 def _publisher(pid: int) -> psutil.Process | None:
     found = psutil.Process(pid).children()
-    return next((child for child in found if "runner.publish" in child.cmdline()), None)
+    return next((child for child in found if "runner.tracking.__main__" in child.cmdline()), None)
 
 
 def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """Steps and the seconds since 1970 when each of them had ended."""
     sys.path.insert(0, str(HERE.parents[1]))
-    from runner.tracking.memory import read_series
+    from runner.tracking.journal_reader import read_series
 
     steps, times_ms, _ = read_series(folder)["train/loss"]
     return steps, times_ms / 1000

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import runner
-from runner.data.digits import digits
-from runner.data.scikit import scikit
+from runner.data.builtin.digits import digits
+from runner.data.builtin.scikit import scikit
 from runner.data.source import Source
 from runner.data.split import split
 

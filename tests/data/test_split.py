@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import Dataset
 
 from runner.data import split as room
-from runner.data.digits import digits
+from runner.data.builtin.digits import digits
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, split, take
 from runner.errors import RunnerError

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from runner.inspection.host_reads import HostReads
 from runner.models.autoencoder import Autoencoder
 from runner.models.cnn import CNN
 from runner.models.linear import Linear
@@ -14,7 +15,6 @@ from runner.models.mlp import MLP
 from runner.models.recurrent import Recurrent
 from runner.models.resnet import ResNet
 from runner.models.vit import ViT
-from runner.watch.host_reads import HostReads
 
 NUM_ROWS, NUM_CLASSES = 32, 10
 IMAGE, SIGNAL = (3, 16, 16), (2, 20)

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from runner.errors import RunnerError
+from runner.inspection.host_reads import HostReads
 from runner.models.generate import generate, sample
 from runner.models.gpt import GPT
-from runner.models.prepared import Prepared
-from runner.watch.host_reads import HostReads
+from runner.models.with_preprocessing import Prepared
 
 CPU = torch.device("cpu")
 

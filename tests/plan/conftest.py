@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 JUDGED = {
     "model": "_target_: judged.model\nname: ???\n",
     "task": "_target_: judged.task\nname: ???\n",
@@ -25,6 +25,6 @@ def own_models(tmp_path_factory):
         size = "" if name == "resnet" else "size: 16\n"
         text = f"_target_: networks.{kind}\noutputs: ${{facts.out_features}}\n{size}"
         (folder / f"conf/model/{name}.yaml").write_text(text)
-    for file in ("watch/judged.py", "plan/networks.py"):
-        shutil.copy(TESTS / file, folder)
+    for file in ("judged.py", "networks.py"):
+        shutil.copy(SUPPORT / file, folder)
     return folder

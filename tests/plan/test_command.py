@@ -10,6 +10,7 @@ from PIL import Image
 from waiting import LONGEST, wait_for
 
 from runner import cli
+from runner.version import PACKAGES
 
 pytestmark = pytest.mark.slow
 LARGE = (
@@ -164,11 +165,11 @@ def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, ca
     """As on a system whose torch is laid out in another way: the child of the first try ends, abruptly."""
     (own_folder / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'runner.plan.child' in sys.orig_argv:\n"
-        "    import runner.simulated.device as device\n"
+        "if 'runner.plan.worker' in sys.orig_argv:\n"
+        "    import runner.plan.simulator.device as device\n"
         "    device._add_guard = lambda kind: os.abort() if kind == 'cuda' else None\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{own_folder}:{Path(cli.__file__).parents[1]}")
+    monkeypatch.setenv("PYTHONPATH", f"{own_folder}:{PACKAGES}")
     code, found, _ = plan(capsys, "device=cuda:0", "model=linear")
     assert code == 0
     assert "could not be simulated here" in found["fallback"]

@@ -1,17 +1,10 @@
 """A plan names what is in the wrong place, with its path and line, and says nothing of what is sound."""
 
-import sys
-from pathlib import Path
-
+import judge
 import pytest
+from judged import SOUND, WRONG, marked_line
 from once import once
 from simulated import run_simulated
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
-
-import judge
-from judged import SOUND, WRONG, marked_line
 
 pytestmark = pytest.mark.slow
 FREE = ("item", "numpy")  # what is legal, but slow: the run goes on

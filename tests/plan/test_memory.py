@@ -1,21 +1,15 @@
 """A plan's memory against the truth: what torch's own allocator counts in a real step on this CPU."""
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 from simulated import run_simulated
-
-from runner.cli import composed_with
-from runner.compose import composer, hydra_session
-from runner.plan.child import look
-from runner.simulated import simulated_device
-from runner.watch.costs import Speeds
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from truth import measure
+
+from runner.config.compose import composed_with, composer, hydra_session
+from runner.inspection.costs import Speeds
+from runner.plan.simulator import simulated_device
+from runner.plan.worker import look
 
 pytestmark = pytest.mark.slow
 REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}

@@ -1,15 +1,9 @@
 """Plans of the models that come with the runner: on hardware that is not here each would run and reads nothing."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from judge_models import CASES, judge
 from once import once
 from simulated import run_simulated
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from judge_models import CASES, judge
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner.device import Choice, Gpu, Hardware
+from runner.inspection.findings import CERTAIN, LIKELY, Finding
+from runner.plan.planned_device import Target
 from runner.plan.report import num_processes, report, request, size_of, usable_bytes
-from runner.plan.target import Target
-from runner.watch.finding import CERTAIN, LIKELY, Finding
 
 GIB = 2**30
 

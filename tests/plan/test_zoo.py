@@ -2,21 +2,17 @@
 
 import random
 import shutil
-import sys
 from pathlib import Path
 
+import judge_zoo
 import pytest
 import seeded
 from once import once
 from simulated import run_simulated
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import judge_zoo
 from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, marked_line, write_conf
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 #: those of one commit
@@ -27,7 +23,7 @@ BESIDE_REAL = random.Random(f"{seeded.SEED} real").sample(COMPARED, 4)
 @pytest.fixture(scope="module")
 def judged(own_models):
     for file in ("zoo.py", "truth.py"):
-        shutil.copy(HERE / file, own_models)
+        shutil.copy(SUPPORT / file, own_models)
     write_conf(own_models)
 
     @once

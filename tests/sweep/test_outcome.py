@@ -5,10 +5,10 @@ import math
 import pytest
 from synthetic_sweep import Folder
 
-from runner.report.build import read_report
 from runner.sweep import outcome
+from runner.sweep.report.build import read_report
 from runner.tracking.journal import Journal
-from runner.tracking.memory import read_events, read_points
+from runner.tracking.journal_reader import read_events, read_points
 
 LOSS_AND_SPEED = (
     {"metric": "val/loss", "direction": "minimize"},

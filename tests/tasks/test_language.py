@@ -9,17 +9,17 @@ from torch.nn import functional as F
 
 import runner
 from runner import cli
-from runner.backends import precision
-from runner.card import read_card
+from runner.config.instantiate import build
+from runner.device.backends import precision
 from runner.errors import RunnerError
+from runner.inspection.host_reads import HostReads
+from runner.models.card import read_card
 from runner.models.generate import sample
 from runner.models.gpt import GPT
-from runner.optim import make_optimizer
-from runner.step import make_step
-from runner.targets import build
 from runner.tasks.language import Language
 from runner.tasks.task import Predicting
-from runner.watch.host_reads import HostReads
+from runner.training.optimizer import make_optimizer
+from runner.training.step.train_step import make_step
 
 LOGITS = torch.tensor([[[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]], [[0.0, 0.0, 2.0], [1.0, 0.0, 0.0]]])
 TARGETS = torch.tensor([[0, 0], [2, 0]])
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_in_an_epochs_middle_ends_as_if_it_had_not_stopped(ow
 
 
 def test_a_run_on_a_token_file_ends_as_one_on_its_text(own_folder):
-    from runner.data.tokens import write_tokens
+    from runner.data.language.tokens import write_tokens
 
     overrides = words(own_folder, **{"train.num_steps": 6, "train.batch_size": 8})
     first = runner.run(overrides, folder="text")

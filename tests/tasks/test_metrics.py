@@ -9,16 +9,16 @@ from simulated import run_simulated
 from sklearn import metrics as sk
 from torch import nn
 
-from runner.backends import precision
+from runner.config.instantiate import build
+from runner.device.backends import precision
+from runner.device.placement import place
 from runner.errors import RunnerError
-from runner.placement import place
-from runner.step import evaluate, make_judge
-from runner.targets import build
+from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.tasks.metrics import MOST_VALUES, make_metrics
 from runner.tasks.regression import Regression
-from runner.tasks.short_names import BINARY, SHORT
-from runner.watch.host_reads import HostReads
+from runner.tasks.torchmetrics import BINARY, SHORT
+from runner.training.step.train_step import evaluate, make_judge
 
 CPU = torch.device("cpu")
 F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 4}

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runner.tracking import store
+from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
-from runner.tracking.line import Line
+from runner.tracking.pipe import Line
 
 
 def pytest_collection_modifyitems(items):
@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """MLflow with our settings; the threads of its artifact stores end with them."""
-    for name, value in store.SETTINGS.items():
+    for name, value in mlflow_store.SETTINGS.items():
         monkeypatch.setenv(name, value)
     yield
     if any(thread.name.startswith("Mlflow") for thread in threading.enumerate()):
@@ -36,8 +36,8 @@ def patience(monkeypatch):
 def empty_store(tmp_path_factory):
     """A sqlite store, made once: its migrations take two seconds."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    with store.settings():
-        store.open_store(f"sqlite:///{path}")
+    with mlflow_store.settings():
+        mlflow_store.open_store(f"sqlite:///{path}")
     return path
 
 
@@ -65,7 +65,7 @@ def journal(folder):
 
 @pytest.fixture
 def client(uri):
-    return store.open_store(uri)
+    return mlflow_store.open_store(uri)
 
 
 def start(journal, **fields):

@@ -4,9 +4,9 @@ import io
 import time
 
 import pytest
-from tracking.odd_server import HEAD, OddServer
+from odd_server import HEAD, OddServer
 
-from runner.tracking import store
+from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
 from runner.tracking.sync import sync
@@ -14,7 +14,7 @@ from runner.tracking.sync import sync
 
 @pytest.fixture
 def run(folder, write, monkeypatch):
-    monkeypatch.setenv(store.TIMEOUT, "1")
+    monkeypatch.setenv(mlflow_store.TIMEOUT, "1")
     with Journal(folder) as journal:
         write.start(journal)
         write.rows(journal, 1, 5)
@@ -76,7 +76,7 @@ def test_files_take_as_long_as_they_move():
             near.sendall(HEAD % 20)
             server.trickle(near, b"x" * 20, seconds=0.1)
 
-    with store.settings(), OddServer(slowly) as server:
+    with mlflow_store.settings(), OddServer(slowly) as server:
         from mlflow.utils.request_utils import cloud_storage_http_request as ask
 
         began = time.monotonic()
@@ -90,8 +90,8 @@ def test_afterwards_mlflow_is_as_it_was():
     from mlflow.utils import request_utils
 
     before = request_utils.TCPKeepAliveHTTPAdapter
-    with store.settings():
-        with store.settings():
+    with mlflow_store.settings():
+        with mlflow_store.settings():
             pass
         assert request_utils.TCPKeepAliveHTTPAdapter is not before
     assert request_utils.TCPKeepAliveHTTPAdapter is before

@@ -3,7 +3,7 @@
 import json
 
 from runner import cli
-from runner.tracking import store
+from runner.tracking import mlflow_store
 
 WORDS = (
     "model=linear",
@@ -18,7 +18,7 @@ WORDS = (
 def test_the_environments_experiment_is_taken_and_a_deleted_one_is_told_on_the_screen(
     own_folder, uri, client, monkeypatch, capfd
 ):
-    experiment_id, _ = store.experiment_of(client, "team/from env", uri=uri)
+    experiment_id, _ = mlflow_store.experiment_of(client, "team/from env", uri=uri)
     client.delete_experiment(experiment_id)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "team/from env")
     assert cli.main([*WORDS, f"tracking.uri={uri}"]) == 0

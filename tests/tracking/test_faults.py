@@ -10,14 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tracking.fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
+from fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
 from waiting import LONGEST
 
 from runner import cli
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
-from runner.tracking.memory import read_events, read_series
-from runner.tracking.progress import REJECTED
+from runner.tracking.journal_reader import read_events, read_series
+from runner.tracking.upload_log import REJECTED
+from runner.version import PACKAGES
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +73,7 @@ def sync_all(uri):
 
 def check_page(store, *, status="FINISHED", refused=()):
     """Everything that the journal holds is in the store, once and as it was. Returns the run as MLflow has it."""
-    from runner.tracking.store import open_store
+    from runner.tracking.mlflow_store import open_store
 
     client = open_store(store)
     events = read_events(FOLDER)
@@ -118,7 +119,7 @@ def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, p
     assert sum(proxy.met[fault] for fault in FAULTS) > 1, proxy.met
     run = check_page(server.uri)
     if seed == 0:
-        from runner.tracking.store import open_store
+        from runner.tracking.mlflow_store import open_store
 
         (model,) = open_store(server.uri).search_logged_models(
             [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
@@ -183,7 +184,7 @@ def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, o
 def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server):
     words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=100"]
     words.append("model.hidden_sizes=[1024,1024,1024]")  # slow: thousands of steps would have to be looked at
-    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
     with subprocess.Popen(
         [sys.executable, "-m", "runner", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -195,7 +196,7 @@ def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_fol
         finally:
             process.kill()
     assert not psutil.wait_procs(children, timeout=LONGEST)[1]
-    from runner.tracking.store import open_store
+    from runner.tracking.mlflow_store import open_store
 
     run_id = read_ack(FOLDER).run_id
     assert open_store(server.uri).get_run(run_id).info.status == "RUNNING"

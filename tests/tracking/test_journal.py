@@ -11,7 +11,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.tracking import journal as module
 from runner.tracking.journal import Journal, is_being_written, scan
-from runner.tracking.memory import read_events, read_points
+from runner.tracking.journal_reader import read_events, read_points
 
 WRITER = """
 import sys, time

@@ -4,7 +4,7 @@ import contextlib
 import time
 
 import pytest
-from tracking.fault_proxy import Proxy, Server, at_random
+from fault_proxy import Proxy, Server, at_random
 from waiting import LONGEST
 
 from runner.tracking.ack import read_ack
@@ -30,7 +30,7 @@ def stored(server, write):
     """Looks into the server's own database, which must hold one run with each value in place. Gives {name: steps}."""
 
     def look(run_id):
-        from runner.tracking.store import open_store
+        from runner.tracking.mlflow_store import open_store
 
         client = open_store(f"sqlite:///{server.folder}/mlflow.db")
         (run,) = client.search_runs([found.experiment_id for found in client.search_experiments()])
@@ -106,7 +106,7 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
 
 
 def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder, write, server):
-    from runner.tracking.store import open_store
+    from runner.tracking.mlflow_store import open_store
 
     server.start()
     jobs = [folder / str(number) for number in range(4)]

@@ -12,7 +12,7 @@ from waiting import LONGEST
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
-from runner.tracking.line import FOLLOW, word
+from runner.tracking.pipe import FOLLOW, word
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.sync import find_journals, sync
 
@@ -199,8 +199,8 @@ def test_a_poisoned_journal_and_a_deleted_run_stop_no_other(folder, uri, client,
     paths = {name: folder / name for name in ("poisoned", "deleted", "sound")}
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         (paths["poisoned"] / "journal").mkdir(parents=True)
-        from runner.tracking.frames import encode
-        from runner.tracking.records import EVENT, FILE, encode_event
+        from runner.tracking.journal_frames import encode
+        from runner.tracking.journal_records import EVENT, FILE, encode_event
 
         head = encode_event("start", {"uid": "p", "experiment": "digits"})
         (paths["poisoned"] / FILE).write_bytes(head + encode(EVENT, b"no json", num_points=0))

@@ -3,7 +3,7 @@ import time
 import pytest
 from filelock import FileLock
 
-from runner.tracking import store
+from runner.tracking import mlflow_store
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.sync import LOCK, find_journals, sync
@@ -72,7 +72,7 @@ def test_the_environment_is_as_before(folder, write, uri, monkeypatch):
     sync(folder, uri)
     import os
 
-    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and store.SETTINGS
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ and mlflow_store.SETTINGS
 
 
 def test_journals_are_found_at_and_below_a_folder(tmp_path):

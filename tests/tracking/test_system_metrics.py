@@ -1,13 +1,13 @@
 import pytest
 
-from runner.tracking import store, system_metrics
+from runner.tracking import mlflow_store, system_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
 
 
 @pytest.fixture
 def run_id(client, uri):
-    experiment_id, _ = store.experiment_of(client, "digits", uri=uri)
-    return store.find_or_create_run(client, experiment_id, {}, uid="one")
+    experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
+    return mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")
 
 
 def test_the_machine_is_measured_under_mlflows_names(client, run_id):
@@ -73,8 +73,8 @@ class Meter:
 
 
 def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
-    experiment_id, _ = store.experiment_of(client, "digits", uri=uri)
-    ids = [store.find_or_create_run(client, experiment_id, {}, uid=str(number)) for number in range(3)]
+    experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
+    ids = [mlflow_store.find_or_create_run(client, experiment_id, {}, uid=str(number)) for number in range(3)]
     clock, meter, calls = [100.0], Meter(), []
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])

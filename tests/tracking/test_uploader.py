@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from runner.tracking import events, place, store
+from runner.tracking import mlflow_events, mlflow_store, store_uri
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.journal import Journal
 from runner.tracking.sync import sync
@@ -122,7 +122,7 @@ class Picky:
 def test_a_poison_point_is_set_aside_and_the_rest_is_kept(folder, journal, write, client, uri, monkeypatch):
     poison = {("train/loss", 400), ("train/loss", 500), ("train/accuracy", 7)}  # 500 is the newest of its name
     poison |= {("train/loss", 503)}  # of a later call
-    monkeypatch.setattr(store, "open_store", lambda uri: Picky(client, poison=poison))
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Picky(client, poison=poison))
     write.start(journal)
     write.rows(journal, 1, 500)
     uploader = Uploader(folder, uri)
@@ -153,7 +153,7 @@ def test_a_poison_point_is_found_on_a_line_that_breaks_at_each_second_call(
             super().log_batch(*args, **kwargs)
 
     breaking = Breaking(client, poison={("train/loss", 400)})
-    monkeypatch.setattr(store, "open_store", lambda uri: breaking)
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: breaking)
     write.start(journal)
     write.rows(journal, 1, 500)
     write.end(journal)
@@ -167,9 +167,9 @@ def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write
     write.rows(journal, 1, 50)
     write.end(journal)
     first = upload()
-    other = place.sqlite_path(uri).with_name("anew.db")
+    other = store_uri.sqlite_path(uri).with_name("anew.db")
     shutil.copy(empty_store, other)
-    other.replace(place.sqlite_path(uri))
+    other.replace(store_uri.sqlite_path(uri))
     # a new process would not know the old file; MLflow keeps it open in this one
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -178,14 +178,14 @@ def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write
     uploader = Uploader(folder, uri)
     assert not uploader.attempt() and uploader.ack.offset == 0 and uploader.ack.run_id is None
     assert uploader.attempt() and uploader.ack.is_complete and uploader.ack.run_id != first.run_id
-    assert len(write.history(store.open_store(uri), uploader.ack.run_id, "train/loss")) == 50
+    assert len(write.history(mlflow_store.open_store(uri), uploader.ack.run_id, "train/loss")) == 50
 
 
 def test_another_store_gets_everything(folder, journal, write, upload, uri, empty_store):
     write.start(journal)
     write.rows(journal, 1, 50)
     first = upload()
-    other = place.sqlite_path(uri).with_name("other.db")
+    other = store_uri.sqlite_path(uri).with_name("other.db")
     shutil.copy(empty_store, other)
     uploader = Uploader(folder, f"sqlite:///{other}")
     assert uploader.ack.offset == 0 and uploader.attempt() and uploader.ack.points_written == first.points_written
@@ -299,7 +299,7 @@ def test_files_and_folders_become_artifacts(folder, journal, write, upload, clie
     }
     assert {"rerun.yaml", "plots/loss.png", "plots/inner/x.png", "configs/rerun.yaml"} <= paths
     assert ack.is_complete and len(ack.warnings) == 1 and "missing.txt is not there" in ack.warnings[0]
-    assert (place.sqlite_path(uri).parent / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
+    assert (store_uri.sqlite_path(uri).parent / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
 
 
 def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
@@ -313,7 +313,7 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
     journal.event("artifact", path="a.txt", to="")
     write.rows(journal, 1, 10)
     write.end(journal)
-    monkeypatch.setattr(events, "log_artifact", full)
+    monkeypatch.setattr(mlflow_events, "log_artifact", full)
     uploader = Uploader(folder, uri)
     assert uploader.attempt()
     assert not uploader.attempt(postponed=True)
@@ -328,7 +328,7 @@ def test_what_the_store_will_not_take_now_waits_and_holds_nothing_back(
 
 
 def test_of_two_that_wait_one_arrives_and_the_other_still_waits(folder, journal, write, uri, client, monkeypatch):
-    whole = events.log_artifact
+    whole = mlflow_events.log_artifact
     late = {"a.txt", "b.txt"}
 
     def full(client, run_id, folder, event):
@@ -341,7 +341,7 @@ def test_of_two_that_wait_one_arrives_and_the_other_still_waits(folder, journal,
         (folder / name).write_text(name)
         journal.event("artifact", path=name, to="")
     write.end(journal)
-    monkeypatch.setattr(events, "log_artifact", full)
+    monkeypatch.setattr(mlflow_events, "log_artifact", full)
     assert Uploader(folder, uri).attempt() and len(read_ack(folder).postponed) == 2
     for left in (["b.txt"], []):
         late.intersection_update(left)
@@ -384,13 +384,13 @@ def test_what_waits_goes_on_waiting_when_mlflow_goes_away_at_its_second_try(
     write.start(journal)
     journal.event("artifact", path="a.txt", to="")
     write.end(journal)
-    monkeypatch.setattr(events, "log_artifact", fail)
+    monkeypatch.setattr(mlflow_events, "log_artifact", fail)
     uploader = Uploader(folder, uri)
     assert uploader.attempt() and len(read_ack(folder).postponed) == 1
-    monkeypatch.setattr(store, "check_run", fail)  # now nothing answers any more
+    monkeypatch.setattr(mlflow_store, "check_run", fail)  # now nothing answers any more
     assert not uploader.attempt(postponed=True)
     assert len(read_ack(folder).postponed) == 1 and not read_ack(folder).is_complete
-    monkeypatch.setattr(events, "log_artifact", lambda *args: 1 / 0 if read_ack(folder).postponed else None)
+    monkeypatch.setattr(mlflow_events, "log_artifact", lambda *args: 1 / 0 if read_ack(folder).postponed else None)
     assert not uploader.attempt(postponed=True)  # it waits on the disk, too, as long as it is being sent
     monkeypatch.undo()
     assert Uploader(folder, uri).attempt(postponed=True) and read_ack(folder).is_complete
@@ -407,7 +407,7 @@ def test_a_param_that_a_run_goes_on_with_another_value_of_costs_no_refused_batch
             sent.extend(param.key for param in params)
             self._client.log_batch(run_id, params=params, **others)
 
-    monkeypatch.setattr(store, "open_store", lambda uri: Counting(client, poison=()))
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: Counting(client, poison=()))
     write.start(journal, uid="u1", params={f"p{n}": n for n in range(50)})
     write.start(journal, uid="u1", params={f"p{n}": n if n != 7 else "other" for n in range(51)})
     uploader = Uploader(folder, uri)
@@ -430,7 +430,7 @@ def test_an_artifact_that_fails_with_the_whole_of_mlflow_waits_in_its_place(
     journal.event("artifact", path="a.txt", to="")
     write.end(journal)
     with monkeypatch.context() as outage:
-        outage.setattr(events, "log_artifact", cut)
+        outage.setattr(mlflow_events, "log_artifact", cut)
         outage.setattr(type(client), "get_run", cut)
         assert not uploader.attempt()
     assert uploader.ack.offset == offset and uploader.ack.postponed == () and not uploader.ack.ended
@@ -447,7 +447,7 @@ def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, ur
     def cut(*args, **more):
         raise ConnectionError("the line was cut")
 
-    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING, "runner.publish"):
+    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING, "runner.tracking.__main__"):
         outage.setattr(type(client), "log_batch", cut)
         for _ in range(3):
             assert not uploader.attempt()
@@ -500,7 +500,7 @@ def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journa
     (folder / "a.txt").write_text("a")
     uploader, reached, tried = Uploader(folder, uri), [], []
     with monkeypatch.context() as full:
-        full.setattr(events, "log_artifact", lambda *args: tried.append(0) or 1 / 0)
+        full.setattr(mlflow_events, "log_artifact", lambda *args: tried.append(0) or 1 / 0)
         while uploader.has_more():
             assert uploader.attempt(postponed=True, most=1) is uploader.has_more()
             reached.append(uploader.ack.points_written)
@@ -557,9 +557,9 @@ def test_a_dead_child_without_its_parent_is_marked_as_killed_all_the_same(folder
 def test_another_server_gets_the_link_too(tmp_path, write, uri, client, empty_store):
     child, parent = two_runs(tmp_path, write)
     first = [sync(folder, uri).run_id for folder in (parent, child)]
-    other = place.sqlite_path(uri).with_name("other.db")
+    other = store_uri.sqlite_path(uri).with_name("other.db")
     shutil.copy(empty_store, other)
-    there = store.open_store(f"sqlite:///{other}")
+    there = mlflow_store.open_store(f"sqlite:///{other}")
     second = [sync(folder, f"sqlite:///{other}").run_id for folder in (parent, child)]
     assert set(first).isdisjoint(second)
     assert there.get_run(second[1]).data.tags["mlflow.parentRunId"] == second[0]
@@ -596,11 +596,11 @@ def test_a_run_that_goes_on_after_its_end_is_one_run(folder, write, uri, client,
         write.rows(journal, 21, 10)
         write.end(journal)
     second = sync(folder, uri)
-    other = place.sqlite_path(uri).with_name("other.db")
+    other = store_uri.sqlite_path(uri).with_name("other.db")
     shutil.copy(empty_store, other)
     elsewhere = sync(folder, f"sqlite:///{other}")
     assert second.run_id == first.run_id and second.is_complete and second.points_written == 60
-    for reader, run_id in ((client, first.run_id), (store.open_store(f"sqlite:///{other}"), elsewhere.run_id)):
+    for reader, run_id in ((client, first.run_id), (mlflow_store.open_store(f"sqlite:///{other}"), elsewhere.run_id)):
         run = reader.get_run(run_id)
         assert run.info.status == "FINISHED" and "runner.end" not in run.data.tags
         assert run.data.params == {"optimizer.lr": "0.1", "more": "1"}

@@ -1,0 +1,165 @@
+"""The words of a command line go in; Hydra's flags and the overrides come out, in the order that Hydra takes."""
+
+from __future__ import annotations
+
+import os
+
+from runner.config import compose, override_errors, validate
+from runner.config.instantiate import ALLOW_VARIABLE
+from runner.errors import Fault, RunnerError, nearest
+
+#: Hydra's flags that take a value of their own
+FLAGS_WITH_VALUE = (
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--config-path",
+    "-cp",
+    "--config-name",
+    "-cn",
+    "--config-dir",
+    "-cd",
+)
+FLAGS_WITH_WORDS = ("--info", "-i")  # a value may follow
+PLAIN_FLAGS = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--multirun",
+    "-m",
+    "--shell-completion",
+    "-sc",
+)
+MULTIRUN = {"-m", "--multirun"}
+#: of Python's run()
+ONE_RUN = {"--config-name", "-cn", "--config-dir", "-cd"}
+#: Hydra does one of these
+ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
+
+
+#: of all commands (cli/commands.py); a line that begins with none of them is `train`
+NAMES = (
+    "train",
+    "resume",
+    "reproduce",
+    "evaluate",
+    "predict",
+    "export",
+    "serve",
+    "register",
+    "lr-find",
+    "plan",
+    "devices",
+    "report",
+    "sync",
+    "ui",
+)
+
+
+def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053)."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    faults: list[Fault] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif name == "--allow":
+            _allow(value if equals else next(rest, ""))
+        elif name in FLAGS_WITH_VALUE:
+            given = value if equals else next(rest, None)
+            flags += [name] if given is None else [name, given]
+        elif name in FLAGS_WITH_WORDS or name in PLAIN_FLAGS:
+            flags.append(word)
+        else:
+            following = next(rest, None) if not equals else value
+            faults.append(_unknown_flag(name, following))
+    flags, overrides, found = _with_mode(flags, overrides)
+    faults += found
+    alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
+    if len(alone) > 1:
+        raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
+    if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
+        return words, []  # these read their own words
+    faults += [_not_a_verb(word, list(NAMES)) for word in overrides if "=" not in word and not word.startswith("~")]
+    commas = [word for word in overrides if _has_bare_comma(word)]
+    if commas and not MULTIRUN & set(flags):
+        if not faults and compose.asks_for_a_sweep(flags, overrides):
+            flags = ["-m", *flags]
+        else:
+            faults += [override_errors.ambiguous(word) for word in commas]
+    if faults:
+        raise RunnerError(*faults)
+    return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Fault]]:
+    """hydra.mode=MULTIRUN is another word for -m; hydra.mode=RUN says that a file's MULTIRUN does not count."""
+    modes = [word for word in overrides if word.startswith("hydra.mode=")]
+    is_sweep = bool(MULTIRUN & set(flags))
+    if modes and modes[-1] == "hydra.mode=RUN" and is_sweep:
+        return (
+            flags,
+            overrides,
+            [Fault("-m hydra.mode=RUN", "one asks for a sweep, the other for a run", "one of them")],
+        )
+    if modes and modes[-1] == "hydra.mode=MULTIRUN":
+        return (
+            ["-m", *(flag for flag in flags if flag not in MULTIRUN)],
+            [word for word in overrides if word not in modes],
+            [],
+        )
+    return flags, overrides, []
+
+
+def _unknown_flag(name: str, value: str | None) -> Fault:
+    known = compose.known_keys()
+    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow"]
+    keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), known)
+    shown = value if value is not None and not value.startswith("-") else "..."
+    near = nearest(name, flags) if not keys else []
+    write = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
+    asked = name if value is None else f"{name} {value}"
+    return Fault(asked, f"there is no flag {name}; values are set without dashes", write)
+
+
+def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:
+    verbs = nearest(word, known_verbs)
+    if verbs:
+        return Fault(
+            word, f"there is no command {word}; there are {', '.join(known_verbs)}", f"python -m runner {verbs[0]}"
+        )
+    known = compose.known_keys()
+    return override_errors.not_an_override(word, known, known_verbs)
+
+
+def _has_bare_comma(word: str) -> bool:
+    """A comma outside of quotes, brackets and parentheses: Hydra would call the value ambiguous."""
+    depth, quote = 0, ""
+    for char in word.partition("=")[2]:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "[({":
+            depth += 1
+        elif char in "])}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            return True
+    return False
+
+
+def _allow(prefix: str) -> None:
+    """Adds to the prefixes that a `_target_` may have, for this process and those that it starts."""
+    if not prefix or prefix.startswith("-") or "=" in prefix:
+        raise RunnerError(Fault("--allow", "it needs the name of a package whose classes may be built", "--allow timm"))
+    before = os.environ.get(ALLOW_VARIABLE)
+    os.environ[ALLOW_VARIABLE] = f"{before},{prefix}" if before else prefix

@@ -1,0 +1,152 @@
+"""A composed configuration goes in; nothing comes out, or everything that is wrong with it, before a folder is made."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.cli import unexpected
+from runner.config import logs
+from runner.config.compose import name_data
+from runner.config.importing import loading
+from runner.config.trust import RERUN
+from runner.errors import Fault, RunnerError, report
+from runner.experiment import claim
+
+
+def check(cfg: DictConfig) -> None:
+    """Raises a RunnerError with everything that is wrong with a composed configuration."""
+    with loading():
+        from runner.experiment import build  # torch
+    from runner.device import probe
+
+    build.check(cfg, probe())
+
+
+def check_place(folder: Path, *, key: str) -> None:
+    """Raises a RunnerError where a folder can't be made, or nothing be written in it; leaves none behind.
+
+    key: of Hydra's, that names the folder.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        so = (
+            f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
+        )
+        raise RunnerError(Fault(f"{key}={folder}", so, f"{key}=FOLDER, in a place that you may write to")) from None
+    finally:
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
+
+
+def folder_of(cfg: DictConfig, key: str) -> Path:
+    """The folder that a key of Hydra's names. Raises a RunnerError where its ${...} lead nowhere."""
+    try:
+        return Path(OmegaConf.select(cfg, key))
+    except OmegaConfBaseException as error:
+        above, _, name = key.rpartition(".")
+        asked = f"{key}={OmegaConf.select(cfg, above)._get_node(name)._value()}"
+        raise RunnerError(Fault(asked, str(error).splitlines()[0], f"{key}=FOLDER")) from None
+
+
+def check_hydra(hydra: DictConfig) -> None:
+    """Raises a RunnerError for settings of Hydra's that a run can't follow."""
+    if hydra.job.chdir:
+        so = "a run works in the folder that it is started from: data, stores and code of your own are found from there"
+        raise RunnerError(
+            Fault("hydra.job.chdir=true", so, "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files")
+        )
+
+
+def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
+    """What Hydra writes for a run beside its usual files, in its folder or elsewhere.
+
+    Raises a RunnerError for what it can't write, or would write over somebody's.
+    """
+    found = []
+    if hydra.output_subdir is not None:
+        place = Path(hydra.output_subdir)
+        if place.is_absolute() or ".." in place.parts:
+            so = "it leads out of the run's folder, and Hydra writes its config.yaml there"
+            write = "hydra.output_subdir=.hydra, or null for none"
+            raise RunnerError(Fault(f"hydra.output_subdir={place}", so, write))
+        check_place(folder / place, key="hydra.output_subdir")
+        found = [folder / place / Path(name).name for name in claim.HYDRAS]
+    with read_write(hydra), open_dict(hydra):
+        hydra.runtime.output_dir = str(folder)  # as Hydra does next
+    for key, file in logs.files(hydra).items():
+        try:
+            is_new = not file.exists()
+            with file.open("ab"):
+                pass
+            if is_new:
+                file.unlink()
+        except OSError as error:
+            so = f"this file can't be written: {error.strerror}"
+            raise RunnerError(Fault(f"{key}={file}", so, f"{key}=FILE in a folder that is there")) from None
+        found.append(file)
+    return found
+
+
+class CheckFirst(Callback):
+    """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
+
+    folder: Path | None = None  # of the run that has begun last
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            check_hydra(config.hydra)
+            check(config)
+            folder = claim.spelled(folder_of(config, "hydra.run.dir"))
+            check_place(folder, key="hydra.run.dir")
+            name_data(config, config.hydra)
+            CheckFirst.folder = folder.absolute()
+            claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
+            try:
+                claim.expect(folder, check_written(config.hydra, CheckFirst.folder))
+            except RunnerError:
+                claim.leave_nothing(folder)
+                raise
+        except claim.OverError as over:
+            print(claim.over_line(over))
+            sys.exit(0)
+        except RunnerError as error:
+            sys.exit(report(error))
+        except Exception as error:  # Hydra makes warnings of them, and would run what nobody has checked
+            sys.exit(unexpected.tell(error))
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """What asks for a sweep may be a file, with hydra.mode."""
+        from runner.sweep import hydra_plugins
+
+        hydra_plugins.register()
+        try:
+            check_hydra(config.hydra)
+            if config.sweep.resume is None:
+                check_place(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
+        except RunnerError as error:
+            sys.exit(report(error))
+        except Exception as error:
+            sys.exit(unexpected.tell(error))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """A sweep's exit code: 1 when a job of it failed, or is not at its end. Hydra hands a sweeper's answer to nobody."""
+        from runner.sweep.jobs import ledger
+
+        folder = Path(config.hydra.sweep.dir)
+        if (folder / ledger.FILE).is_file() and any(
+            job.state not in ("finished", "pruned", "skipped") for job in ledger.read(folder).jobs.values()
+        ):
+            sys.exit(1)

@@ -1,0 +1,214 @@
+"""One function a command: its words in, its exit code out. What a command works with is imported in it: --help loads nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from runner.cli import unexpected
+from runner.cli.arguments import MULTIRUN, sorted_words
+from runner.cli.check_first import check
+from runner.cli.train import train, train_composed
+from runner.config import override_errors, validate
+from runner.config.compose import (
+    CONF,
+    composed_with,
+    composer,
+    hydra_session,
+)
+from runner.config.importing import loading
+from runner.config.logs import logging_to
+from runner.errors import Fault, RunnerError
+from runner.experiment.summary import is_over, read_summary
+from runner.tracking import stores
+
+
+def resume(words: list[str]) -> int:
+    """Goes on with a run where it stopped, in its folder and in its page of MLflow."""
+    from runner.runs import find as resuming
+
+    wanted, given = (words[0], words[1:]) if words and _may_be_a_folder(words[0]) else ("last", words)
+    flags, overrides = sorted_words(given)
+    folder = resuming.find(wanted).absolute()
+    compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
+    with hydra_session(["runner"]):
+        try:
+            before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
+            cfg = composed_with(compose, overrides)
+        except Exception as error:
+            raise override_errors.explain(error, overrides, compose=compose, check=check) from None
+        resuming.check(before, cfg)
+        if is_over(read_summary(folder), overrides):
+            print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
+            return 0
+        with loading():
+            from runner.experiment.run import run as run_experiment
+
+        with logging_to(folder), unexpected.noting(folder):
+            done = run_experiment(cfg, folder, owns_process=True)
+    return int(done["exit_code"] or done["status"] == "failed")
+
+
+def reproduce(words: list[str]) -> int:
+    """A tracked run's configuration once more, as a new run, and how far its metrics are the same. Exit code 0 if they are."""
+    from runner.runs.reproduce import reproduce as repeating  # torch
+
+    given = [word for word in words if word not in repeating.FLAGS]
+    wanted = given.pop(0) if given and _may_be_a_folder(given[0]) else "last"
+    flags, overrides = sorted_words(given)
+    if MULTIRUN & set(flags):
+        raise RunnerError(Fault("reproduce -m", "one run is repeated at a time", f"reproduce {wanted}"))
+    agreed: list[bool] = []
+    with repeating.original(wanted, overrides, trusted="--trust" in words) as original:
+
+        def run_again(cfg: DictConfig, folder: Path) -> dict[str, Any]:
+            summary, is_same = repeating.repeat(original, cfg, folder, anyway="--anyway" in words)
+            agreed.append(is_same)
+            return summary
+
+        code = train_composed([*flags, "-cd", str(original.folder), "-cn", "rerun"], overrides, run_again)
+    return int(not agreed[0]) if agreed else code
+
+
+def plan(words: list[str]) -> int:
+    """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked."""
+    flags, overrides = sorted_words([word for word in words if word != "--json"])
+    is_sweep = bool(MULTIRUN & set(flags))
+    flags = [flag for flag in flags if flag not in MULTIRUN]
+    if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
+        return train(words)  # what is composed is the same
+    from runner.plan import command  # torch
+
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        try:
+            master = (composer(flags, mode=RunMode.MULTIRUN) if is_sweep else compose)(overrides)
+            is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
+            jobs = [
+                command.Job(name, composed_with(compose, given))
+                for given, name in (_planned(overrides, master) if is_sweep else [(tuple(overrides), "")])
+            ]
+        except RunnerError:
+            raise
+        except Exception as error:
+            raise override_errors.explain(error, overrides, compose=compose, check=command.check) from None
+        return command.plan(jobs, as_json="--json" in words)
+
+
+def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
+    """Each job's overrides and name. master: what they have in common."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from runner.sweep.jobs.prepare import combinations
+
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        params = dict(master.hydra.sweeper.get("params") or {})
+        return combinations(overrides, GlobalHydra.instance().config_loader(), params=params)
+
+
+def devices(words: list[str]) -> int:
+    """What this machine has, what it lacks and why; with --bench, how fast each device is."""
+    _only(words, "devices", ("--json", "--bench"))
+    from runner.cli.devices import show
+
+    return show(as_json="--json" in words, measured="--bench" in words)
+
+
+def report_sweep(words: list[str]) -> int:
+    """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
+    folders = [Path(word) for word in words if _may_be_a_folder(word)]
+    _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
+    from runner.sweep.report.show import show
+
+    return show(folders[0] if folders else None)
+
+
+def sync(words: list[str]) -> int:
+    """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got.
+
+    Each goes to the store that these words or the environment name, else to the one that its run was tracked to.
+    """
+    folders = [Path(word) for word in words if _may_be_a_folder(word)]
+    settings = [word for word in words if word.startswith("tracking.uri=")]
+    _only(
+        [
+            word
+            for word in words
+            if word.startswith("-") or ("=" in word and word not in settings and Path(word) not in folders)
+        ],
+        "sync",
+        ("tracking.uri=URI",),
+    )
+    from runner.cli.sync import replay
+
+    return replay(folders, uri=stores.named(settings))
+
+
+def ui(words: list[str]) -> int:
+    """MLflow's own page over a store, the last run's unless one is named, on localhost; Ctrl-C ends it."""
+    settings = dict(word.partition("=")[::2] for word in words if word.startswith(("tracking.uri=", "--port=")))
+    _only([word for word in words if word.partition("=")[0] not in settings], "ui", ("tracking.uri=URI", "--port=PORT"))
+    from runner.runs import find as resuming
+
+    uri = stores.named(words) or stores.of_last(resuming.newest_first(), asked="ui")
+    if uri.startswith("http"):
+        print(f"{validate.without_password(uri)} is a server already: open it in a browser")
+        return 0
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port"]
+    command.append(settings.get("--port", "5000"))
+    return _become(command, os.environ | {"MLFLOW_BACKEND_STORE_URI": uri})  # arguments show in `ps`, passwords too
+
+
+def _after_training(verb: str, words: list[str]) -> int:
+    """evaluate, predict, export, serve, register, lr-find; see runner.cli.options."""
+    from runner.cli import after_training as command
+    from runner.cli import options
+
+    if set(command.HELP) & set(words):
+        return command.help_of(verb)
+    asked = options.asked(verb, words)
+    return command.do(asked, *sorted_words(asked.rest))
+
+
+def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
+    """This process goes on as another program: signals and the exit code are that one's."""
+    os.execve(command[0], command, environment)
+
+
+def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:
+    unknown = [word for word in words if word not in takes]
+    if unknown:
+        listed = " or ".join([f"python -m runner {verb}", *(f"python -m runner {verb} {word}" for word in takes)])
+        raise RunnerError(*(Fault(f"{verb} {word}", f"{verb} does not take {word}", listed) for word in unknown))
+
+
+def _may_be_a_folder(word: str) -> bool:
+    """A word that names a run or a folder; a sweep's job may have a folder with = in its name."""
+    return word[:1] not in ("-", "~") and ("=" not in word or Path(word).is_dir())
+
+
+#: by the name that is typed; cli/arguments.py knows the names
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "reproduce": reproduce,
+    "evaluate": partial(_after_training, "evaluate"),
+    "predict": partial(_after_training, "predict"),
+    "export": partial(_after_training, "export"),
+    "serve": partial(_after_training, "serve"),
+    "register": partial(_after_training, "register"),
+    "lr-find": partial(_after_training, "lr-find"),
+    "plan": plan,
+    "devices": devices,
+    "report": report_sweep,
+    "sync": sync,
+    "ui": ui,
+}

@@ -1,0 +1,82 @@
+"""What somebody who calls run() in a notebook expects: its result with a picture, code that was edited, and a way to stop."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+#: a module of the person's, by name: when its file was written, as far as it was loaded
+_loaded: dict[str, int] = {}
+
+
+class Result(dict[str, Any]):
+    """What summary.json holds, and `folder`. As a cell's last line it shows the picture of the loss."""
+
+    def __init__(self, summary: dict[str, Any], folder: Path) -> None:
+        super().__init__(summary, folder=str(folder))
+        self.folder = folder
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """Every point, from the journal: a row a step, a column a metric, NaN where a metric has no value at a step."""
+        import pandas
+
+        from runner.tracking.journal_reader import read_series  # numpy: not on the way to --help
+
+        series = read_series(self.folder)
+        columns = {
+            name: pandas.Series(values, steps).groupby(level=0).last() for name, (steps, _, values) in series.items()
+        }
+        return pandas.DataFrame(columns).rename_axis("step")
+
+    def _repr_png_(self) -> bytes | None:
+        """For IPython; None where nothing was drawn."""
+        picture = self.folder / "plots" / "loss.png"
+        return picture.read_bytes() if picture.is_file() else None
+
+
+def forget_edited() -> None:
+    """Has the person's modules loaded anew where a file of theirs was edited since: all of them, as they hold each other's names.
+
+    A module that was imported before the first call counts as loaded then.
+    """
+    own = _own_modules()
+    if any(_loaded.setdefault(name, written) != written for name, written in own.items()):
+        for name in own:
+            module = sys.modules.pop(name)
+            if cached := getattr(module, "__cached__", None):
+                Path(cached).unlink(
+                    missing_ok=True
+                )  # an edit within the second, of the same size, would pass for no edit
+            del _loaded[name]
+        importlib.invalidate_caches()
+
+
+def note_loaded() -> None:
+    """Remembers what is loaded by now."""
+    for name, written in _own_modules().items():
+        _loaded.setdefault(name, written)
+
+
+def _own_modules() -> dict[str, int]:
+    """Those whose file lies below the current folder, and is no installed one's."""
+    here, own = Path.cwd(), {}
+    pythons = tuple(
+        sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
+    )  # in a home that is the current folder
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name == "__main__" or name.partition(".")[0] == "runner":
+            continue
+        path = Path(file)
+        if file.startswith(pythons) or {"site-packages", "dist-packages"} & {*path.parts}:
+            continue
+        if path.suffix == ".py" and path.is_relative_to(here) and path.is_file():
+            own[name] = path.stat().st_mtime_ns
+    return own

@@ -1,0 +1,142 @@
+"""The words after a verb go in; the run that is meant, its flags and what is left for Hydra come out. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.cli.verbs import ANY_KEY, VERBS
+from runner.errors import Fault, RunnerError, nearest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A verb's words, sorted."""
+
+    verb: str
+    run: str  # "" for a verb that is not of a run
+    flags: dict[str, str]  # switches have an empty text
+    rest: list[str]  # for Hydra
+
+    def number(self, flag: str, default: int, *, least: int = 1, most: int | None = None) -> int:
+        """A flag's whole number. Raises: RunnerError."""
+        text = self.flags.get(flag)
+        if text is None:
+            return default
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            to = f" to {most}" if most is not None else " or more"
+            raise RunnerError(Fault(f"{flag} {text}", f"it is a whole number, {least}{to}", f"{flag} {default}"))
+        return int(text)
+
+    def amount(self, flag: str, default: float) -> float:
+        """A flag's number above 0. Raises: RunnerError."""
+        text = self.flags.get(flag)
+        try:
+            found = default if text is None else float(text)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < float("inf"):
+            raise RunnerError(Fault(f"{flag} {text}", "it is a number above 0", f"{flag} {default:g}"))
+        return found
+
+
+def asked(verb: str, words: Sequence[str]) -> Asked:
+    """Sorts the words of a verb. Raises: RunnerError for flags that it does not take and those that it lacks."""
+    takes, rest = VERBS[verb], list(words)
+    runs: list[str] = []
+    flags: dict[str, str] = {}
+    left: list[str] = []
+    faults: list[Fault] = []
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name in takes.switches and not equals:
+            flags[name] = ""
+        elif name in takes.flags:
+            if not equals and (not rest or rest[0].startswith("--")):
+                faults.append(Fault(name, f"it needs a value, {takes.flags[name]}", f"{name} {takes.flags[name]}"))
+                continue
+            flags[name] = value if equals else rest.pop(0)
+        elif word.startswith("-") and takes.is_of_a_run and name != "--allow":
+            faults.append(_unknown(verb, word))
+        elif word == "--allow" and rest:
+            left += [word, rest.pop(0)]
+        elif takes.is_of_a_run and word[0] not in "-~" and (not equals or Path(word).is_dir()):
+            runs.append(word)
+        else:
+            left.append(word)
+    if len(runs) > 1:
+        faults.append(Fault(" ".join([verb, *runs]), f"{verb} takes one run at a time", f"{verb} {runs[0]}"))
+    for name in takes.needs:
+        if name not in flags and not any(fault.asked == name for fault in faults):
+            faults.append(Fault(f"{verb} without {name}", f"it is needed: {name} {takes.flags[name]}", usage(verb)))
+    if faults:
+        raise RunnerError(*faults)
+    return Asked(verb, (runs or ["last"])[0] if takes.is_of_a_run else "", flags, left)
+
+
+def check_keys(verb: str, overrides: Sequence[str]) -> None:
+    """Raises: RunnerError for each override of a key that has no part in this verb."""
+    keys = VERBS[verb].keys
+    listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
+    so = f"{verb} takes the run as it was; what may be changed: {listed}"
+    found = [
+        Fault(word, so, usage(verb))
+        for word in overrides
+        if not any(_is_below(word.partition("=")[0].lstrip("+~"), key) for key in keys)
+    ]
+    if found:
+        raise RunnerError(*found)
+
+
+def last_value(overrides: Sequence[str], key: str) -> Any:
+    """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
+    given = [word for word in overrides if word.partition("=")[0] == key]
+    try:
+        return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
+    except (OmegaConfBaseException, ValueError) as error:
+        so = f"its value can't be read: {str(error).splitlines()[0]}"
+        raise RunnerError(Fault(given[-1], so, f"'{key}=...' in quotes")) from None
+    except Exception as error:  # YAML's own
+        raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
+
+
+def usage(verb: str) -> str:
+    """One line: how a verb is called."""
+    takes = VERBS[verb]
+    parts = [f"python -m runner {verb}", *(["RUN"] if takes.is_of_a_run else [])]
+    for name, value in takes.flags.items():
+        parts.append(f"{name} {value}" if name in takes.needs else f"[{name} {value}]")
+    parts += [f"[{name}]" for name in takes.switches]
+    if takes.keys:
+        parts.append("[KEY=VALUE ...]" if takes.keys == ANY_KEY or "data" in takes.keys else f"[{takes.keys[0]}=...]")
+    return " ".join(parts)
+
+
+def explained(verb: str) -> str:
+    """What `python -m runner VERB --help` says."""
+    takes = VERBS[verb]
+    lines = [usage(verb), "", f"{verb}: {takes.does}.", takes.more]
+    if takes.is_of_a_run:
+        lines.append("RUN: a run's folder, its id in MLflow, or last (the default)")
+    return "\n".join(lines)
+
+
+def _is_below(key: str, beginning: str) -> bool:
+    if beginning.endswith(".") or not beginning:
+        return key.startswith(beginning)
+    return key == beginning or key.startswith(f"{beginning}.")
+
+
+def _unknown(verb: str, word: str) -> Fault:
+    takes = VERBS[verb]
+    known = [*takes.flags, *takes.switches]
+    hits = nearest(word.partition("=")[0], known)
+    write = " or ".join(f"{hit} {takes.flags[hit]}" if hit in takes.flags else hit for hit in hits)
+    so = f"{verb} has no such flag; it has {', '.join(known)}"
+    return Fault(f"{verb} {word}", so, write or usage(verb))

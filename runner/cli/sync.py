@@ -1,0 +1,88 @@
+"""Folders go in; the journals in them that MLflow has not got are sent, and a line for each comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.config import origin
+from runner.config.trust import strays
+from runner.config.validate import without_password
+from runner.errors import Fault, RunnerError
+from runner.experiment.summary import note_tracker
+from runner.experiment.terminal import say
+from runner.tracking import recipes, stores
+from runner.tracking.ack import read_ack
+from runner.tracking.damage import find_damage
+from runner.tracking.journal import is_being_written
+from runner.tracking.publisher import find_journals, sync
+
+PLACES = ("outputs", "multirun")
+
+
+def replay(folders: list[Path], *, uri: str | None) -> int:
+    """Sends what is missing. Returns 0, or 1 when something is left.
+
+    uri: of the store for all of them (None: each run's own).
+    Raises: RunnerError for a folder that is not there or has no journal, at once; for runs whose store is not known, last.
+    """
+    runs = _runs(folders)
+    faults: list[Fault] = []
+    complete: dict[str, list[bool]] = {}  # by store
+    for run in runs:
+        if uri is None and origin.store_of(run) == "" and run not in folders:
+            say(f"{run}: it was run with tracking.enabled=false; sync {run} tracking.uri=URI sends it")
+            continue
+        try:
+            store = uri or stores.of_run(run, asked=f"sync {run}")
+        except RunnerError as error:
+            faults += error.faults
+            continue
+        complete.setdefault(without_password(store), []).append(_send(run, store))
+    for shown, known in complete.items():
+        say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
+    if faults:
+        raise RunnerError(*faults)
+    return int(not all(map(all, complete.values())))
+
+
+def _runs(folders: list[Path]) -> list[Path]:
+    """The folders of all journals. Raises: RunnerError for each folder that has none."""
+    faults, runs = [], []
+    for folder in folders or [Path(place) for place in PLACES if Path(place).is_dir()]:
+        found = find_journals(folder)
+        runs += found
+        if not folder.is_dir():
+            faults.append(
+                Fault(f"sync {folder}", "there is no such folder", "sync outputs, or a run's own folder below it")
+            )
+        elif not found and folders:
+            so = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
+            faults.append(Fault(f"sync {folder}", so, "the folder of a run with its journal, as the run wrote it"))
+    if not runs and not faults:
+        faults.append(Fault("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
+    if faults:
+        raise RunnerError(*faults)
+    return list(dict.fromkeys(runs))
+
+
+def _send(run: Path, uri: str) -> bool:
+    """Sends what one journal has and the store has not. Returns whether the store has all."""
+    if found := strays(run):
+        say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
+        return False
+    if is_being_written(run):
+        say(f"{run}: still running, and sent by its own process")
+        return True
+    for sentence in find_damage(run):
+        say(f"{run}: {sentence}")
+    before = read_ack(run)
+    after = sync(run, uri, build=recipes.build_of(run))
+    note_tracker(run, run_id=after.run_id, tracking_uri=after.uri or without_password(uri), tracker=after.counts)
+    if after.run_id and origin.is_own(run):
+        origin.sign(run, after.uri)  # from now on that is where it lies
+    sent = after.points_written - (before.points_written if before.run_id == after.run_id else 0)
+    if sent:
+        say(f"{run}: {sent:,} points sent, run {after.run_id}")
+    if not after.is_complete:
+        say(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
+    return after.is_complete

@@ -1,0 +1,191 @@
+"""The words of `train`, and of run() in a notebook, become a run or a sweep: composed and checked by Hydra, then handed on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from runner.cli import completion, notebook, unexpected
+from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, sorted_words
+from runner.cli.check_first import CheckFirst, check, check_place
+from runner.config import override_errors
+from runner.config.compose import (
+    CONF,
+    asks_for_a_sweep,
+    composed_with,
+    composer,
+    hydra_session,
+    make_own_code_importable,
+    name_data,
+    restored,
+)
+from runner.config.importing import loading
+from runner.config.instantiate import ALLOW_VARIABLE
+from runner.config.logs import logging_to
+from runner.distributed.environment import Place, place_of
+from runner.errors import SECRETS, Fault, RunnerError, report
+from runner.experiment import claim
+from runner.experiment.summary import read_summary
+
+RunOne = Callable[[DictConfig, Path], dict[str, Any]]
+
+
+def train(words: list[str]) -> int:
+    """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
+    if set(completion.FLAGS) & set(words):
+        return completion.complete(words, NAMES, lambda: train_composed(words, []))
+    flags, overrides = sorted_words(words)
+    place = place_of(os.environ)  # of torchrun or srun
+    if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
+        so = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
+        asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
+        raise RunnerError(Fault(asked, so, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"))
+    if place is not None and place.rank:
+        return _follow(flags, overrides, place)
+    return train_composed(flags, overrides)
+
+
+def _follow(flags: list[str], overrides: list[str], place: Place) -> int:
+    """A process beside the first one of a run: no folder and no log of Hydra's."""
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        cfg = composed_with(compose, overrides)
+        try:  # as the first one does, and then is not there to meet
+            claim.refuse_used(Path(HydraConfig.get().run.dir), cfg)
+        except claim.OverError:
+            return 0
+        from runner.experiment.other_ranks import follow
+
+        done = follow(cfg, place)
+    return int(done["exit_code"] or done["status"] == "failed")
+
+
+def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | None = None) -> int:
+    """Hands each composed configuration to `run_one` (None: experiment.run), as Hydra's job. Returns the exit code."""
+    summaries: list[dict[str, Any]] = []
+    mistaken: list[Fault] = []
+    composed: list[bool] = []
+    is_sweep = bool(MULTIRUN & set(flags))
+    if is_sweep:
+        from runner.sweep import hydra_plugins
+
+        hydra_plugins.register()
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def job(cfg: DictConfig) -> None:
+        composed.append(True)
+        with loading():
+            from runner.experiment.run import run as run_experiment  # torch: not on the way to --help
+
+        name_data(cfg)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        try:
+            with unexpected.noting(folder):
+                summary = (run_one or partial(run_experiment, owns_process=True))(cfg, folder)
+        except KeyboardInterrupt:  # before the training began
+            claim.leave_nothing(folder)
+            raise
+        except RunnerError as error:  # told at the end: Hydra would print around it
+            claim.leave_nothing(folder)
+            mistaken.extend(fault for fault in error.faults if fault not in mistaken)
+            return
+        summaries.append(summary)
+        if summary["ending"] == "out_of_memory":
+            _say_what_fits(cfg)
+        if summary["exit_code"]:
+            sys.exit(summary["exit_code"])  # a signal ends a sweep, too
+
+    CheckFirst.folder = None
+    with hydra_session(["runner", *flags, *overrides]):
+        try:
+            job()
+        except (RunnerError, BrokenPipeError):
+            raise
+        except Exception as error:
+            if composed or (is_sweep and not override_errors.is_about_composition(error)):
+                raise
+            if CheckFirst.folder is not None:  # Hydra failed after it was taken: at its log, say
+                claim.leave_nothing(CheckFirst.folder)
+            raise override_errors.explain(error, overrides, compose=composer(flags), check=check) from None
+        finally:
+            claim.let_go()
+    if mistaken and not summaries:
+        raise RunnerError(*mistaken)
+    if mistaken:
+        report(RunnerError(*mistaken))
+    return int(bool(mistaken) or any(summary["status"] == "failed" for summary in summaries))
+
+
+def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
+    """One run from Python; see runner.run."""
+    make_own_code_importable()
+    notebook.forget_edited()
+    with restored(ALLOW_VARIABLE), restored(SECRETS):
+        flags, overrides = sorted_words(words)
+        if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
+            write = "python -m runner ..., or run() for each"
+            raise RunnerError(
+                *(Fault(flag, "run() is one run, and takes -cn, -cd and --allow", write) for flag in others)
+            )
+        try:
+            result = _run_one(["-cn", config_name, *flags], overrides, folder)
+        finally:
+            notebook.note_loaded()
+    if result["exit_code"] == 130:
+        raise KeyboardInterrupt  # it has saved where it stands; the cells that follow are not to run
+    return result
+
+
+def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> notebook.Result:
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        try:
+            cfg = compose(overrides)
+        except Exception as error:
+            raise override_errors.explain(error, overrides, compose=compose, check=check) from None
+        if cfg.hydra.mode == RunMode.MULTIRUN:
+            raise RunnerError(
+                Fault("hydra.mode=MULTIRUN", "run() is one run", "hydra.mode=RUN, or python -m runner -m ...")
+            )
+        with loading():
+            from runner.experiment.run import run as run_experiment
+
+        folder = folder or Path(cfg.hydra.run.dir).absolute()
+        check_place(folder, key="hydra.run.dir")
+        HydraConfig.instance().set_config(cfg)
+        name_data(cfg)
+        del cfg.hydra
+        place = place_of(os.environ)
+        if place is not None and place.rank:  # the first of several processes holds the folder
+            return notebook.Result(run_experiment(cfg, folder), folder)
+        try:
+            claim.begin(folder, cfg, anew="-cd" in flags)
+        except claim.OverError as over:
+            print(claim.over_line(over))
+            return notebook.Result(read_summary(folder), folder)
+        try:
+            with logging_to(folder):
+                return notebook.Result(run_experiment(cfg, folder), folder)
+        except RunnerError:
+            claim.leave_nothing(folder)
+            raise
+        finally:
+            claim.let_go()
+
+
+def _say_what_fits(cfg: DictConfig) -> None:
+    """The plan's numbers for a run that the memory did not take."""
+    from runner.plan.command import what_fits
+
+    print("plan    of this run, on the whole of that memory:")
+    for line in what_fits(cfg):
+        print(line)

@@ -1,0 +1,1 @@
+"""conf/ composed, checked whole, made safe, and turned into objects."""

@@ -1,0 +1,259 @@
+"""Flags and overrides go in; a composed configuration comes out: Hydra, with our schema, search path and checks."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException, HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.config import logs, schema, secrets, trust, untrusted, validate
+from runner.errors import RunnerError
+from runner.version import HERE
+
+#: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
+CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
+
+Compose = Callable[[list[str]], DictConfig]
+
+#: how Hydra begins its complaint about what stands in a file
+IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
+
+_load = ConfigLoaderImpl.load_configuration
+_mode = Hydra.get_mode
+
+
+class WrongFile(ConfigCompositionException):
+    """A file of conf/ that does not fit in; Hydra's message tells its name and the key, and this where they stand."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str,
+        key: str,
+        package: str,
+        parent: str,
+        file: Path | None,
+        parent_file: Path | None,
+    ) -> None:
+        """name, parent: as Hydra calls the file, and the one whose defaults have it. package: the key that it lies below."""
+        super().__init__(message)
+        self.name, self.key, self.package, self.file = name, key, package, file
+        self.parent, self.parent_file = parent, parent_file
+
+
+@contextmanager
+def hydra_session(argv: list[str]) -> Iterator[None]:
+    """Hydra with our schema and search path, raising its errors instead of printing them; as it was before, afterwards.
+
+    Whatever Hydra composes in it is examined before Hydra starts a log or a callback.
+    """
+    schema.register()
+    if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
+        Plugins.instance().register(OwnConf)
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    load, mode, once = ConfigLoaderImpl.load_configuration, Hydra.get_mode, _Once()
+    ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
+        lambda loader, *settings, **more: once.compose(loader, *settings, **more)
+    )
+    Hydra.get_mode = lambda hydra, *settings, **more: once.mode(hydra, *settings, **more)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_configuration, Hydra.get_mode = load, mode  # type: ignore[method-assign]
+        sys.argv = before[0]
+        if before[1] is None:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+class _Once:
+    """Hydra composes everything to see what hydra.mode says, and the same once more for the run: 0.15 s that this saves."""
+
+    kept: tuple[str | None, list[str], DictConfig | Exception] | None = None  # or why it can't be composed
+
+    def mode(self, hydra: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
+        """As Hydra.get_mode."""
+        words = [*overrides, f"hydra.mode={RunMode.RUN.name}"]  # that is how Hydra composes, where nothing says so
+        try:
+            cfg = hydra.compose_config(config_name, overrides, RunMode.RUN)
+        except Exception as error:  # a mistake, or of a sweep alone
+            self.kept = config_name, words, error
+            return None if isinstance(error, RunnerError) else _mode(hydra, config_name, overrides)
+        said: RunMode | None = cfg.hydra.mode
+        if said is not None:
+            return said
+        cfg.hydra.mode = RunMode.RUN
+        cfg.hydra.overrides.hydra.append(words[-1])
+        self.kept = config_name, words, cfg
+        return None
+
+    def compose(
+        self, loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *settings: Any, **more: Any
+    ) -> DictConfig:
+        """As ConfigLoaderImpl.load_configuration, examined."""
+        if self.kept is None or self.kept[:2] != (config_name, overrides):
+            return _examined(loader, config_name, overrides, *settings, **more)
+        (*_, found), self.kept = self.kept, None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any) -> DictConfig:
+    """Composes as Hydra does.
+
+    Raises: RunnerError for what would call code that is not allowed (runner.config.trust), and for a log that can't be made;
+    WrongFile.
+    """
+    name = (config_name or "").removesuffix(".yaml")
+    found, first = [], None
+    if name == trust.RERUN:
+        first = _file_of(loader, name)
+        found = trust.rerun_faults(first) or untrusted.rerun_faults(first) if first is not None else []
+    if not found:
+        try:
+            cfg = _load(loader, config_name, *settings, **more)
+        except ConfigCompositionException as error:
+            raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
+        found = trust.hydra_faults(cfg.hydra) or logs.faults(cfg.hydra)
+        if first is not None:
+            words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
+            found += untrusted.take_no_store(cfg, first, words)
+        secrets.note_secrets(secrets.shown_uri(cfg))
+    if found:
+        raise RunnerError(*found)
+    return cfg
+
+
+def _with_its_file(
+    error: ConfigCompositionException, loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any
+) -> ConfigCompositionException:
+    """The error with the place of the file that it is about, when it is about what stands in one."""
+    told, cause = IN_A_FILE.match(str(error)), error.__context__
+    if told is None or not isinstance(cause, OmegaConfBaseException):
+        return error
+    words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments
+    defaults = loader.compute_defaults_list(config_name, words["overrides"], words["run_mode"]).defaults
+    default = next(default for default in defaults if default.config_path == told["name"])
+    parent = default.parent or ""
+    return WrongFile(
+        str(error),
+        name=told["name"],
+        key=str(cause.full_key or cause.key),
+        package=default.package or "",
+        parent=parent,
+        file=_file_of(loader, told["name"]),
+        parent_file=_file_of(loader, parent),
+    )
+
+
+def _file_of(loader: ConfigLoaderImpl, name: str) -> Path | None:
+    places = (Path(item.path.removeprefix("file://")) for item in loader.get_search_path().get_path() if item.path)
+    return next((file for place in places if (file := place / f"{name}.yaml").is_file()), None)
+
+
+def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
+    """Composes as the command line with these flags would, without running anything.
+
+    mode: MULTIRUN for what a sweep's jobs have in common; its words with several values are left out.
+    """
+    values = dict(pairwise(flags))
+    name = values.get("--config-name") or values.get("-cn") or "config"
+    folder = values.get("--config-dir") or values.get("-cd")
+
+    schema.register()
+
+    def compose(overrides: list[str]) -> DictConfig:
+        OwnConf.given = Path(folder).absolute() if folder else None
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                composing = GlobalHydra.instance().hydra
+                assert composing is not None
+                return composing.compose_config(name, overrides, mode, from_shell=False, with_log_configuration=False)
+        finally:
+            OwnConf.given = None
+
+    return compose
+
+
+def asks_for_a_sweep(flags: list[str], overrides: list[str]) -> bool:
+    """Whether a file says hydra.mode: MULTIRUN. False where nothing composes, which is told later."""
+    with hydra_session(["runner"]):
+        try:
+            cfg = composer(flags, mode=RunMode.MULTIRUN)(overrides)
+        except (HydraException, OmegaConfBaseException, RunnerError):
+            return False
+    return bool(cfg.hydra.mode == RunMode.MULTIRUN)
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the default configuration."""
+    return [key for key in validate.all_keys(composer([])([])) if not key.startswith("hydra")]
+
+
+def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
+    """Data without a name is called as its file in conf/data/. hydra: Hydra's settings (None: those of the running job)."""
+    if cfg.data.name is None:
+        cfg.data.name = (hydra or HydraConfig.get()).runtime.choices.get("data")
+
+
+class OwnConf(SearchPathPlugin):
+    """The current folder's conf/ comes before the built-in one, so that a person's file of the same name wins (hydra#2758)."""
+
+    given: Path | None = None  # --config-dir, which hydra.compose() has no word for
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.given is not None:
+            search_path.append("command-line", f"file://{self.given}")
+        own = Path.cwd() / "conf"
+        if own.is_dir() and not own.samefile(CONF):
+            search_path.prepend("own", f"file://{own}", anchor="main")
+
+
+def composed_with(compose: Compose, overrides: Sequence[str]) -> DictConfig:
+    cfg = compose(list(overrides))
+    HydraConfig.instance().set_config(cfg)
+    name_data(cfg)
+    del cfg.hydra
+    return cfg
+
+
+def make_own_code_importable() -> None:
+    """`runner` finds the person's modules in the current folder as `python -m runner` does."""
+    here = str(Path.cwd())
+    if not sys.flags.safe_path and here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+@contextmanager
+def restored(variable: str) -> Iterator[None]:
+    """An environment variable is as it was, afterwards."""
+    before = os.environ.get(variable)
+    try:
+        yield
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before

@@ -1,0 +1,150 @@
+"""A file of conf/ that Hydra refused goes in; what is wrong in it comes out, each key with its line and the nearest one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+from runner.config import validate
+from runner.config.compose import WrongFile
+from runner.config.schema import Config
+from runner.errors import Fault, nearest
+
+#: how Hydra says it of a file's defaults
+NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>.*)'\. No match in the defaults list")
+QUOTES = "\"'"
+OWN = "conf/ holds no keys of one's own; what a part of yours takes goes below " + ", ".join(validate.BUILT)
+
+
+def file_faults(error: WrongFile, known: list[str]) -> list[Fault]:
+    """Everything that is wrong with the keys of the file, which stands there for Hydra's first complaint.
+
+    known: the dotted keys that there are.
+    """
+    if f"{error.package}.".startswith(f"{error.key}."):  # its keys have no place at all
+        return [_misplaced(error)]
+    text = _text(error.file)
+    keys = dict.fromkeys([_refused(key, value) for key, value in _leaves(text, error.package)])
+    wrong = [found for found in keys if found is not None] or [(error.key, "...", None)]
+    return [_fault(error, text, key, value, kind, known) for key, value, kind in wrong]
+
+
+def defaults_fault(text: str, error: Exception) -> Fault | None:
+    """What is wrong with the defaults of the file that an override chooses; None when that is not what is wrong.
+
+    text: the override, GROUP=OPTION.
+    """
+    from hydra.errors import MissingConfigException
+
+    group, _, option = text.lstrip("+").partition("=")
+    chosen = f"{group.partition('@')[0]}/{option.strip(QUOTES)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
+        wanted, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = sorted(error.options or [])
+        so = f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"there is no {wanted}/ in conf/"
+        hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
+        return Fault(f"{wanted}: {name} in the defaults of {chosen}", so, hits or f"a file conf/{wanted}/{name}.yaml")
+    if told := NO_SUCH_DEFAULT.match(str(error)):
+        so = f"the defaults before it choose no {told['group']}, which it would override"
+        write = "a group that --info defaults lists, or without override"
+        return Fault(f"override {told['group']} in the defaults of {told['name']}", so, write)
+    return None
+
+
+def line_of(text: str, key: str) -> int | None:
+    """The line, from 1, where a YAML text has a dotted key; None where it stands in another way."""
+    node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
+    for word in key.split("."):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(name, value) for name, value in pairs if name.value == word]
+        if not found:
+            return None
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return line
+
+
+def as_yaml(key: str, value: Any) -> str:
+    """A dotted key as a line of YAML: train: {num_epochs: 5}."""
+    first, _, rest = key.partition(".")
+    return f"{first}: {{{as_yaml(rest, value)}}}" if rest else f"{first}: {_shown(value)}"
+
+
+def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, known: list[str]) -> Fault:
+    inside = key.removeprefix(f"{error.package}.") if error.package else key
+    asked = f"{as_yaml(inside, value)} in {_place(error, line_of(text, inside))}"
+    if kind is not None:
+        example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
+        return Fault(asked, validate.wrong_type(key, _shown(value), kind).so, f"{as_yaml(inside, example)}, say")
+    if key.startswith("hydra."):
+        return Fault(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints")
+    leaf = key.rpartition(".")[2]
+    hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
+    near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
+    so = f"there is no key {key}"
+    return Fault(asked, so, f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}")
+
+
+def _misplaced(error: WrongFile) -> Fault:
+    """A file that another one puts where nothing is: /group@place: name."""
+    group, _, name = error.name.rpartition("/")
+    lines = _text(error.parent_file).splitlines()
+    line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
+    by = f"{_shown_path(error.parent_file, error.parent)}{f', line {line}' if line else ''}"
+    asked = f"{group}@{error.package}: {name}" if error.package != group.replace("/", ".") else f"{group}: {name}"
+    return Fault(f"{asked} in {by}", f"there is no key {error.key}: {OWN}", f"{group}@model: {name}, say")
+
+
+def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:
+    """Every value of the file with its dotted key in the whole configuration."""
+    content = yaml.safe_load(text) or {}
+
+    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, dict) and node:
+            for name, child in node.items():
+                yield from walk(child, f"{key}.{name}" if key else str(name))
+        else:
+            yield key, node
+
+    for name in content if isinstance(content, dict) else ():
+        if name not in ("defaults", "hydra"):
+            yield from walk(content[name], f"{package}.{name}" if package else str(name))
+
+
+def _refused(key: str, value: Any) -> tuple[str, Any, str | None] | None:
+    """What the schema has against a value: the key that there is not, or the type that its key has."""
+    node = value
+    for word in reversed(key.split(".")):
+        node = {word: node}
+    try:
+        OmegaConf.merge(OmegaConf.structured(Config), DictConfig(node))
+    except ValidationError:
+        return key, _shown(value), validate.kind_of(key)
+    except OmegaConfBaseException as error:
+        wrong = str(error.full_key or key)
+        return (wrong, _shown(value), None) if wrong == key else (wrong, "{...}", None)
+    return None
+
+
+def _place(error: WrongFile, line: int | None) -> str:
+    return f"{_shown_path(error.file, error.name)}{f', line {line}' if line else ''}"
+
+
+def _shown_path(file: Path | None, name: str) -> str:
+    if file is None:
+        return name
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)
+
+
+def _text(file: Path | None) -> str:
+    return file.read_text(encoding="utf-8") if file is not None else ""
+
+
+def _shown(value: Any) -> str:
+    return "{...}" if isinstance(value, dict) else "null" if value is None else str(value)

@@ -1,0 +1,65 @@
+"""A configuration goes in; what makes it this experiment and no other comes out, and where two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config.secrets import kept
+
+#: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
+MAY_CHANGE = (
+    "train.num_epochs",
+    "train.num_steps",
+    "train.max_seconds",
+    "train.grace_seconds",
+    "train.on_oom",
+    "train.early_stopping.patience",
+    "train.checkpoint_every",
+    "train.num_processes",
+    "train.compile",
+    "metrics.pull_every",
+    "placement.",
+    "tracking.",
+    "backends.",
+    "data.num_workers",
+    "data.residency",
+    "device",
+    "name",
+    "plan.",
+    "sweep.",
+)
+#: what is no answer of a person's: what the data says of itself, and how the command was run
+NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.")
+
+
+def flat(cfg: DictConfig) -> dict[str, Any]:
+    """Every value by its dotted key, its ${...} as they are written."""
+    found: dict[str, Any] = {}
+
+    def walk(node: Any, key: str) -> None:
+        if isinstance(node, dict):
+            for name, child in node.items():
+                walk(child, f"{key}.{name}" if key else str(name))
+        else:
+            found[key] = node
+
+    walk(OmegaConf.to_container(kept(cfg), resolve=False, throw_on_missing=False), "")
+    return found
+
+
+def chosen(cfg: DictConfig) -> dict[str, Any]:
+    """What a person has chosen, by dotted key: plain values, as a checkpoint carries them."""
+    return {key: value for key, value in flat(cfg).items() if not key.startswith(NOT_CHOSEN)}
+
+
+def may_change(key: str) -> bool:
+    """Whether a run stays the same experiment with another value of this key."""
+    return key.startswith(MAY_CHANGE)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The keys, in order, whose values are not the same, or that one of the two has not."""
+    return [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]

@@ -1,0 +1,296 @@
+"""A node with a `_target_` goes in; the object comes out, if its target is allowed: the one way from YAML to code.
+
+Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts and
+torch's, as runner.config.allowed has them, and modules that lie in the current folder, which are the person's own code.
+More prefixes come from the command line (`--allow timm`), never from a configuration.
+
+The boundary: code is what is installed, what lies in the current folder, and the words of the command line. Data is every
+configuration, also one in conf/, and all that a run's folder holds: rerun.yaml, checkpoints, journal. Data chooses among
+allowed parts and their arguments; it reaches nothing else. Hydra's own settings are held to runner.config.trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from runner.config.allowed import LIBRARIES, PARTS, is_part, under
+from runner.config.packages import install
+from runner.errors import Fault, RunnerError, nearest
+
+#: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
+ALLOW_VARIABLE = "RUNNER_ALLOW"
+#: folders of a checkout, whose names nobody's own modules have
+NO_OWN_CODE = ("conf", "runner", "tests")
+#: stands around a model where its data needs that (runner.config.nodes)
+PREPARED = "runner.models.with_preprocessing.Prepared"
+#: packages that --allow does not open: what of them is a part is listed
+OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
+HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
+
+
+def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
+    """Builds what `node` describes, nested nodes first (`hydra.utils.instantiate`).
+
+    node: plain values, its ${...} filled in: one that is left would be filled in by Hydra, behind the check.
+    own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
+    Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
+    """
+    found = [*_left_open(node, key), *faults(node, key=key, own_code=own_code)]
+    if found:
+        raise RunnerError(*found)
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, RunnerError):
+            raise cause from None
+        raise RunnerError(_not_built(node, key, cause)) from cause
+
+
+def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
+    """What a person's constructor raised, in their words: other arguments help only where it is about those."""
+    if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
+        node = node["model"]
+    where = _where(cause)
+    write = (
+        f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
+    )
+    if "before Module.__init__() call" in str(cause):
+        write = f"super().__init__() before the first line that sets something{where}"
+    elif where and not isinstance(cause, TypeError | ValueError):
+        write = f"the same once {where.strip(' ()')} is mended"
+    so = f"it failed with {type(cause).__name__}: {cause}{where}"
+    return Fault(f"{key}._target_={node['_target_']}", so, write)
+
+
+def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
+    """What is wrong with the targets in `node` and with the names of their arguments. Imports the targets' modules."""
+    return [fault for path, inner in _targets(node, key) for fault in _target_faults(path, inner, own_code)]
+
+
+def argument_names(node: dict[str, Any]) -> set[str]:
+    """The arguments that a node's target names; none for a target that is not allowed or tells no signature."""
+    try:
+        return set(inspect.signature(locate(str(node.get("_target_")))).parameters)
+    except (RunnerError, TypeError, ValueError):
+        return set()
+
+
+def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) -> Any:
+    """The class or function that a dotted path names. more: prefixes that are allowed, too.
+
+    Raises: RunnerError when it is not allowed or not there.
+    """
+    if target in PARTS:
+        return _import(target)[0]
+    own = (own_prefixes(target) if own_code else ()) + more
+    if not under(target, LIBRARIES + own):
+        raise RunnerError(Fault(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
+    if _is_private(target):
+        so = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
+    thing, module = _import(target)
+    home = str(getattr(thing, "__module__", None) or module)
+    if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
+        # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
+        so = (
+            f"it leads to {home}.{getattr(thing, '__name__', thing)}, which is not a part that a configuration may name"
+        )
+        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
+    return thing
+
+
+def own_prefixes(target: str) -> tuple[str, ...]:
+    """What is the person's own here: the prefixes of --allow, and the target's first word if it lies in the current folder.
+
+    In a notebook or a script that calls run(), what is defined there, too: in this process, as no other one has it.
+    """
+    more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
+    first = target.split(".")[0]
+    if first == "__main__":
+        is_persons = (
+            getattr(sys.modules[first], "__spec__", None) is None
+        )  # `python -m` has one: the runner's own modules
+        more += (first,) if is_persons else ()
+    elif first.isidentifier() and first not in NO_OWN_CODE:
+        here = Path.cwd()
+        with suppress(OSError):  # a name that is too long for a file
+            if (here / f"{first}.py").is_file() or (here / first / "__init__.py").is_file():
+                more += (first,)
+    return more
+
+
+def _is_private(target: str) -> bool:
+    """__globals__ and the like anywhere; in torch and the runner every name that is not public: some import what one names."""
+    is_ours = under(target, ("runner", *LIBRARIES))
+    words = target.removeprefix("__main__.").split(".")
+    return any(word.startswith("__") or (word.startswith("_") and is_ours) for word in words)
+
+
+def _left_open(node: Any, path: str) -> Iterator[Fault]:
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield from _left_open(child, f"{path}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _left_open(child, f"{path}[{index}]")
+    elif isinstance(node, str) and "${" in node:
+        so = "a text with ${ in it would be filled in once more, unseen"
+        yield Fault(f"{path}={node}", so, f"{path}=... without the backslash before ${{, or without ${{")
+
+
+def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, dict):
+        if node.get("_target_") is not None:
+            yield path, node
+        for name, child in node.items():
+            yield from _targets(child, f"{path}.{name}")
+    elif isinstance(node, list | tuple):
+        for index, child in enumerate(node):
+            yield from _targets(child, f"{path}[{index}]")
+
+
+def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Fault]:
+    target = str(node["_target_"])
+    if found := [
+        Fault(f"{path}.{flag}={node[flag]}", f"{flag} is true or false", f"{path}.{flag}=true or {path}.{flag}=false")
+        for flag in ("_partial_", "_recursive_")
+        if not isinstance(node.get(flag, False), bool)
+    ]:
+        return found
+    try:
+        thing = locate(target, own_code=own_code)
+    except RunnerError as error:
+        return [Fault(f"{path}.{fault.asked}", fault.so, fault.write) for fault in error.faults]
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return []  # some builtins tell no signature; the call will tell
+    takes = {name: kind for name, kind in signature.parameters.items() if name != "self"}
+    kinds = {parameter.kind for parameter in takes.values()}
+    given = [name for name in node if name not in HYDRA_KEYS]
+    found = []
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        found += [_refused_argument(path, name, node[name], thing, list(takes)) for name in given if name not in takes]
+    if not node.get("_partial_") and not node.get("_args_"):
+        needed = [
+            name
+            for name, p in takes.items()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        for name in needed:
+            if name not in node:
+                so = f"{thing.__name__} needs an argument {name}"
+                found.append(Fault(f"{path}._target_={target}", so, f"+{path}.{name}=..."))
+    return found
+
+
+def _refused_argument(path: str, name: str, value: Any, thing: Any, takes: list[str]) -> Fault:
+    hits = nearest(name, takes) or takes
+    write = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
+    return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", write)
+
+
+def _import(target: str) -> tuple[Any, str]:
+    """Imports the longest module that the path begins with and follows the rest by attribute."""
+    words = target.split(".")
+    if not all(word.isidentifier() for word in words):
+        raise RunnerError(Fault(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))
+    thing: Any = _import_module(words[0], target)
+    for index, word in enumerate(words[1:], start=1):
+        found = None
+        if not hasattr(thing, word) and inspect.ismodule(thing) and hasattr(thing, "__path__"):
+            found = _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
+        if not hasattr(thing, word) and found is None:
+            raise RunnerError(_no_such_name(target, thing, word))
+        thing = getattr(
+            thing, word, found
+        )  # Hydra's search for plugins imports modules without a word to their package
+    return thing, words[0]
+
+
+def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if missing_is_fine and error.name == name:
+            return None
+        if error.name == name:
+            raise RunnerError(_no_module(name, target)) from None
+        so = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
+        raise RunnerError(
+            Fault(f"_target_={target}", so, f"pip install {error.name}, or take that import out")
+        ) from error
+    except Exception as error:
+        so = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
+        raise RunnerError(Fault(f"_target_={target}", so, "the same once that line is mended")) from error
+
+
+def _no_module(name: str, target: str) -> Fault:
+    if name == "torchmetrics":
+        return Fault(f"_target_={target}", "torchmetrics is not installed", install("metrics"))
+    write = (
+        " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
+        or f"a file {name}.py in the current folder, {Path.cwd().name}/"
+    )
+    return Fault(f"_target_={target}", f"there is no module {name} here", write)
+
+
+def _no_such_name(target: str, thing: Any, word: str) -> Fault:
+    name = getattr(thing, "__name__", str(thing))
+    public = [item for item in dir(thing) if not item.startswith("_")]
+    hits = nearest(word, public)
+    head = target[: target.index(word)] if word in target else name + "."
+    write = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
+    return Fault(f"_target_={target}", f"{name} has no {word}", write)
+
+
+def _refusal(target: str, own: tuple[str, ...]) -> str:
+    allowed = ", ".join((*LIBRARIES, *own))
+    return (
+        f"{target} is not a part that a configuration may name here; allowed are those of the runner's conf/, {allowed} "
+        "and modules in the current folder"
+    )
+
+
+def _allowed_write(target: str, own_code: bool) -> str:
+    hits = _in_files_like(target)[:1] if own_code else []
+    hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
+    ways = [f"_target_={hit}" for hit in hits]
+    ways.append("your own class in a file of the current folder (_target_=my_models.Net)")
+    if (first := target.split(".")[0]) not in OURS:  # of which it is said above what may be named
+        ways.append(f"--allow {first} if you trust it")
+    return ", or ".join(ways)
+
+
+def _in_files_like(target: str) -> list[str]:
+    """The same name in those modules of the current folder that are called much like the target's own."""
+    here = Path.cwd()
+    found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
+    first, dot, rest = target.partition(".")
+    return [f"{hit}{dot}{rest}" for hit in nearest(first, {*found} - {*NO_OWN_CODE})]
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the person's own code that the error passed through."""
+    if isinstance(error, SyntaxError):
+        return f" ({Path(error.filename or '?').name}:{error.lineno})"
+    trace, line = error.__traceback__, ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and file.name != "targets.py":
+            line = f" ({file.name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return line

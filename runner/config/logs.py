@@ -1,0 +1,161 @@
+"""Hydra's settings of its two logs go in; what can't be made of them comes out, key by key.
+
+Hydra applies one before anything is checked and the other when the run's folder is there, and tells what it meets without
+a key. So each part is made here first, and writes one line into nowhere.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.errors import Fault, nearest
+
+LOGS = ("hydra_logging", "job_logging")
+PARTS = ("formatters", "filters", "handlers")  # each may name what stands before it
+LINE = logging.LogRecord("runner", logging.INFO, __file__, 1, "a line", None, None)
+
+
+def faults(hydra: DictConfig) -> list[Fault]:
+    """What is wrong with both logs, and with hydra.verbose. Their classes and levels are such as runner.config.trust lets through."""
+    found = [fault for name in LOGS for fault in _log_faults(f"hydra.{name}", _plain(hydra, name))]
+    verbose = _plain(hydra, "verbose")
+    if not all(isinstance(name, bool | str) for name in (verbose if isinstance(verbose, list) else [verbose])):
+        so = "it is true, false, or the names of the logs of which every word is wanted"
+        found.append(Fault(f"hydra.verbose={_shown(verbose)}", so, "hydra.verbose=true, or hydra.verbose=[NAME]"))
+    return found
+
+
+def files(hydra: DictConfig) -> dict[str, Path]:
+    """Each key of a sound run's log that names a file, with the file. hydra: with the run's folder in it."""
+    log = _plain(hydra, "job_logging")
+    handlers = (log.get("handlers") or {}) if log["root"] else {}
+    return {
+        f"hydra.job_logging.handlers.{name}.filename": Path(settings["filename"]).absolute()
+        for name, settings in handlers.items()
+        if "filename" in settings
+    }
+
+
+def _plain(node: Any, key: Any) -> Any:
+    """A value by now: a ${...} that only a running job can follow stays as it is written."""
+    try:
+        value = node[key]
+    except OmegaConfBaseException:
+        return node._get_node(key, validate_access=False)._value() if OmegaConf.is_dict(node) else str(node)
+    if OmegaConf.is_dict(value):
+        return {inner: _plain(value, inner) for inner in value}
+    return [_plain(value, index) for index in range(len(value))] if OmegaConf.is_list(value) else value
+
+
+def _log_faults(key: str, log: Any) -> Iterator[Fault]:
+    if not isinstance(log, dict) or "root" not in log:
+        yield Fault(
+            f"{key}={_shown(log)}", "a log has a root, or root: null where there is to be none", f"{key}.root=null"
+        )
+        return
+    if log["root"] is None:
+        return  # Hydra makes nothing of the rest
+    if log.get("version") != 1:
+        so = "Python's logging knows no version but 1"
+        yield Fault(f"{key}.version={_shown(log.get('version'))}", so, f"{key}.version=1")
+    if log.get("incremental"):
+        yield Fault(f"{key}.incremental={_shown(log['incremental'])}", "no log is there before it", "no word of it")
+    made: dict[str, dict[str, Any]] = {kind: {} for kind in PARTS}
+    for kind in (*PARTS, "loggers"):
+        settings = log.get(kind)
+        if not isinstance(settings, dict | None):
+            yield Fault(f"{key}.{kind}={_shown(settings)}", "it is a group of keys", f"{key}.{kind}={{}}")
+            return
+        for name, values in (settings or {}).items():
+            if kind == "loggers":
+                yield from _logger_faults(f"{key}.loggers.{name}", values, made)
+            elif why := _refusal(kind, name, values, made):
+                asked = f"{key}.{kind}.{name}={_shown(values)}"
+                yield Fault(
+                    asked, f"Python's logging refuses it: {why}", f"{key}.{kind}.{name}={{...}} with other values"
+                )
+    yield from _logger_faults(f"{key}.root", log["root"], made)
+
+
+def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> Iterator[Fault]:
+    if not isinstance(logger, dict):
+        yield Fault(f"{key}={_shown(logger)}", "it is a group of keys", f"{key}.level=INFO, say")
+        return
+    for kind in ("handlers", "filters"):
+        given, known = logger.get(kind) or [], list(made[kind])
+        wrong = [name for name in given if name not in known] if isinstance(given, list) else [given]
+        if wrong:
+            hits = nearest(str(wrong[0]), known) or known[:1]
+            so = f"it is a list of this log's {kind}, and they are: {', '.join(known) or 'none'}"
+            yield Fault(f"{key}.{kind}={_shown(given)}", so, f"{key}.{kind}=[{', '.join(hits[:1])}]")
+
+
+def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]]) -> str:
+    """Makes a part of a log, with a file of it nowhere, and notes it; why that can't be, or nothing."""
+    from hydra._internal.logging_config import HydraDictConfigurator  # Hydra holds a log to rules of its own, too
+
+    made[kind][name] = None  # its own fault is enough for those that name it
+    if not isinstance(settings, dict):
+        return "it is a group of keys"
+    if "filename" in settings:
+        if not isinstance(settings["filename"], str):
+            return f"filename is a text, and {_shown(settings['filename'])} is not"
+        settings = settings | {"filename": os.devnull, "mode": str(settings.get("mode", "a")).replace("x", "w")}
+    try:
+        maker = HydraDictConfigurator({**made, "new": dict(settings)})
+        part = getattr(maker, f"configure_{kind[:-1]}")(maker.config["new"])
+        if kind == "formatters":
+            part.format(LINE)
+        elif kind == "handlers":
+            _write(part)
+    except Exception as error:  # of any class that a log may have
+        cause = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        return " ".join(f"{str(error) or type(error).__name__}{cause}".split())
+    made[kind][name] = part
+    return ""
+
+
+def _write(handler: logging.Handler) -> None:
+    handler.handleError = _raise  # type: ignore[method-assign]
+    if type(handler) is logging.StreamHandler:
+        handler.setStream(io.StringIO())
+    try:
+        if isinstance(handler, logging.StreamHandler):
+            handler.emit(LINE)
+    finally:
+        handler.close()
+
+
+def _raise(record: logging.LogRecord) -> None:
+    raise  # what the handler has caught while it wrote
+
+
+def _shown(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1000)
+    return text.removesuffix("...\n").strip()
+
+
+@contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """runner.log, where Hydra does not see to it."""
+    root = logging.getLogger()
+    handler, level = logging.FileHandler(folder / "runner.log", encoding="utf-8", delay=True), root.level
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()

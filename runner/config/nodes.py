@@ -1,0 +1,70 @@
+"""A part of the configuration goes in; the node that `build()` takes comes out, its facts filled in; and what stands beside it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
+
+from runner.config import validate
+from runner.config.instantiate import PREPARED, argument_names
+from runner.config.schema import Model, Optimizer
+from runner.data.source import Around
+from runner.errors import Fault, RunnerError
+
+#: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
+#: argument of the same name gets that argument instead, when it is not as it is here
+SHARED: dict[str, tuple[type, dict[str, Any]]] = {
+    "model": (Model, {"weights": None, "strict": True, "freeze": []}),
+    "optimizer": (Optimizer, {"groups": [], "no_decay": None}),
+}
+
+
+def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
+    """The node with its ${...} filled in. Raises: RunnerError for a fact that this data does not tell."""
+    try:
+        return validate.target_node(cfg, key, resolve=True)
+    except OmegaConfBaseException as error:
+        facts = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
+        wanted = re.search(r"facts\.(\w+)", str(error))
+        name = wanted[1] if wanted else "such fact"
+        so = f"this data tells no {name}; it tells {', '.join(f'{known}={value}' for known, value in facts.items())}"
+        write = f"the value itself instead of ${{facts.{name}}} in {key}"
+        if key == "model" and facts.get("vocab_size"):
+            write = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {write}"
+        raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", so, write)) from None
+
+
+def parted(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A node as its target takes it, and our settings beside it."""
+    usual = SHARED[key][1] if key in SHARED else {}
+    taken = set(usual) & argument_names(node) if usual else set()
+    own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
+    return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
+
+
+def surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
+    """The model's node, with what the data needs around it."""
+    if around.before is None and around.after is None:
+        return node
+    parts = {"before": around.before, "model": node, "after": around.after}
+    return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
+
+
+def fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:
+    """What the person set stays; the rest comes from the data."""
+    for key in cfg.facts:
+        if OmegaConf.is_missing(cfg.facts, key) and key in facts:
+            cfg.facts[key] = facts[key]
+
+
+def leave_out_unknown_facts(cfg: DictConfig, key: str) -> None:
+    """Takes out the arguments that say ${facts....} of what this data does not tell: a task has defaults for them."""
+    for name in list(cfg[key]):
+        try:
+            cfg[key][name]
+        except InterpolationToMissingValueError:
+            with open_dict(cfg[key]):
+                del cfg[key][name]  # pop() would fill it in first

@@ -1,0 +1,235 @@
+"""What Hydra refused goes in; what the person meant comes out: every override's fault, with the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+from runner.config import validate
+from runner.config.compose import Compose, WrongFile
+from runner.config.conf_files import defaults_fault, file_faults
+from runner.config.schema import Config
+from runner.errors import Fault, RunnerError, nearest
+
+#: how Hydra's grammar begins its complaints
+SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
+
+
+def is_about_composition(error: Exception) -> bool:
+    """Whether it comes from Hydra, OmegaConf or YAML, and not from what ran afterwards."""
+    from hydra.errors import HydraException
+
+    return isinstance(error, HydraException | OmegaConfBaseException) or hasattr(_innermost(error), "problem_mark")
+
+
+def explain(
+    error: Exception, overrides: list[str], *, compose: Compose, check: Callable[[DictConfig], object]
+) -> RunnerError:
+    """The faults behind a composition that failed: Hydra names the first, this tries each override by itself.
+
+    compose: composes the configuration with a list of overrides; about 0.1 s each, paid only on the way to an error.
+    check: raises a RunnerError with what is wrong with the rest.
+    """
+    if isinstance(error, RunnerError):
+        return error
+    try:
+        cfg = compose([])
+    except RunnerError as refused:
+        return refused
+    except WrongFile as wrong:
+        return RunnerError(*file_faults(wrong, list(validate.all_keys(OmegaConf.structured(Config)))))
+    except Exception as broken:
+        return RunnerError(_broken_files(broken))
+    faults: list[Fault] = []
+    accepted: list[str] = []
+    for text in sorted(
+        overrides, key=lambda text: "." in text.split("=")[0]
+    ):  # groups first: keys below depend on them
+        singles = list(_singles(text))
+        if text.startswith("hydra") and len(singles) > 1:
+            key = text.partition("=")[0]
+            faults.append(Fault(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
+            continue
+        for single in singles:
+            try:
+                tried = compose([*accepted, single])
+            except Exception as refused:
+                found = _faults(single, refused, accepted, cfg, compose)
+                faults += [fault for fault in found if fault not in faults]
+                break
+        else:
+            accepted.append(single)
+            cfg = tried
+    if not faults:
+        return RunnerError(_broken_files(error))
+    try:
+        check(cfg)
+    except RunnerError as more:
+        faults += more.faults
+    return RunnerError(*faults)
+
+
+def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
+    """Why one override is refused. accepted, cfg: the overrides that were accepted, and what they compose."""
+    if isinstance(error, RunnerError):
+        return list(error.faults)
+    if text.startswith("hydra."):
+        return [_no_hydra_key(text, error, accepted, cfg, compose)]
+    known = [key for key in validate.all_keys(cfg) if not key.startswith("hydra")]
+    if isinstance(error, WrongFile):
+        return file_faults(error, known)
+    return [defaults_fault(text, error) or _fault(text, error, known, compose)]
+
+
+def _singles(text: str) -> Iterator[str]:
+    """An override with several values, as -m takes it, as one override a value; an interval as its ends."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import IntervalSweep
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+        if not override.is_sweep_override():
+            yield text
+            return
+        head, value = text[: text.index("=") + 1], override.value()
+        if isinstance(value, IntervalSweep):
+            yield from (f"{head}{value.start}", f"{head}{value.end}")
+            return
+        yield from (head + value for value in override.sweep_string_iterator())
+    except (HydraException, ValueError):
+        yield text
+
+
+def ambiguous(text: str) -> Fault:
+    """Commas without -m."""
+    key, _, value = text.partition("=")
+    values = value.split(",")
+    if key.startswith("device"):
+        whole = [f"cuda:{item}" if item.isdigit() else item for item in values]
+        write = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"
+    else:
+        write = f"-m {text} for a run with each, or '{key}=[{value}]' for a list"
+    return Fault(text, "a comma between values means a run for each of them, and that takes -m", write)
+
+
+def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> Fault:
+    from hydra.errors import HydraException, MissingConfigException
+
+    key, _, value = text.partition("=")
+    bare = key.lstrip("+~").split("@")[0]
+    message = str(error)
+    cause = error.__cause__
+    if "group override must be" in message:
+        return _missing_option(text, bare, value, _options(bare, compose))
+    if key.startswith("~") and "Error merging" in message:
+        return Fault(
+            text, f"{bare} is needed: it can be changed, not taken away", f"{bare}=... (--cfg job shows the default)"
+        )
+    if key.startswith("~") and "does not exist" in message and bare in known:
+        return Fault(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
+    if hasattr(_innermost(error), "problem_mark"):
+        return _broken_files(error)
+    if "Ambiguous value" in message:
+        return ambiguous(text)
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        return _missing_option(text, bare, value, list(error.options))
+    if ("add" in message and "already" in message) or "Could not append" in message:
+        return Fault(text, f"{bare} is there already; + only adds what is not", f"{bare}={value}")
+    if isinstance(cause, ValidationError):
+        return _wrong_value(text, bare, value, cause)
+    if "Could not override" in message or "Could not delete" in message or "Key '" in message:
+        hits = validate.suggest_keys(bare, known)
+        write = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
+        return Fault(text, f"there is no key {bare}", write)
+    if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
+        so = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
+        return Fault(text, so, f"quotes around it: '{key}=\"{value}\"'")
+    inner = str(cause).splitlines()[0] if cause is not None and str(cause) else ""
+    return Fault(
+        text,
+        " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
+        f"{key}=... with another value",
+    )
+
+
+def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:
+    """A setting of Hydra's own, of its launcher or of its sweeper; those of a search need hydra/sweeper=optuna."""
+    try:
+        compose([*accepted, "hydra/sweeper=optuna", text])
+    except Exception:
+        return _fault(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), compose)
+    return Fault(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
+
+
+def not_an_override(text: str, known: list[str], verbs: list[str]) -> Fault:
+    hits = validate.suggest_keys(text, known)
+    write = " or ".join(f"{hit}=..." for hit in hits) or "KEY=VALUE, with a key that --cfg job prints"
+    return Fault(text, f"it is neither a command ({', '.join(verbs)}) nor KEY=VALUE", write)
+
+
+def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fault:
+    listed = ", ".join(sorted(options))
+    hits = nearest(value, options) or sorted(options)
+    if not options:
+        return Fault(
+            text,
+            f"there is no group {group}, or no file in it",
+            f"a file conf/{group}/{value}.yaml in the current folder",
+        )
+    write = " or ".join(f"{group}={hit}" for hit in hits[:4]) + f", or your own file conf/{group}/{value}.yaml"
+    return Fault(text, f"{group} has no {value or 'empty option'}; it has {listed}", write)
+
+
+def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fault:
+    kind = validate.kind_of(key)
+    if kind is None:
+        return Fault(text, str(cause).splitlines()[0], f"{key}=... with another value")
+    fault = validate.wrong_type(key, value, kind)
+    return Fault(text, fault.so, fault.write)
+
+
+def _broken_files(error: Exception) -> Fault:
+    """A configuration that can't be composed whatever the command line says: a file of the person's is at fault."""
+    from hydra.errors import MissingConfigException
+
+    cause = _innermost(error)
+
+    if isinstance(error, MissingConfigException):
+        name = str(error.missing_cfg_file)
+        options = ", ".join(error.options or []) or "none"
+        so = f"there is no such file on the search path (options: {options})"
+        return Fault(
+            f"the configuration {name}",
+            so,
+            "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in",
+        )
+    mark: Any = getattr(cause, "problem_mark", None)
+    where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
+    problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no more is said")
+    kind = "YAML can't be read" if mark is not None else type(cause).__name__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        where += f" at {cause.full_key}"
+    return Fault("the configuration's files", f"{kind}{where}: {problem}", "the same command once that line is mended")
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error
+
+
+def _options(group: str, compose: Compose) -> list[str]:
+    """The files of a group: Hydra lists them when it is asked for one that can't be."""
+    from hydra.errors import MissingConfigException
+
+    try:
+        compose([f"{group}=no_such_option"])
+    except MissingConfigException as error:
+        return list(error.options or [])
+    except Exception:
+        return []
+    return []

@@ -1,0 +1,371 @@
+"""The composed configuration goes in; every fault in it comes out, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+)
+
+from runner.config.schema import (
+    Config,
+    Cpu,
+    Cuda,
+    Data,
+    EarlyStopping,
+    Metrics,
+    Mps,
+    Placement,
+    Plan,
+    Slots,
+    Sweep,
+    Tracking,
+    Train,
+)
+from runner.errors import Fault, nearest
+from runner.errors import without_password as without_password  # others take it from here
+
+#: the keys whose nodes are built from their `_target_`
+BUILT = ("data", "model", "task", "optimizer", "scheduler")
+#: those that are built of the model's parameters, or of what was built of them
+PARTIAL = ("optimizer", "scheduler")
+HIDDEN = ":***@"  # where a run's configuration had a password
+#: the groups that a dataclass describes
+DESCRIBED: tuple[tuple[str, type], ...] = (
+    ("train", Train),
+    ("train.early_stopping", EarlyStopping),
+    ("metrics", Metrics),
+    ("placement", Placement),
+    ("tracking", Tracking),
+    ("backends.cpu", Cpu),
+    ("backends.cuda", Cuda),
+    ("backends.mps", Mps),
+    ("data", Data),
+    ("sweep", Sweep),
+    ("sweep.slots", Slots),
+    ("plan", Plan),
+)
+#: what is no value of its own: a reference brings single values, and what a group holds is written out
+GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))
+#: a value of each type that the schema writes
+EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
+STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
+
+
+def faults(cfg: DictConfig) -> list[Fault]:
+    """Everything in `cfg` that can be told to be wrong without building anything; empty when it is sound."""
+    found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
+    found += [fault for key, node, schema in _typed_nodes(cfg) for fault in _bad_values(node, schema, key)]
+    found += [fault for key in BUILT for fault in _missing(cfg._get_node(key), key)]
+    found += _uri(cfg) + _hidden(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
+    return found
+
+
+def setting_faults(node: DictConfig, schema: type, key: str) -> list[Fault]:
+    """What is wrong with a node of settings that stands outside of `Config`: names and values, by their dotted keys."""
+    known = [item.name for item in fields(schema)]
+    found = []
+    for name in map(str, node):
+        if name not in known and name != "_target_":
+            write = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
+            found.append(Fault(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", write))
+    return [*found, *_bad_values(node, schema, f"{key}.")]
+
+
+def value(cfg: DictConfig, key: str) -> Any:
+    """What a dotted key holds; None where its ${...} comes to nothing, which faults() tells."""
+    try:
+        return OmegaConf.select(cfg, key)
+    except (OmegaConfBaseException, AttributeError):  # below a group that has no values
+        return None
+
+
+def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
+    """The part of `cfg.data` that every data set has, each of its type: data is an open group, and keeps '1' as a text."""
+    typed = OmegaConf.structured(Data)
+    for item in fields(Data):
+        typed[item.name] = cfg.data[item.name]
+    return {item.name: typed[item.name] for item in fields(Data)}
+
+
+def target_node(cfg: DictConfig, key: str, *, resolve: bool = False) -> dict[str, Any]:
+    """What `build()` gets of a top-level key, as plain values. resolve: with its ${...} filled in."""
+    node: dict[str, Any] = OmegaConf.to_container(cfg[key], resolve=resolve)  # type: ignore[assignment]
+    shared = {item.name for item in fields(Data)} if key == "data" else set()
+    if key in PARTIAL and node.get("_target_") and not node.get("_partial_"):
+        node["_partial_"] = True  # the parameters come later
+    return {name: value for name, value in node.items() if name not in shared}
+
+
+def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a configuration, inner nodes too."""
+    for key in cfg if _is_written(cfg) else ():
+        yield f"{prefix}{key}"
+        yield from all_keys(cfg._get_node(key), f"{prefix}{key}.")
+
+
+def suggest_keys(wanted: str, known: list[str]) -> list[str]:
+    """The keys that `wanted` may have meant: the same last word elsewhere first, then what looks alike."""
+    parent, _, leaf = wanted.rpartition(".")
+    if parent:
+        known = [key for key in known if "." in key]
+        siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+        longer = [name for name in siblings if len(leaf) > 2 and name.startswith(leaf)]
+        swapped = [name for name in siblings if sorted(name) == sorted(leaf)]  # rl for lr, too short to look alike
+        if hits := nearest(leaf, siblings) or longer or swapped:
+            return [siblings[hit] for hit in hits]
+    same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
+    by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
+    near_leaf = [by_leaf[hit] for hit in nearest(leaf, by_leaf)]
+    alike = [] if parent else nearest(wanted, known)  # below a group all keys look alike: they begin with the same word
+    return list(dict.fromkeys([*same_leaf, *alike, *near_leaf]))[:3]
+
+
+def _unknown_keys(cfg: DictConfig) -> list[Fault]:
+    unknown = list(_unknown(cfg, Config, ""))
+    known = [
+        key
+        for key in all_keys(cfg)
+        if not any(key == name or key.startswith(f"{name}.") for name in [*unknown, "hydra"])
+    ]
+    found = []
+    for name in unknown:
+        write = " or ".join(f"{hit}=..." for hit in suggest_keys(name, known)) or "a key that --cfg job prints"
+        found.append(Fault(f"{name}={value(cfg, name)}", f"there is no key {name}", write))
+    return found
+
+
+def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
+    """The keys that the schema does not have. Below data, model, ... their targets' arguments decide (runner.config.instantiate)."""
+    inner = {item.name: item.default_factory for item in fields(schema)}
+    for key in map(str, node):
+        child = node._get_node(key)
+        if key not in inner and (prefix or key != "hydra"):
+            yield prefix + key
+        elif key in inner and is_dataclass(inner[key]) and _is_written(child):
+            yield from _unknown(child, inner[key], f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
+    """Each node with the dataclass that describes it; `data` is open, and its shared keys are checked apart."""
+    yield "", cfg, Config
+    for key, schema in DESCRIBED:
+        node = _group(cfg, key)
+        if node is not None:
+            yield f"{key}.", node, schema
+
+
+def _group(cfg: DictConfig, key: str) -> DictConfig | None:
+    """A group as it is written; None where it is none, has no values or is a reference."""
+    node: Any = cfg
+    for word in key.split("."):
+        node = node._get_node(word, validate_access=False) if _is_written(node) else None  # ~sweep takes it away
+    return node if _is_written(node) else None
+
+
+def _has(node: DictConfig, name: str) -> bool:
+    """Whether a key is there, and has a value. Of the schema's own node `~key` takes the key away, too."""
+    return node._get_node(name, validate_access=False) is not None and not OmegaConf.is_missing(node, name)
+
+
+def _written(node: DictConfig, name: str) -> str:
+    """A value as its file or the command line has it, its ${...} not followed."""
+    child: Any = node._get_node(name)
+    return str(child._value())
+
+
+def _is_written(node: Any) -> bool:
+    return OmegaConf.is_dict(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+
+
+def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
+    typed = OmegaConf.structured(schema)
+    names = [item.name for item in fields(schema) if not is_dataclass(item.default_factory)]
+    if prefix and not any(_has(node, name) for name in names):
+        group = prefix.rstrip(".")
+        yield Fault(f"~{group}", f"{group} is needed and has no values", f"{group}=default, or no word of it at all")
+        return
+    for item in fields(schema):
+        if not _has(node, item.name):
+            yield Fault(
+                f"no {prefix}{item.name}", f"{prefix}{item.name} is needed and has no value", f"{prefix}{item.name}=..."
+            )
+            continue
+        try:
+            value = node[item.name]
+            typed[item.name] = value
+            value = typed[item.name]
+        except InterpolationToMissingValueError:
+            text = _written(node, item.name)
+            so = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
+            yield Fault(f"{prefix}{item.name}={text}", so, f"{prefix}{item.name}=... with the value itself")
+            continue
+        except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
+            continue  # told by _interpolations
+        except OmegaConfBaseException:
+            yield wrong_type(f"{prefix}{item.name}", str(node._get_node(item.name)), str(item.type))
+            continue
+        if value is not None:
+            yield from _bad_value(f"{prefix}{item.name}", value, item.metadata)
+
+
+def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Fault]:
+    if "choices" in rule and value not in rule["choices"]:
+        hits = nearest(str(value), rule["choices"]) or rule["choices"]
+        yield Fault(f"{key}={value}", f"{key} is {rule['valid']}", " or ".join(f"{key}={hit}" for hit in hits))
+    elif "check" in rule and not rule["check"](value):
+        yield Fault(f"{key}={value}", f"{key} must be {rule['valid']}", f"{key}={rule['example']}, say")
+
+
+def kind_of(key: str) -> str | None:
+    """The type that the schema gives a dotted key, as it is written there; None for a key below data, model, ..."""
+    schema: Any = Config
+    *groups, leaf = key.split(".")
+    for name in groups:
+        inner = {item.name: item.default_factory for item in fields(schema)}.get(name)
+        schema = Data if name == "data" and schema is Config else inner
+        if not is_dataclass(schema):
+            return None
+    return next((str(item.type) for item in fields(schema) if item.name == leaf), None)
+
+
+def wrong_type(key: str, value: str, kind: str) -> Fault:
+    """The fault of a value that its key's type does not take; `kind` as the schema writes it, e.g. "int | None"."""
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+    parts = [
+        words.get(part.strip(), "null" if part.strip() == "None" else "a group of keys") for part in kind.split("|")
+    ]
+    example = EXAMPLES.get(kind.split("|")[0].strip())
+    write = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
+    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", write)
+
+
+def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
+    """Every ${...} that leads nowhere. One to a fact that is not known yet is sound."""
+    keys = node if _is_written(node) else range(len(node)) if OmegaConf.is_list(node) else ()
+    for key in keys:
+        if not prefix and key == "hydra":
+            continue
+        child = node._get_node(key)
+        if OmegaConf.is_interpolation(node, key):
+            path, text = f"{prefix}{key}", str(child._value())
+            if path in GROUPS:
+                so = f"{path} is a group of keys, and a reference brings single values"
+                yield Fault(f"{path}={text}", so, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+                continue
+            try:
+                node[key]
+            except UnsupportedInterpolationType:
+                so = (
+                    "there is no such resolver; a reference to a key is ${GROUP.KEY}, to the environment ${oc.env:NAME}"
+                )
+                yield Fault(f"{path}={text}", so, f"{path}=... with another value")
+            except (InterpolationKeyError, InterpolationResolutionError) as error:
+                if (
+                    "???" in str(error)
+                    or "MissingMandatoryValue" in str(error)
+                    or "missing value" in str(error).lower()
+                ):
+                    continue
+                wanted = text.strip("${} ")
+                known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
+                hits = suggest_keys(wanted, known)
+                write = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
+                yield Fault(f"{path}={text}", f"{wanted} does not exist in this configuration", write)
+            except OmegaConfBaseException:
+                continue  # a fact that the data will fill in
+        else:
+            yield from _interpolations(child, f"{prefix}{key}.")
+
+
+def _missing(node: Any, prefix: str) -> Iterator[Fault]:
+    """Arguments that a file leaves to the person (`path: ???`)."""
+    if not _is_written(node):
+        return
+    target = node._get_node("_target_", validate_access=False)
+    if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
+        so = f"{prefix} has no _target_: nothing says what to build"
+        write = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
+        yield Fault(f"{prefix}=...", so, f"{prefix}._target_=..." if "." in prefix else write)
+    for key in map(str, node):
+        if key != "_target_" and OmegaConf.is_missing(node, key):
+            yield Fault(f"no {prefix}.{key}", f"{prefix}.{key} is needed and has no value", f"{prefix}.{key}=...")
+        elif (
+            _is_written(child := node._get_node(key)) and child._get_node("_target_", validate_access=False) is not None
+        ):
+            yield from _missing(child, f"{prefix}.{key}")
+        else:
+            yield from _missing_items(child, f"{prefix}.{key}")
+
+
+def _missing_items(node: Any, key: str) -> Iterator[Fault]:
+    """What is left to the person in lists, and in mappings that nothing is built from."""
+    is_list = OmegaConf.is_list(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+    for name in range(len(node)) if is_list else node if _is_written(node) else ():
+        where = f"{key}[{name}]" if is_list else f"{key}.{name}"
+        if OmegaConf.is_missing(node, name):
+            so = f"{where} is needed and has no value"
+            yield Fault(f"no {where}", so, f"{key}=[...] with a value for each" if is_list else f"{where}=...")
+        else:
+            yield from _missing_items(node._get_node(name), where)
+
+
+def _uri(cfg: DictConfig) -> list[Fault]:
+    try:
+        uri = str(cfg.tracking.uri)
+    except (OmegaConfBaseException, AttributeError):
+        return []
+    asked = f"tracking.uri={without_password(uri)}"
+    if HIDDEN in uri:
+        write = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
+        return [Fault(asked, "a run's folder keeps no password", write)]
+    if uri.startswith(STORES):
+        return []
+    if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
+        so = "MLflow has retired its file store (folders such as mlruns); it keeps runs in a database or on a server"
+    else:
+        so = f"MLflow has no store for {uri.split(':')[0]}://"
+    return [Fault(asked, so, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+
+
+def _hidden(cfg: DictConfig) -> list[Fault]:
+    """Passwords that a run's configuration had, of what is built: nothing but the person knows them."""
+    found = []
+    for key, text in _texts(
+        OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
+    ):
+        if HIDDEN in text:
+            write = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
+            found.append(Fault(f"{key}={text}", "a run's folder keeps no password", write))
+    return found
+
+
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every text in plain values, with its dotted key."""
+    if isinstance(node, dict | list):
+        for name, child in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _texts(child, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, str):
+        yield key, node
+
+
+def _early_stopping(cfg: DictConfig) -> list[Fault]:
+    mode, metric, patience = (value(cfg, f"train.early_stopping.{name}") for name in ("mode", "metric", "patience"))
+    if mode and not metric and not patience:
+        write = "train.early_stopping.patience=5"
+        return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", write)]
+    return []
+
+
+def _made_at_once(cfg: DictConfig) -> list[Fault]:
+    so = "what it works on is there later, when the model is built"
+    keys = [f"{key}._partial_" for key in PARTIAL]
+    return [Fault(f"{key}=false", so, f"{key}=true") for key in keys if value(cfg, key) is False]

@@ -1,0 +1,125 @@
+"""A shape and how noisy it is go in; points of the plane in two classes come out: the data sets of TensorFlow's Playground.
+
+The formulas are those of playground.tensorflow.org (github.com/tensorflow/playground, dataset.ts).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.data.builtin.plane import check_features
+from runner.data.loading.order import ROWS, generator
+from runner.data.source import Around, Source, facts_of
+from runner.errors import Fault, RunnerError, nearest
+
+RADIUS = 5.0
+RAW = ["x1", "x2"]
+
+
+def playground(
+    shape: str = "spiral",
+    num_rows: int = 1000,
+    *,
+    noise: float = 0.0,
+    features: Sequence[str] = ("x1", "x2"),
+    seed: int = 0,
+) -> Source:
+    """Points (num_rows, 2) within about 6 of the origin, half of them of each class (of xor by chance); the seed decides.
+
+    shape: circle | xor | gauss | spiral. noise: 0 to 0.5, of the points, or of where the border is (circle, xor).
+    features: what the model is given of a point, computed by a layer before it: x1, x2, x1_squared, ...
+    Raises: RunnerError for another shape, noise, feature, or no rows.
+    """
+    features = check_features(features, key="data.features")
+    faults = []
+    if shape not in SHAPES:
+        choices = " or ".join(f"data.shape={one}" for one in nearest(str(shape), SHAPES) or SHAPES)
+        faults.append(Fault(f"data.shape={shape}", f"it is one of {', '.join(SHAPES)}", choices))
+    if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= 0.5:
+        faults.append(Fault(f"data.noise={noise}", "it is 0 to 0.5", "data.noise=0.1"))
+    if type(num_rows) is not int or num_rows < 2:
+        faults.append(Fault(f"data.num_rows={num_rows}", "it must be 2 or more", "data.num_rows=1000"))
+    if faults:
+        raise RunnerError(*faults)
+    draw = generator(seed, ROWS)
+
+    def uniform(count: int, low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(count, generator=draw, dtype=torch.float64)
+
+    points, targets = SHAPES[shape](num_rows, float(noise), uniform, draw)
+    points = points.float()
+    facts = facts_of(points, targets, num_classes=2)
+    return Source(
+        f"playground_{shape}",
+        (points, targets),
+        {**facts, "input_shape": [len(features)], "in_features": len(features)},
+        labels=targets,
+        origin=f"made up after TensorFlow's Playground, seed {seed}",
+        classes=("negative", "positive"),
+        around=None if features == RAW else partial(_with_features, features),
+    )
+
+
+def _with_features(features: list[str], train_rows: Any) -> Around:
+    return Around(before={"_target_": "runner.data.builtin.plane.Features", "names": features}, keeps_inputs=False)
+
+
+Uniform = Callable[[int, float, float], Tensor]
+Points = tuple[Tensor, Tensor]  # (N, 2) float64, (N,) int64
+
+
+def _circle(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
+    """A disk inside a ring; with noise a point's class is that of a place nearby."""
+    inside = num_rows // 2
+    outside = num_rows - inside
+    radii = torch.cat([uniform(inside, 0, RADIUS / 2), uniform(outside, 0.7 * RADIUS, RADIUS)])
+    angles = uniform(num_rows, 0, 2 * math.pi)
+    points = torch.stack([radii * angles.sin(), radii * angles.cos()], 1)
+    judged = points + noise * _square(num_rows, uniform)
+    return points, (judged.norm(dim=1) < RADIUS / 2).long()
+
+
+def _xor(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
+    """Four squares with a gap of 0.6 between them; with noise a point's class is that of a place nearby."""
+    points = _square(num_rows, uniform)
+    points = points + torch.where(points > 0, 0.3, -0.3)
+    judged = points + noise * _square(num_rows, uniform)
+    return points, (judged.prod(1) >= 0).long()
+
+
+def _gauss(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
+    """Two normal clouds at (2, 2) and (-2, -2) whose variance grows from 0.5 to 4 with the noise."""
+    targets = (torch.arange(num_rows) < num_rows // 2).long()
+    spread = math.sqrt(0.5 + noise / 0.5 * 3.5)
+    points = spread * torch.randn(num_rows, 2, generator=draw, dtype=torch.float64)
+    return points + (4.0 * targets - 2)[:, None], targets
+
+
+def _spiral(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
+    """Two arms of 1.75 turns, evenly filled; each point is off by up to the noise in each direction."""
+    targets = (torch.arange(num_rows) < num_rows // 2).long()
+    arms = []
+    for count, start in ((num_rows // 2, 0.0), (num_rows - num_rows // 2, math.pi)):
+        along = torch.arange(count, dtype=torch.float64) / count
+        angle = 1.75 * 2 * math.pi * along + start
+        arms.append(torch.stack([RADIUS * along * angle.sin(), RADIUS * along * angle.cos()], 1))
+    return torch.cat(arms) + noise / RADIUS * _square(num_rows, uniform), targets
+
+
+def _square(num_rows: int, uniform: Uniform) -> Tensor:
+    """(N, 2) from -5 to 5 each."""
+    return torch.stack([uniform(num_rows, -RADIUS, RADIUS), uniform(num_rows, -RADIUS, RADIUS)], 1)
+
+
+SHAPES: dict[str, Callable[[int, float, Uniform, torch.Generator], Points]] = {
+    "circle": _circle,
+    "xor": _xor,
+    "gauss": _gauss,
+    "spiral": _spiral,
+}

@@ -1,0 +1,121 @@
+"""The name of a small table that scikit-learn ships goes in; a Source comes out, with the names of columns and classes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.util
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runner.data.source import Source, facts_of
+from runner.data.tables.encoder import Column, Columns
+from runner.data.tables.node import reader_node
+from runner.data.tables.statistics import fit
+from runner.data.tables.target import Target
+from runner.errors import Fault, RunnerError, nearest
+
+CELL = (
+    "radius",
+    "texture",
+    "perimeter",
+    "area",
+    "smoothness",
+    "compactness",
+    "concavity",
+    "concave points",
+    "symmetry",
+)
+CELL_COLUMNS = tuple(
+    f"mean {name}" if kind == "mean" else f"worst {name}" if kind == "worst" else f"{name} error"
+    for kind in ("mean", "error", "worst")
+    for name in (*CELL, "fractal dimension")
+)
+
+
+@dataclass(frozen=True)
+class Set:
+    file: str  # in scikit-learn's folder of data; with a first line of sizes and classes, where it has classes
+    columns: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    target: str = "target"
+    targets_file: str = ""
+
+
+SETS = {
+    "breast_cancer": Set("breast_cancer.csv", CELL_COLUMNS, ("malignant", "benign"), "diagnosis"),
+    "diabetes": Set(
+        "diabetes_data_raw.csv.gz",
+        ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"),
+        target="progression",
+        targets_file="diabetes_target.csv.gz",
+    ),
+    "iris": Set(
+        "iris.csv",
+        ("sepal length (cm)", "sepal width (cm)", "petal length (cm)", "petal width (cm)"),
+        ("setosa", "versicolor", "virginica"),
+        "species",
+    ),
+    "wine": Set(
+        "wine_data.csv",
+        (
+            *("alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium", "total_phenols", "flavanoids"),
+            *(
+                "nonflavanoid_phenols",
+                "proanthocyanins",
+                "color_intensity",
+                "hue",
+                "od280/od315_of_diluted_wines",
+                "proline",
+            ),
+        ),
+        ("class_0", "class_1", "class_2"),
+        "cultivar",
+    ),
+}
+
+
+def scikit(which: str) -> Source:
+    """breast_cancer (569 rows, 30 numbers, 2 classes), diabetes (442, 10, a regression), iris (150, 4, 3), wine (178, 13, 3).
+
+    Values as they were measured; a layer before the model normalises them, fitted on the training split, and one behind it
+    scales a regression back. Raises: RunnerError for another name.
+    """
+    if which not in SETS:
+        write = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
+        raise RunnerError(Fault(f"data.which={which}", f"there are {', '.join(SETS)}", write))
+    found = SETS[which]
+    values = _numbers(found.file, skip=bool(found.classes))
+    if found.classes:
+        inputs, targets = values[:, :-1], torch.from_numpy(values[:, -1].astype(np.int64))
+    else:
+        inputs, targets = values, torch.from_numpy(_numbers(found.targets_file).astype(np.float32))
+    rows = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32)), targets
+    columns = Columns(tuple(Column(column, "number") for column in found.columns))
+    kind = "classification" if found.classes else "regression"
+    return Source(
+        which,
+        rows,
+        facts_of(*rows, num_classes=len(found.classes) or None),
+        labels=targets if found.classes else None,
+        origin=f"scikit-learn {found.file}",
+        classes=found.classes,
+        targets=() if found.classes else (found.target,),
+        around=partial(fit, sizes=columns.sizes, scale_targets=not found.classes),
+        reader=reader_node(columns, Target((found.target,), kind, found.classes)),
+    )
+
+
+def _numbers(file: str, *, skip: bool = False) -> np.ndarray:
+    """(N, columns) float64. The files are read as they lie: importing scikit-learn for it takes a second in every job."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None and package.origin is not None  # a dependency of ours
+    path = Path(package.origin).parent / "datasets" / "data" / file
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as stream:
+        lines = stream.read().splitlines()[int(skip) :]
+    rows = list(csv.reader(lines)) if "," in lines[0] else [line.split() for line in lines]
+    return np.array(rows, dtype=np.float64)

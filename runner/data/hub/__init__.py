@@ -1,0 +1,1 @@
+"""Data sets of Hugging Face's datasets library, from its cache or from files."""

@@ -1,0 +1,189 @@
+"""A set of Hugging Face's `datasets` library goes in (of the Hub, or files); a Source comes out: numbers, images or texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from runner.data.hub.columns import IMAGE, TEXT, Chosen, chosen
+from runner.data.hub.load import Files, loaded
+from runner.data.hub.rows import Reading, TableRows, all_inputs, image_size, row_shape, target_values
+from runner.data.language.text_rows import TextRows, entries_of
+from runner.data.source import Source
+from runner.data.tables.values import to_targets
+from runner.data.vision.augment import augmented
+from runner.data.vision.dataset import is_decoded_once
+from runner.data.vision.decode import checked_mode, checked_size
+from runner.data.vision.statistics import normalised
+from runner.errors import Fault, RunnerError
+
+READER = "runner.data.hub.reader.read_rows"
+
+
+def huggingface(
+    path: str,
+    subset: str | None = None,
+    *,
+    split: Mapping[str, str] | None = None,
+    data_files: Files | None = None,
+    data_dir: str | None = None,
+    inputs: str | Sequence[str] | None = None,
+    target: str | None = None,
+    kind: str = "auto",
+    size: int | Sequence[int] | None = None,
+    mode: str = "rgb",
+    tokenizer: str = "bytes",
+    context_length: int = 256,
+    decode: str = "auto",
+    streaming: bool = False,
+    num_rows: int | None = None,
+    augment: Mapping[str, Any] | Sequence[Any] | None = None,
+    like: Mapping[str, Any] | None = None,
+) -> Source:
+    """Rows of float32 numbers (F,), of images (C, H, W) uint8 or of tokens (T,) int64, and what to tell of them.
+
+    path, subset: a set of the Hub and its configuration; or csv, json, parquet, arrow, text or imagefolder, with
+    data_files or data_dir; or a file or folder. split: {train: ..., val: ..., test: ...} by the set's own names; None:
+    found. inputs, target: columns; None: found by what they are called and hold; several texts are joined by line breaks.
+    kind: classification, regression, language (no target: the tokens that follow), auto (by the target's column).
+    size, mode, decode, augment: of images, as data=images has them; decode also says whether numbers and texts are
+    read once into memory or, batch by batch, from the mapped file. tokenizer: bytes or a tokenizer.json; rows are cut
+    and padded to context_length tokens. like: the reader of an earlier run, whose columns, classes and tokens hold.
+    streaming: nothing is fetched but the first num_rows rows of each split. A stream has no length and rows are drawn
+    by number here, so these rows are fetched now, in the stream's order, and kept in memory.
+    Raises: RunnerError for what is not there, can't be read or can't be told apart.
+    """
+    known: dict[str, Any] = dict(like or {})
+    tables = loaded(
+        path, subset, split=split, data_files=data_files, data_dir=data_dir, streaming=streaming, num_rows=num_rows
+    )
+    asked = f"data.path={path}"
+    picked = chosen(
+        tables["train"].features,
+        inputs=known.get("inputs", inputs),
+        target=known.get("target", target),
+        kind=known.get("kind", kind),
+    )
+    reading = Reading(picked, asked, checked_mode(known.get("mode", mode)), checked_size(known.get("size", size)))
+    if picked.form == TEXT:
+        reading = replace(reading, tokens=_tokens(picked, tokenizer, context_length, known))
+        tables = _without_empty(tables, picked, asked)
+    elif picked.form == IMAGE and reading.size is None:
+        reading = replace(reading, size=image_size(tables["train"], picked.inputs[0], asked=asked))
+    shape = row_shape(tables["train"], reading)
+    width = {IMAGE: 1, TEXT: 8}.get(picked.form, 4)  # bytes of a number
+    num_bytes = sum(map(len, tables.values())) * math.prod(shape) * width
+    once, reason = is_decoded_once(decode, num_bytes=num_bytes)
+    targets, classes = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
+    rows = {name: _rows(tables[name], reading, targets.get(name), once=once) for name in tables if name in targets}
+    source = Source(
+        subset or path,
+        rows.pop("train"),
+        _facts(shape, targets["train"], classes, reading),
+        labels=targets["train"] if classes else None,
+        given=rows,
+        origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
+        classes=classes,
+        around=normalised if picked.form == IMAGE else None,
+        reader=_reader(reading, classes),
+    )
+    return augmented(source, augment)
+
+
+def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
+    if type(context_length) is not int or context_length < 1:
+        so = "it is a whole number of tokens, 1 or more"
+        raise RunnerError(Fault(f"data.context_length={context_length}", so, "data.context_length=256"))
+    entries = known["entries"] if known else entries_of(tokenizer)
+    length = known.get("context_length", context_length) + (
+        picked.target is None
+    )  # one more, for what follows the last
+    return TextRows(entries, length, asked=f"data.tokenizer={tokenizer}")
+
+
+def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[str, Any]:
+    """Of a text to go on with, rows without text teach nothing. Raises: RunnerError where none is left to train on."""
+    if picked.target is not None:
+        return tables
+    found = {}
+    for name, table in tables.items():
+        parts = [table[column] for column in picked.inputs]
+        full = [index for index, texts in enumerate(zip(*parts, strict=True)) if any(text for text in texts)]
+        found[name] = table if len(full) == len(table) else table.select(full)
+    if not len(found["train"]):
+        raise RunnerError(Fault(asked, "there is no text in it", "files with text in them"))
+    return found
+
+
+def _all_targets(
+    tables: Mapping[str, Any], picked: Chosen, asked: str, *, classes: tuple[str, ...]
+) -> tuple[dict[str, Tensor | None], tuple[str, ...]]:
+    """By split, and the classes: those of an earlier run, or the column's own, or those of the training split.
+
+    A split whose classes are all hidden (-1), as in test splits of competitions, is left out.
+    """
+    if picked.target is None:
+        return dict.fromkeys(tables), ()
+    made: dict[str, Tensor | None] = {}
+    for name, table in tables.items():  # train comes first
+        values = target_values(table, picked.target, asked=asked)
+        called = f"column {picked.target} of {name}"
+        if picked.names and picked.kind != "regression":
+            if name != "train" and (values == -1).all():
+                continue
+            values = _named(values, picked.names, asked=asked, called=called)
+            classes = classes or picked.names
+        made[name], names = to_targets(values, asked=asked, called=called, kind=picked.kind, like=classes or None)
+        classes = classes or names
+    return made, classes
+
+
+def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
+    """The names of a column's classes. Raises: RunnerError for numbers that it has no name for."""
+    if numbers.min() < 0 or numbers.max() >= len(names):
+        so = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
+        raise RunnerError(Fault(asked, so, "the same set without rows of unknown class (-1)"))
+    return np.array(names)[numbers]
+
+
+def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> Any:
+    if once:
+        return reading.batch(all_inputs(table, reading), targets)
+    return TableRows(table, reading, targets)
+
+
+def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], reading: Reading) -> dict[str, Any]:
+    facts: dict[str, Any] = {"input_shape": shape, "num_classes": len(classes) or None}
+    if reading.tokens is not None:
+        facts |= {"vocab_size": reading.tokens.vocab_size, "context_length": shape[0]}
+    else:
+        facts["in_features"] = math.prod(shape)
+    if targets is None:
+        return {**facts, "out_features": facts["vocab_size"]}
+    return {**facts, "out_features": len(classes) or targets.shape[1]}
+
+
+def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
+    """The node of what reads such inputs, and what `like` needs."""
+    picked = reading.chosen
+    node: dict[str, Any] = {
+        "_target_": READER,
+        "_partial_": True,
+        "form": picked.form,
+        "inputs": list(picked.inputs),
+        "target": picked.target,
+        "kind": picked.kind,
+        "classes": list(classes),
+    }
+    if picked.form == IMAGE:
+        assert reading.size is not None
+        node |= {"size": list(reading.size), "mode": reading.mode}
+    if reading.tokens is not None:
+        length = reading.tokens.length - (picked.target is None)
+        node |= {"entries": reading.tokens.entries, "context_length": length}
+    return node

@@ -1,0 +1,205 @@
+"""A name on the Hugging Face Hub, a file or a folder goes in; its splits come out, as tables of the `datasets` library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runner.config.packages import install
+from runner.errors import Fault, RunnerError, nearest
+
+#: readers of files that data.path may name. Not all that the library has: some have read pickles, which can run code.
+BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
+BY_ENDING = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
+#: how sets call their splits
+SPLITS = {"train": ("train", "training"), "val": ("validation", "valid", "val", "dev"), "test": ("test", "testing")}
+#: what a folder of save_to_disk() has
+SAVED = ("dataset_dict.json", "state.json")
+Files = str | Sequence[str] | Mapping[str, Any]
+
+
+def loaded(
+    path: str,
+    subset: str | None = None,
+    *,
+    split: Mapping[str, str] | None = None,
+    data_files: Files | None = None,
+    data_dir: str | None = None,
+    streaming: bool = False,
+    num_rows: int | None = None,
+) -> dict[str, Any]:
+    """{"train": a `datasets.Dataset`, maybe "val" and "test"}, mapped into memory from the library's cache.
+
+    Images are left encoded. A set that is streamed comes as its first `num_rows` rows of each split, in memory.
+    Raises: RunnerError for a set that is not there, can't be reached or can't be read, and for splits that it lacks.
+    """
+    datasets = _library()
+    asked = _asked(path, subset, data_files, data_dir)
+    if streaming and num_rows is None:
+        so = "a stream has no length, and rows are drawn by their number here"
+        raise RunnerError(Fault("data.streaming=true", so, "data.num_rows=10000, the rows of each split to fetch"))
+    with _quiet(datasets), _explained(asked):
+        if _is_saved(path):
+            found = datasets.load_from_disk(str(Path(path).expanduser()))
+        else:
+            words = _words(path, subset, data_files, data_dir)
+            found = datasets.load_dataset(**words, streaming=streaming)
+        found = found if isinstance(found, Mapping) else {"train": found}
+        names = _chosen(dict(split or {}), list(found), asked)
+        tables = {name: _encoded(found[theirs], datasets) for name, theirs in names.items()}
+        if streaming:
+            return {name: _first_rows(table, num_rows, datasets) for name, table in tables.items()}
+        return tables
+
+
+def _library() -> Any:
+    try:
+        import datasets  # an optional package, and a slow one
+    except ImportError:
+        so = "reading such sets takes a package that is not installed"
+        raise RunnerError(Fault("data=huggingface", so, install("huggingface"))) from None
+    return datasets
+
+
+def _words(path: str, subset: str | None, data_files: Files | None, data_dir: str | None) -> dict[str, Any]:
+    """What load_dataset() takes. Raises: RunnerError for what it would look for in vain, on the Hub or in a folder."""
+    place, asked = Path(path).expanduser(), f"data.path={path}"
+    if path in BUILDERS:
+        if data_files is None and data_dir is None:
+            so = f"{path} reads files, and none are named"
+            write = f"data.path={path} data.data_files=FILE" + (" or data.data_dir=FOLDER" if path != "text" else "")
+            raise RunnerError(Fault(asked, so, write))
+        if subset is not None:
+            raise RunnerError(
+                Fault(f"data.subset={subset}", f"{path} reads files, which have none", "data.subset=null")
+            )
+        return {"path": path, "data_files": _expanded(data_files), "data_dir": _expanded(data_dir)}
+    if place.is_file():
+        if place.suffix.lower() not in BY_ENDING:
+            so = f"files of kind {place.suffix or '(without an ending)'} are not read by their name alone"
+            write = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
+            raise RunnerError(Fault(asked, so, write))
+        more = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
+        return {"path": BY_ENDING[place.suffix.lower()], "data_files": str(place), **more}
+    if not place.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or place.suffix in BY_ENDING):
+        there = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
+        write = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
+        so = "there is no such file or folder here, and the Hub has no such names"
+        raise RunnerError(Fault(asked, so, write or "data.path=FILE, or a name as huggingface.co/datasets has it"))
+    if path in _all_builders():
+        so = f"that reader of files is not taken here; {', '.join(BUILDERS)} are"
+        raise RunnerError(Fault(asked, so, " or ".join(f"data.path={name}" for name in BUILDERS)))
+    return {
+        "path": str(place) if place.is_dir() else path,
+        "name": subset,
+        "data_files": _expanded(data_files) if place.is_dir() else data_files,
+        "data_dir": data_dir,
+    }
+
+
+def _expanded(files: Any) -> Any:
+    if isinstance(files, Mapping):
+        return {name: _expanded(inner) for name, inner in files.items()}
+    if isinstance(files, Sequence) and not isinstance(files, str):
+        return [_expanded(inner) for inner in files]
+    return None if files is None else str(Path(files).expanduser())
+
+
+def _all_builders() -> list[str]:
+    import pkgutil
+
+    from datasets import packaged_modules
+
+    return [module.name for module in pkgutil.iter_modules(packaged_modules.__path__)]
+
+
+def _is_saved(path: str) -> bool:
+    return any((Path(path).expanduser() / name).is_file() for name in SAVED)
+
+
+def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str, str]:
+    """Our names of the splits -> the set's. Raises: RunnerError for a split that it lacks."""
+    listed = ", ".join(there)
+    if unknown := [name for name in asked if name not in SPLITS]:
+        so = f"splits are called {', '.join(SPLITS)} here"
+        raise RunnerError(Fault(f"data.split.{unknown[0]}={asked[unknown[0]]}", so, "data.split={train:...,val:...}"))
+    for name, theirs in asked.items():
+        if theirs not in there:
+            hits = nearest(theirs, there) or there
+            write = " or ".join(f"data.split.{name}={hit}" for hit in hits)
+            raise RunnerError(Fault(f"data.split.{name}={theirs}", f"the set's splits are {listed}", write))
+    found = asked or {
+        name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
+    }
+    if "train" not in found and len(there) == 1:
+        found = {"train": there[0]}
+    if "train" not in found:
+        write = " or ".join(f"data.split={{train:{name}}}" for name in there)
+        raise RunnerError(Fault(set_asked, f"nothing says what to train on; the set's splits are {listed}", write))
+    return found
+
+
+def _encoded(table: Any, datasets: Any) -> Any:
+    """With its images as bytes or paths: they are decoded where all our images are."""
+    for name, feature in (table.features or {}).items():
+        if isinstance(feature, datasets.Image):
+            table = table.cast_column(name, datasets.Image(decode=False))
+    return table
+
+
+def _first_rows(stream: Any, count: int | None, datasets: Any) -> Any:
+    return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features)
+
+
+def _asked(path: str, subset: str | None, data_files: Files | None, data_dir: str | None) -> str:
+    parts = {"path": path, "subset": subset, "data_files": data_files, "data_dir": data_dir}
+    return " ".join(f"data.{name}={value}" for name, value in parts.items() if value is not None)
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """No progress bars, which also leave a thread; the library's own setting is as before afterwards."""
+    was_quiet = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_quiet:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _explained(asked: str) -> Iterator[None]:
+    """The library raises errors of its own, of the Hub's, pyarrow's and pandas': all of them become the person's."""
+    try:
+        yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise RunnerError(_fault(asked, error)) from error
+
+
+def _fault(asked: str, error: Exception) -> Fault:
+    from datasets import config, exceptions
+
+    lines = [str(cause).strip().splitlines()[0] for cause in (error, error.__cause__) if cause and str(cause).strip()]
+    said = "; ".join(lines) or type(error).__name__
+    if isinstance(error, ConnectionError | exceptions.DatasetNotFoundError):
+        is_offline = config.HF_HUB_OFFLINE
+        why = "HF_HUB_OFFLINE says to stay offline" if is_offline else "it has no such set, or can't be reached"
+        so = f"the set is not in {config.HF_DATASETS_CACHE}, and of the Hub: {why} ({said})"
+        write = "a name as huggingface.co/datasets has it (OWNER/NAME), or data.path=csv data.data_files=FILE"
+        return Fault(asked, so, f"unset HF_HUB_OFFLINE, {write}" if is_offline else write)
+    if "Config name is missing" in said or "BuilderConfig" in said:
+        return Fault(asked, str(error).strip(), "data.subset=NAME, one of these")
+    return Fault(asked, f"it can't be read: {said}", f"whole files of that kind ({', '.join(BUILDERS)})")

@@ -1,0 +1,174 @@
+"""A table of `datasets` and what is read of it go in; tensors come out, all at once or batch by batch from the mapped file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runner.data.hub.columns import IMAGE, TEXT, Chosen
+from runner.data.language.text_rows import TextRows
+from runner.data.tables.values import to_floats
+from runner.data.vision.dataset import check_same, decoded_at_once, each
+from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
+from runner.errors import Fault, RunnerError
+
+#: rows that a fingerprint reads, evenly spread
+FINGERPRINT_ROWS = 64
+#: between the texts of several columns
+BETWEEN = "\n"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table's columns become inputs; it goes to the loader's workers."""
+
+    chosen: Chosen
+    asked: str
+    mode: str = "rgb"  # of images
+    size: tuple[int, int] | None = None  # of images
+    tokens: TextRows | None = None  # of texts
+
+    def inputs(self, part: Any, first_row: int = 0) -> Tensor:
+        """(B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read."""
+        if self.chosen.form == TEXT:
+            assert self.tokens is not None
+            return self.tokens.encode(_texts(part, self.chosen.inputs))
+        if self.chosen.form == IMAGE:
+            images, names = encoded_images(part, self.chosen.inputs[0]), _row_names(part, first_row)
+            return decoded_at_once(images, names, mode=self.mode, size=self.size, asked=self.asked)
+        columns = [_numbers(part.column(name), name, self.asked) for name in self.chosen.inputs]
+        called = f"the columns {', '.join(self.chosen.inputs)}"
+        return to_floats(np.concatenate(columns, axis=1), asked=self.asked, called=called)
+
+    def batch(self, inputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets; without targets those are the tokens that follow."""
+        if targets is not None:
+            return inputs, targets
+        assert self.tokens is not None
+        return self.tokens.next_tokens(inputs)
+
+
+class TableRows(Dataset[tuple[Tensor, Tensor]]):
+    """Rows of a table that stays in its file. A batch is read in one piece, by whoever needs it."""
+
+    def __init__(self, table: Any, reading: Reading, targets: Tensor | None) -> None:
+        self._table, self._reading, self._targets = table.with_format("arrow"), reading, targets
+        self.fingerprint = self._read_fingerprint()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        targets = None if self._targets is None else self._targets[torch.tensor(indices)]
+        return self._reading.batch(self._inputs(indices), targets)
+
+    def collate_fn(self, rows: Any) -> Any:
+        return rows if isinstance(rows, tuple) else torch.utils.data.default_collate(rows)
+
+    def _inputs(self, indices: Sequence[int]) -> Tensor:
+        part, reading = self._table[list(indices)], self._reading
+        if reading.chosen.form != IMAGE:
+            return reading.inputs(part)
+        images = []
+        for index, one in zip(indices, encoded_images(part, reading.chosen.inputs[0]), strict=True):
+            try:
+                images.append(decoded(one, mode=reading.mode, size=reading.size))
+            except ValueError as error:
+                write = "the same set without that row"
+                raise RunnerError(Fault(reading.asked, f"the image of row {index}: {error}", write)) from None
+        return torch.stack(images)
+
+    def _read_fingerprint(self) -> str:
+        """Of some rows as they are read, and of all targets."""
+        count = min(len(self), FINGERPRINT_ROWS)
+        some = torch.linspace(0, len(self) - 1, count).round().long().tolist()
+        digest = hashlib.sha256(self._inputs(some).contiguous().numpy().data)
+        if self._targets is not None:
+            digest.update(self._targets.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def all_inputs(table: Any, reading: Reading) -> Tensor:
+    return reading.inputs(table.with_format("arrow")[:])
+
+
+def image_size(table: Any, column: str, *, asked: str) -> tuple[int, int]:
+    """The size that all images of a column have, by their headers. Raises: RunnerError where they differ."""
+    part = table.select_columns([column]).with_format("arrow")[:]
+    images, names = encoded_images(part, column), _row_names(part, 0)
+    sizes = each(range(len(images)), lambda index: size_of(images[index]), names=names, asked=asked)
+    return check_same(sizes, names=names, asked=asked)
+
+
+def row_shape(table: Any, reading: Reading) -> list[int]:
+    """Of the inputs of a row."""
+    if reading.chosen.form == IMAGE:
+        assert reading.size is not None
+        return [CHANNELS[reading.mode], *reading.size]
+    if reading.chosen.form == TEXT:
+        assert reading.tokens is not None
+        return [reading.tokens.length - (reading.chosen.target is None)]
+    return list(reading.inputs(table.with_format("arrow")[:1]).shape[1:])
+
+
+def encoded_images(part: Any, column: str) -> list[Encoded]:
+    """As they lie in the table: bytes, or the path of a file."""
+    return [_encoded(one) for one in part.column(column).to_pylist()]
+
+
+def target_values(table: Any, column: str, *, asked: str) -> Any:
+    """(N,) or (N, T), as NumPy has it. Raises: RunnerError for rows without a target."""
+    values = table.select_columns([column]).with_format("arrow")[:].column(column)
+    if values.null_count:
+        so = f"{values.null_count:,} of {len(values):,} rows have nothing in column {column}"
+        raise RunnerError(Fault(asked, so, "the same table without these rows"))
+    if _is_list(values.type):
+        return _numbers(values, column, asked)
+    found = values.to_numpy()
+    return found.astype(str) if found.dtype.kind == "O" else found
+
+
+def _encoded(one: dict[str, Any] | None) -> Encoded:
+    if one is None or (one.get("bytes") is None and not one.get("path")):
+        return b""
+    return one["bytes"] if one.get("bytes") is not None else str(one["path"])
+
+
+def _row_names(part: Any, first_row: int) -> list[str]:
+    return [f"the image of row {first_row + index}" for index in range(part.num_rows)]
+
+
+def _texts(part: Any, columns: Sequence[str]) -> list[str]:
+    parts = [part.column(name).to_pylist() for name in columns]
+    return [BETWEEN.join(text or "" for text in row) for row in zip(*parts, strict=True)]
+
+
+def _numbers(column: Any, name: str, asked: str) -> Any:
+    """(B, F) floats, F numbers in each list; what is missing becomes NaN, which to_floats tells."""
+    import pyarrow.compute as compute
+
+    values, count = column.combine_chunks(), len(column)
+    while _is_list(values.type):
+        if len(compute.unique(compute.list_value_length(values))) != 1:  # one that is missing has the length None
+            so = f"the lists in column {name} differ in length, or some are missing"
+            raise RunnerError(Fault(asked, so, "a list of the same length in each row"))
+        values = values.flatten()
+    floats = values.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    return floats.reshape(count, -1)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

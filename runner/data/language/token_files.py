@@ -1,0 +1,139 @@
+"""A path goes in; the token file there comes out, mapped into memory, and what is known of it. Nothing is loaded whole.
+
+A file is numbers alone (.bin, little-endian) or NumPy's (.npy, one row of whole numbers). Beside it, in FILE.json, lies
+what is known of it: written with the file, or kept from one pass over it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.errors import Fault, RunnerError
+
+ENDINGS = (".bin", ".npy")
+DTYPES = ("uint8", "uint16", "uint32")
+TOKENS_A_PASS = 2**22
+
+
+@dataclass(frozen=True)
+class Known:
+    """What FILE.json says. It counts as long as the file has this size and this time of change."""
+
+    num_bytes: int
+    modified_ns: int
+    dtype: str
+    greatest: int  # of its tokens
+    greatest_at: int  # the first place where it stands
+    reader: dict[str, Any] | None = None  # the vocabulary that it was written with: kind and entries
+    bytes_per_token: float | None = None
+
+
+def mapped(file: Path, dtype: str) -> NDArray[Any]:
+    """(N,) of the file's own type, read-only."""
+    if file.suffix == ".npy":
+        found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        return found
+    return np.memmap(file, np.dtype(dtype).newbyteorder("<"), mode="r")
+
+
+def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], str]:
+    """The file's tokens, mapped, and their type. dtype: of a .bin; None: as FILE.json says, else uint16.
+
+    Raises: RunnerError for an ending, a size or a content that no such file has.
+    """
+    if file.suffix not in ENDINGS:
+        so = f"token files end in {' or '.join(ENDINGS)}"
+        raise RunnerError(
+            Fault(asked, so, "data=text for text files, or a file of runner.data.language.tokens.write_tokens")
+        )
+    if file.suffix == ".npy":
+        return _opened_npy(file, asked)
+    told = remembered(file)
+    dtype = dtype or (told.dtype if told else "uint16")
+    if dtype not in DTYPES:
+        so = f"tokens in a .bin are {', '.join(DTYPES)}"
+        raise RunnerError(Fault(f"data.dtype={dtype}", so, " or ".join(f"data.dtype={name}" for name in DTYPES)))
+    size, width = file.stat().st_size, np.dtype(dtype).itemsize
+    if size == 0 or size % width:
+        so = f"its {size:,} bytes are no whole number of {dtype} tokens, {width} bytes each" if size else "it is empty"
+        raise RunnerError(Fault(asked, so, "the whole file, or data.dtype= as it was written"))
+    return mapped(file, dtype), dtype
+
+
+def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
+    """What the file holds: from FILE.json, or by one pass over it, which FILE.json then keeps where it can be written.
+
+    Raises: RunnerError for a number below 0.
+    """
+    told = remembered(file)
+    if told is not None and told.dtype == dtype:
+        return told
+    greatest, at = -1, 0
+    for start in range(0, len(tokens), TOKENS_A_PASS):
+        part = tokens[start : start + TOKENS_A_PASS]
+        if part.dtype.kind == "i" and part.min() < 0:
+            at = int((part < 0).argmax())
+            so = f"the number at position {start + at:,} is {part[at]:,}"
+            raise RunnerError(Fault(asked, so, "tokens of 0 or more"))
+        if (most := int(part.max())) > greatest:
+            greatest, at = most, start + int(part.argmax())
+    found = Known(*_state(file), dtype, greatest, at)
+    if not os.path.lexists(_beside(file)) or _noted(file) is not None:  # a file of that name may be another program's
+        with suppress(OSError):
+            remember(file, found)
+    return found
+
+
+def remembered(file: Path) -> Known | None:
+    """None where there is no FILE.json, or one of another file."""
+    found = _noted(file)
+    if found is None:
+        return None
+    is_whole = found.reader is None or {"tokens", "entries"} <= set(found.reader)
+    return found if is_whole and (found.num_bytes, found.modified_ns) == _state(file) else None
+
+
+def remember(file: Path, found: Known) -> None:
+    _beside(file).write_text(json.dumps(asdict(found)) + "\n")
+
+
+def written(file: Path, dtype: str, greatest: tuple[int, int], **more: Any) -> None:
+    """Keeps what is known of a file that was just written."""
+    remember(file, Known(*_state(file), dtype, *greatest, **more))
+
+
+def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
+    try:
+        tokens = mapped(file, "")
+    except (ValueError, OSError, EOFError) as error:
+        so = f"it can't be read as .npy: {str(error).splitlines()[0]}"
+        raise RunnerError(Fault(asked, so, "a whole file, saved by numpy")) from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
+        so = f"it holds {tokens.dtype} of shape {tokens.shape}"
+        raise RunnerError(Fault(asked, so, "one row of whole numbers, (N,)"))
+    return tokens, tokens.dtype.name
+
+
+def _noted(file: Path) -> Known | None:
+    """What FILE.json says, of whatever file; None where there is none, or one that is not ours."""
+    try:
+        return Known(**json.loads(_beside(file).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _state(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(file.name + ".json")

@@ -1,0 +1,162 @@
+"""A token file goes in, of any size; a Source comes out whose rows are read from it one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from runner.data.language.text import TextReader, found_files
+from runner.data.language.token_files import ENDINGS, Known, known, opened, written
+from runner.data.language.token_rows import TokenRows
+from runner.data.language.vocabulary import Characters, Vocabulary, asked_for, vocabulary
+from runner.data.language.windows import ChunkWindows, check_windows, facts_of_tokens, rows_of
+from runner.data.source import Source
+from runner.errors import Fault, RunnerError
+
+READER = "runner.data.language.tokens.TokensReader"
+#: of a prediction's block
+TOKENS_A_BLOCK = 2**22
+MOST_TOKENS = 2**31 - 1  # kinds: batches are int32
+
+
+def tokens(
+    path: str,
+    *,
+    vocab_size: int | None = None,
+    context_length: int = 1024,
+    windows: str = "random",
+    dtype: str | None = None,
+    tokenizer: str | None = None,
+    like: dict[str, Any] | None = None,
+) -> Source:
+    """Windows of `context_length` tokens and the tokens that follow, from a memory-mapped .bin or .npy.
+
+    vocab_size: tokens lie below it; None: what the file was written with, else its greatest token and one more, found
+    by one pass that FILE.json keeps. windows: random (in training each is moved by chance, once an epoch), or
+    sequential. dtype: of a .bin (None: what it was written with, else uint16). tokenizer: a tokenizer.json or `bytes`,
+    to read and write text with (None: what the file was written with). like: an earlier run's reader.
+    Raises: RunnerError for a file that is missing or none, and for a token that is not below vocab_size.
+    """
+    (file,) = found_files(path, key="data.path", most=1)
+    asked = f"data.path={path}"
+    numbers, dtype = opened(file, dtype, asked=asked)
+    told = known(file, numbers, dtype, asked=asked)
+    if like is not None:
+        vocab_size, context_length = like["vocab_size"], like["context_length"]
+    words = _vocabulary(told, tokenizer)
+    size = _vocab_size(vocab_size, told, words)
+    check_windows(context_length, windows, num_tokens=len(numbers), path=path)
+    is_random = windows == "random"
+    return Source(
+        "tokens",
+        TokenRows(file, dtype, context_length, is_random=is_random),
+        facts_of_tokens(size, context_length, bytes_per_token=told.bytes_per_token),
+        origin=f"{path}: {len(numbers):,} tokens, {size:,} kinds",
+        finish=ChunkWindows(context_length, is_random=is_random),
+        reader=like or _node(words, size, context_length, dtype),
+        in_order=True,
+    )
+
+
+def write_tokens(texts: Iterable[str], path: str | Path, tokenizer: str = "bytes") -> int:
+    """Writes the texts' tokens, end to end, as a .bin that data=tokens reads; returns how many there are.
+
+    tokenizer: `bytes`, `characters` (those of all texts, which are then held in memory), or a tokenizer.json. One text
+    is in memory at a time. Tokens take 2 bytes, or 4 where there are over 65,536 kinds.
+    Raises: RunnerError for another ending than .bin, and for texts without a token.
+    """
+    file = Path(path)
+    if file.suffix != ".bin":
+        raise RunnerError(Fault(f"path={path}", "token files are written as .bin", f"path={file.with_suffix('.bin')}"))
+    needs_all = tokenizer == Characters.kind
+    texts = list(texts) if needs_all else texts
+    contents = (text.encode() for text in texts) if needs_all else ()
+    words = asked_for(tokenizer, contents, asked=f"path={path}", key="tokenizer")
+    dtype = np.dtype("<u2" if words.size <= 2**16 else "<u4")
+    num_tokens = num_bytes = 0
+    greatest = (-1, 0)
+    with file.open("wb") as stream:
+        for text in texts:
+            content = text.encode()
+            numbers = words.encode(content, asked=f"path={path}")
+            if len(numbers) and (most := int(numbers.max())) > greatest[0]:
+                greatest = most, num_tokens + int(numbers.argmax())
+            stream.write(numbers.astype(dtype).tobytes())
+            num_tokens, num_bytes = num_tokens + len(numbers), num_bytes + len(content)
+    if not num_tokens:
+        raise RunnerError(Fault(f"path={path}", "the texts have no tokens", "texts with something in them"))
+    node = {"tokens": words.kind, "entries": words.entries}
+    written(file, dtype.name, greatest, reader=node, bytes_per_token=num_bytes / num_tokens)
+    return num_tokens
+
+
+class TokensReader:
+    """Reads token files, and text where a vocabulary is known, as windows for prediction; turns tokens back into text."""
+
+    def __init__(
+        self, vocab_size: int, context_length: int, dtype: str, tokens: str | None = None, entries: Any = None
+    ) -> None:
+        self.vocab_size, self.context_length, self._dtype = vocab_size, context_length, dtype
+        self._text = None if tokens is None else TextReader(tokens, entries, context_length)
+
+    def __call__(self, path: str) -> Tensor | Iterator[Tensor]:
+        """(N, T) int64 of a text; of a token file an iterator of such, block by block. Raises: RunnerError."""
+        if Path(path).suffix in ENDINGS:
+            return self._blocks(path)
+        if self._text is None:
+            so = "the run's tokens came without a tokenizer, so no text can be read"
+            raise RunnerError(Fault(f"--input {path}", so, "a token file, or a training with data.tokenizer=..."))
+        return self._text(path)
+
+    def _blocks(self, path: str) -> Iterator[Tensor]:
+        (file,) = found_files(path, key="--input", most=1)
+        dtype = None if file.suffix == ".npy" else self._dtype
+        asked = f"--input {path}"
+        numbers, dtype = opened(file, dtype, asked=asked)
+        told = known(file, numbers, dtype, asked=asked)
+        _vocab_size(self.vocab_size, told, None, asked=asked)
+        size = max(1, TOKENS_A_BLOCK // self.context_length) * self.context_length
+        starts = range(0, max(1, len(numbers) - self.context_length + 1), size)
+        last = starts[-1]
+        return (
+            rows_of(numbers[start : None if start == last else start + size], self.context_length) for start in starts
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Raises: RunnerError where no vocabulary is known."""
+        if self._text is None:
+            so = "the run's tokens came without a tokenizer"
+            raise RunnerError(Fault(f"the text {text[:40]!r}", so, "a training with data.tokenizer=..."))
+        return self._text.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text, or the numbers where no vocabulary is known."""
+        return " ".join(map(str, tokens)) if self._text is None else self._text.decode(tokens)
+
+
+def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
+    if tokenizer == Characters.kind:
+        so = "numbers do not tell which characters they stand for"
+        write = "data.tokenizer=null: a file of write_tokens(..., 'characters') brings them"
+        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", so, write))
+    if tokenizer is not None:
+        return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
+    return vocabulary(told.reader["tokens"], told.reader["entries"]) if told.reader else None
+
+
+def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *, asked: str = "") -> int:
+    size = vocab_size or max(told.greatest + 1, words.size if words else 0)
+    if told.greatest >= min(size, MOST_TOKENS):
+        so = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
+        fits = f"data.vocab_size={told.greatest + 1}, or " if told.greatest < MOST_TOKENS else ""
+        raise RunnerError(Fault(asked or f"data.vocab_size={size}", so, f"{fits}data.dtype= as the file was written"))
+    return size
+
+
+def _node(words: Vocabulary | None, vocab_size: int, context_length: int, dtype: str) -> dict[str, Any]:
+    node = {"_target_": READER, "vocab_size": vocab_size, "context_length": context_length, "dtype": dtype}
+    return node | ({"tokens": words.kind, "entries": words.entries} if words else {})

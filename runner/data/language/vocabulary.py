@@ -1,0 +1,163 @@
+"""What `data.tokens` says goes in; a vocabulary comes out: bytes of a text to token numbers, and back to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.config.packages import install
+from runner.errors import Fault, RunnerError, nearest
+
+Tokens = NDArray[Any]  # (N,) whole numbers
+KINDS = ("characters", "bytes")
+#: of a tokenizer.json, what stands in model.json as its kind
+TOKENIZER = "tokenizer"
+NUM_CODE_POINTS = 0x110000
+
+
+class Vocabulary(Protocol):
+    kind: str
+    size: int  # token numbers lie below it
+    entries: Any  # plain values from which `vocabulary()` makes the same again
+
+    def encode(self, content: bytes, *, asked: str) -> Tokens:
+        """Raises: RunnerError for what is not UTF-8 or not in the vocabulary, with its place; `asked` begins it."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class Characters:
+    """Every character of a text is a token; numbered by code point."""
+
+    kind = "characters"
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self.entries, self.size = list(entries), len(entries)
+        self._codes = np.array([ord(entry) for entry in entries], np.uint32)
+        self._numbers = np.full(NUM_CODE_POINTS, -1, np.int32)
+        self._numbers[self._codes] = np.arange(self.size)
+
+    def encode(self, content: bytes, *, asked: str) -> Tokens:
+        text = as_text(content, asked=asked)
+        found = self._numbers[_code_points(text)]
+        if len(found) and found.min() < 0:
+            raise RunnerError(self._unknown(text, int((found < 0).argmax()), asked))
+        return found.astype(smallest(self.size))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._codes[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+
+    def _unknown(self, text: str, at: int, asked: str) -> Fault:
+        so = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
+        return Fault(asked, so, "the text without it, or a training on text that has it, or with data.tokens=bytes")
+
+
+class Bytes:
+    """Every byte is a token: 256 of them, no text is unknown."""
+
+    kind, size, entries = "bytes", 256, None
+
+    def encode(self, content: bytes, *, asked: str) -> Tokens:
+        return np.frombuffer(content, np.uint8).copy()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class Subwords:
+    """What a tokenizer.json of the `tokenizers` library makes of a text, without its special tokens.
+
+    entries: the file's content, its dollar signs written as JSON's own escapes: in a node ${ would be a reference.
+    """
+
+    kind = TOKENIZER
+
+    def __init__(self, entries: str, *, asked: str = "data.tokens") -> None:
+        self._tokenizer = tokenizer_of(entries, asked=asked)
+        self.entries = entries.replace("$", "\\u0024")
+        self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
+
+    def encode(self, content: bytes, *, asked: str) -> Tokens:
+        text = as_text(content, asked=asked)
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, smallest(self.size))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        numbers = [int(token) for token in tokens]
+        return str(self._tokenizer.decode(numbers, skip_special_tokens=False))
+
+
+def vocabulary(kind: str, entries: Any = None) -> Vocabulary:
+    """The vocabulary that an earlier run had."""
+    if kind == TOKENIZER:
+        return Subwords(entries)
+    return Bytes() if kind == Bytes.kind else Characters(entries)
+
+
+def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = "data.tokens") -> Vocabulary:
+    """The vocabulary that `data.tokens` names: characters (those of the contents), bytes, or a tokenizer.json.
+
+    asked, key: how messages name the contents, and the setting.
+    Raises: RunnerError for a word or a file that is none, and for contents that are not UTF-8.
+    """
+    if tokens == Bytes.kind:
+        return Bytes()
+    if tokens == Characters.kind:
+        is_there = np.zeros(NUM_CODE_POINTS, bool)
+        for content in contents:
+            is_there[_code_points(as_text(content, asked=asked))] = True
+        return Characters([chr(code) for code in np.flatnonzero(is_there)])
+    file = Path(tokens).expanduser()
+    if not file.is_file():
+        there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
+        hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
+        so = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
+        raise RunnerError(Fault(f"{key}={tokens}", so, " or ".join(f"{key}={hit}" for hit in hits[:3])))
+    return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
+
+
+def as_text(content: bytes, *, asked: str) -> str:
+    """Raises: RunnerError with the place of the first byte that is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        so = f"it is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
+        raise RunnerError(Fault(asked, so, "the file saved as UTF-8, or data.tokens=bytes")) from None
+
+
+def place(text: str, at: int) -> str:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f"in line {line:,}, column {column:,}"
+
+
+def smallest(size: int) -> type[np.uint8] | type[np.int16] | type[np.int32]:
+    """The type that holds the numbers below `size` and that every device has."""
+    return np.uint8 if size <= 2**8 else np.int16 if size <= 2**15 else np.int32
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def tokenizer_of(content: str, *, asked: str) -> Any:
+    """The tokenizer of a tokenizer.json's content; it neither cuts nor pads. Raises: RunnerError."""
+    try:
+        from tokenizers import Tokenizer  # an optional package
+    except ImportError:
+        so = "reading a tokenizer.json takes a package that is not installed"
+        raise RunnerError(Fault(asked, so, install("text"))) from None
+    try:
+        json.loads(content)
+        found = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exceptions
+        so = f"it is no tokenizer.json: {str(error).splitlines()[0]}"
+        raise RunnerError(Fault(asked, so, "a file that tokenizers or transformers saved")) from None
+    found.no_truncation()
+    found.no_padding()
+    return found

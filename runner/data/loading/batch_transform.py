@@ -1,0 +1,80 @@
+"""A split's batches on the device go in; the same come out finished there: windows cut, images augmented, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.data.loading.loaders import Batches
+from runner.data.loading.order import FINISH, generator
+from runner.data.loading.resident import sent
+from runner.data.loading.shard import Shard, Share
+from runner.device.placement import num_bytes
+
+
+class Finished:
+    """Batches that a module finishes on the device: module(batch, draws) -> batch, in training mode for the training split.
+
+    Whatever is random in it comes from `draws`, (B, module.num_draws) float32 in [0, 1): drawn on the host for a whole
+    epoch and moved once, by row and epoch alone, so that a run that is resumed, and one on another device, gets the same.
+    """
+
+    def __init__(
+        self, batches: Batches, module: nn.Module, *, device: torch.device, seed: int, is_training: bool
+    ) -> None:
+        self._batches, self._device, self._seed = batches, device, seed
+        self._module = module.train(is_training)
+        self._num_draws = int(getattr(module, "num_draws", 0)) if is_training else 0
+        self.num_rows, self.batch_size = batches.num_rows, batches.batch_size
+        self.device_bytes = batches.device_bytes + num_bytes([*module.parameters(), *module.buffers()])
+
+    @property
+    def num_batches(self) -> int:
+        return self._batches.num_batches
+
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        """The batches of epoch `number` from `first_batch` on. Waits for what the batches wait for, and no more."""
+        draws = torch.empty(self.num_rows, 0, device=self._device)
+        if self._num_draws:
+            draws = self._draws(number)
+        batches = self._batches.epoch(number, first_batch=first_batch, shard=shard)
+        for batch, some in zip(batches, draws.split(self.batch_size)[first_batch:], strict=True):
+            with torch.no_grad():
+                if isinstance(batch, Share):  # what is drawn for a row is the same whichever process has it
+                    own = some[batch.rows.start : batch.rows.stop]
+                    finished: Any = Share(self._module(batch.batch, own), batch.rows)
+                else:
+                    finished = self._module(batch, some)
+            yield finished
+
+    def indexed(self) -> IndexedFinished | None:
+        """The same, for steps that read on the device where they are; None where the rows don't lie there."""
+        indexed = self._batches.indexed()
+        draws = torch.empty(self.num_rows, self._num_draws, device=self._device)
+        return None if indexed is None else IndexedFinished(indexed, self._module, draws, self._draws)
+
+    def _draws(self, epoch: int) -> Tensor:  # (N, num_draws)
+        drawn = torch.rand(self.num_rows, self._num_draws, generator=generator(self._seed, FINISH, epoch))
+        return sent(drawn, self._device)
+
+    def close(self) -> None:
+        self._batches.close()
+
+
+class IndexedFinished:
+    """Finished batches that are read where a tensor says; see runner.data.loading.resident.Indexed."""
+
+    def __init__(self, indexed: Any, module: nn.Module, draws: Tensor, draw: Callable[[int], Tensor]) -> None:
+        self._indexed, self._module, self._draws, self._draw = indexed, module, draws, draw
+
+    def begin(self, epoch: int) -> None:
+        self._indexed.begin(epoch)
+        if self._draws.numel():
+            self._draws.copy_(self._draw(epoch))
+
+    def batch(self, places: Tensor) -> Any:
+        with torch.no_grad():
+            return self._module(self._indexed.batch(places), self._draws.index_select(0, places))

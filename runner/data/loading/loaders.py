@@ -1,0 +1,131 @@
+"""A split and the device's free memory go in; the loader that suits them comes out, and the reason for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import Dataset
+
+from runner.data.loading.order import permutation
+from runner.data.loading.resident import Resident
+from runner.data.loading.shard import Shard
+from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
+from runner.data.loading.streamed import Streamed
+from runner.device.placement import num_bytes
+from runner.errors import Fault, RunnerError
+
+__all__ = ["Batches", "Resident", "Streamed", "load", "permutation"]
+
+#: a set is kept on the device when it takes at most this part of the free memory; the rest is for the step
+MOST_OF_FREE_MEMORY = 0.5
+#: processes that read a Dataset, where nothing is said: more only help where a row takes very long
+MOST_WORKERS = 4
+
+
+class Batches(Protocol):
+    """A split, ready to be trained or evaluated on, in an order that the seed alone decides."""
+
+    num_rows: int
+    batch_size: int
+    device_bytes: int  # that it keeps on the device
+
+    @property
+    def num_batches(self) -> int:
+        """Of a whole epoch; the last batch may be smaller."""
+        ...
+
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        """The epoch's batches, on the device; from `first_batch` on they are the same as without it.
+
+        shard: of several processes, the one whose rows are wanted: each batch comes as a Share (None: whole batches).
+        """
+        ...
+
+    def indexed(self) -> Any:
+        """The rows for steps that read on the device where they are (runner.data.loading.resident.Indexed); None if they aren't there."""
+        ...
+
+    def close(self) -> None:
+        """Ends what the loader started. A later epoch starts it again."""
+        ...
+
+
+def load(
+    rows: Any,
+    *,
+    residency: str,
+    free_bytes: int | None,
+    batch_size: int,
+    device: torch.device,
+    seed: int,
+    shuffle: bool,
+    num_workers: int | None = None,
+    num_processes: int = 1,
+) -> tuple[Batches, str]:
+    """The loader for a split, and why it is the one. `residency`: auto, device or stream.
+
+    free_bytes: of the device; None where nobody can tell. num_workers: of a streamed set, None for automatic.
+    num_processes: that train on this machine, and load each its own.
+    Raises: RunnerError for a set that is asked to lie on the device and can't.
+    """
+    on_device, reason = _residency(rows, residency, device=device, free_bytes=free_bytes)
+    if on_device:
+        return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
+    workers = automatic_workers(rows, num_processes) if num_workers is None else num_workers
+    if workers and (free := free_room()) is not None:
+        batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes))
+        workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
+        reason += why
+    streamed = Streamed(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, num_workers=workers)
+    return streamed, reason
+
+
+def automatic_workers(rows: Any, num_processes: int = 1) -> int:
+    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most.
+
+    num_processes: that train on this machine and share its CPUs; each has one reader at least.
+    """
+    if not isinstance(rows, Dataset):
+        return 0
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_WORKERS, allowed // num_processes))
+
+
+def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int | None) -> tuple[bool, str]:
+    """Whether the rows go to the device whole, and why."""
+    if asked not in ("auto", "device", "stream"):
+        choices = "data.residency=auto, data.residency=device or data.residency=stream"
+        raise RunnerError(Fault(f"data.residency={asked}", "data lies on the device or is streamed to it", choices))
+    if isinstance(rows, Dataset):
+        if asked == "device":
+            so = "a Dataset is read row by row and can't be put on the device whole"
+            write = "data.residency=stream, or tensors from your function"
+            raise RunnerError(Fault("data.residency=device", so, write))
+        return False, "streamed (a Dataset is read row by row)"
+    size = num_bytes(rows)
+    free = None if device.type == "cpu" else free_bytes  # the CPU's memory has the rows already
+    if asked == "device":
+        if free is not None and size > free:
+            so = f"the set takes {_size(size)}, and {device} has {_size(free)} free"
+            raise RunnerError(Fault("data.residency=device", so, "data.residency=stream, or data.limit=... rows"))
+        return True, "on the device (as asked)"
+    if asked == "stream":
+        return False, "streamed (as asked)"
+    if free is not None and size > free * MOST_OF_FREE_MEMORY:
+        return False, f"streamed (auto: {_size(size)} is over half of the {_size(free)} free)"
+    if free_bytes is None:
+        return True, f"on the device (auto: {_size(size)})"
+    if size > free_bytes * MOST_OF_FREE_MEMORY:
+        return True, f"on the device (auto: {_size(size)} lie in the CPU's memory already)"
+    return True, f"on the device (auto: {_size(size)} of {_size(free_bytes)} free)"
+
+
+def _size(count: int) -> str:
+    """In KiB, MiB or GiB, as people say it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / 2**10:.1f} KiB"

@@ -1,0 +1,158 @@
+"""Rows on the host or a Dataset go in; batches that lie on the device come out, read and copied one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runner.data.loading.order import BATCH, mixed, permutation
+from runner.data.loading.resident import batches_a_gather
+from runner.data.loading.shard import Shard, Share
+from runner.data.loading.worker_reader import Planned, Reader
+from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
+
+
+class Streamed:
+    """Batches that come over one by one, in Resident's order: for what is too big for the device, or is no tensor.
+
+    rows: nested tensors, or a map-style Dataset, whose rows are put together by torch's rules. num_workers: processes
+    that read; they stay from one epoch to the next and end with `close()`, or with an epoch that is left in the middle.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        shuffle: bool,
+        num_workers: int = 0,
+    ) -> None:
+        self._rows, self.batch_size = rows, batch_size
+        self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
+        self._device, self._seed, self._shuffle = device, seed, shuffle
+        self._num_workers = num_workers
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._idle: Reader | None = None
+        self.device_bytes = 0
+
+    @property
+    def num_batches(self) -> int:
+        return -(-self.num_rows // self.batch_size)
+
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        """The batches of epoch `number` from `first_batch` on; waits for the host's reading, on CUDA never for a copy."""
+        is_read = isinstance(self._rows, Dataset) or self._num_workers
+        batches = (self._read if is_read else self._gathered)(number, first_batch, shard)
+        if shard is None:
+            yield from batches
+            return
+        parts = shard.of_batches(self.num_rows, self.batch_size, first_batch=first_batch)
+        for batch, rows in zip(batches, parts, strict=True):
+            yield Share(batch, rows)
+
+    def _gathered(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
+        """Batches of tensors in memory, several in one gather and one copy: small ones come in half the time that a
+        DataLoader takes for the same (60,000 rows of 64 floats, 1 thread, 2026-11)."""
+
+        def blocks() -> Iterator[tuple[Any, list[int]]]:
+            places = iter(self._places(number, first_batch, shard))
+            while block := list(islice(places, batches_a_gather(self._rows, self.batch_size, self._device))):
+                chosen = torch.cat(block)
+                rows = map_tensors(self._rows, partial(_gather, chosen=chosen, pinned=self._side is not None))
+                yield rows, [len(one) for one in block]
+
+        on_device = (
+            ((move(rows, self._device), sizes) for rows, sizes in blocks())
+            if self._side is None
+            else copied_ahead(blocks(), self._device, side=self._side)
+        )
+        for rows, sizes in on_device:
+            yield from in_batches(rows, sizes)
+
+    def _read(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Any]:
+        reader, finished = self._idle or self._reader(), False
+        self._idle = None  # another epoch beside this one gets its own
+        try:
+            batches = reader.read(self._plan(number, first_batch, shard))
+            if self._side is None:
+                for batch in batches:
+                    yield move(batch, self._device)
+            else:
+                yield from copied_ahead(batches, self._device, side=self._side)
+            finished = True
+        finally:
+            if finished and self._idle is None:
+                self._idle = reader
+            else:
+                reader.close()
+
+    def indexed(self) -> None:
+        """Its rows are not on the device."""
+
+    def close(self) -> None:
+        """Ends the processes that wait for the next epoch; another epoch would start new ones."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    def _plan(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Planned]:
+        """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before.
+
+        Processes that share a batch draw different numbers for it, the first one those of a run alone.
+        """
+        others = (shard.rank,) if shard is not None and shard.rank else ()
+        for index, places in enumerate(self._places(number, first_batch, shard), start=first_batch):
+            yield mixed(self._seed, BATCH, number, index, *others), places.tolist()
+
+    def _places(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
+        """Which rows make up each batch, or a process's share of it, (B,) int64."""
+        order = permutation(self.num_rows, seed=self._seed, epoch=number) if self._shuffle else None
+        for start in range(first_batch * self.batch_size, self.num_rows, self.batch_size):
+            stop = min(start + self.batch_size, self.num_rows)
+            if shard is not None:
+                own = shard.rows(stop - start)
+                start, stop = start + own.start, start + own.stop
+            yield torch.arange(start, stop) if order is None else order[start:stop]
+
+    def _reader(self) -> Reader:
+        return Reader(self._rows, num_workers=self._num_workers, pin_memory=self._side is not None)
+
+
+def _gather(tensor: Tensor, *, chosen: Tensor, pinned: bool) -> Tensor:
+    """The chosen rows; in pinned memory at once, so that they are not copied twice."""
+    if not pinned:
+        return tensor.index_select(0, chosen)
+    out = torch.empty((len(chosen), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
+    return torch.index_select(tensor, 0, chosen, out=out)
+
+
+def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.cuda.Stream) -> Iterator[Any]:
+    """The batches on a CUDA device, each copied on the stream `side` while the step before it computes.
+
+    batches: in pinned memory, which torch keeps until the copy is over. The host waits for nothing here.
+    """
+
+    def copy() -> Any:
+        for batch in batches:
+            with torch.cuda.stream(side):
+                return move(batch, device, non_blocking=True)
+        return end
+
+    end = object()
+    ahead = copy()
+    while ahead is not end:
+        batch = ahead
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)  # for the copy of this batch: that of the next one is not on its way yet
+        for tensor in tensors(batch):
+            tensor.record_stream(current)  # made on `side`: else the next copy may get its memory while a step reads it
+        ahead = copy()
+        yield batch

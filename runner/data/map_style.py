@@ -1,0 +1,81 @@
+"""A person's map-style Dataset goes in; what it tells of its sizes and classes comes out, from its first row alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, default_collate
+
+from runner.device.placement import map_tensors, tensors
+from runner.errors import Fault, RunnerError
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a Dataset says of itself. Facts that it does not tell are absent."""
+
+    facts: dict[str, Any]
+    labels: Tensor | None  # (N,) int64, from its attribute `targets` or `labels`, as torchvision's sets have it
+    classes: tuple[str, ...]  # from its attribute `classes`
+
+
+def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
+    """Reads row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        so = f"{type(dataset).__name__} is a stream without a length, and rows are drawn by their number here"
+        raise RunnerError(Fault(asked, so, "a Dataset with __len__ and __getitem__"))
+    if len(dataset) == 0:
+        raise RunnerError(Fault(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
+    batch = batch_of(dataset, [dataset[0]], asked=asked)
+    parts = tensors(batch)
+    is_pair = isinstance(batch, list | tuple) and len(batch) == 2
+    targets = tensors(batch[1]) if is_pair else parts[1:2]  # ((x, z), y): z is no target
+    labels, classes = _labels(dataset), tuple(map(str, getattr(dataset, "classes", None) or ()))
+    facts: dict[str, Any] = {}
+    if parts:
+        shape = list(parts[0].shape[1:])
+        facts = {"input_shape": shape, "in_features": math.prod(shape)}
+    num_classes = len(classes) or (int(labels.max()) + 1 if labels is not None else None)
+    if num_classes is not None:
+        facts |= {"num_classes": num_classes, "out_features": num_classes}
+    elif targets and targets[0].is_floating_point():
+        facts |= {"num_classes": None, "out_features": math.prod(targets[0].shape[1:])}
+    return Told(facts, labels, classes)
+
+
+def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
+    """A batch of its rows: by the Dataset's own `collate_fn`, where it has one, else by torch's rules."""
+    while isinstance(dataset, Subset):  # a split of it
+        dataset = dataset.dataset
+    own = getattr(dataset, "collate_fn", None)
+    return own(rows) if callable(own) else collate(rows, asked=asked)
+
+
+def collate(rows: list[Any], *, asked: str = "data") -> Any:
+    """A batch of a Dataset's rows, by torch's own rules but for doubles: Python's floats become float32, as models are.
+
+    Raises: RunnerError for rows that torch can't put together.
+    """
+    try:
+        batch = default_collate(rows)
+    except (TypeError, RuntimeError) as error:
+        so = f"the rows of the Dataset can't become a batch: {str(error).splitlines()[0]}"
+        write = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
+        raise RunnerError(Fault(asked, so, write)) from error
+    return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)
+
+
+def _labels(dataset: Any) -> Tensor | None:
+    for name in ("targets", "labels"):
+        try:
+            labels = torch.as_tensor(getattr(dataset, name))
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            continue  # boxes, texts, a method: nothing to keep proportions of
+        whole = labels.dim() == 1 and not (labels.is_floating_point() or labels.is_complex())
+        if whole and len(labels) == len(dataset) and int(labels.min()) >= 0:
+            return labels.to(torch.int64)
+    return None

@@ -1,0 +1,1 @@
+"""CSV and Parquet files: their columns, statistics and rows as tensors."""

@@ -1,0 +1,196 @@
+"""A table's files and what a person says of its columns go in; what is learned from, and what is told, comes out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.data.tables.arrow_values import NUMBER
+from runner.data.tables.encoder import Column, Columns, listed
+from runner.data.tables.files import TableFile
+from runner.data.tables.forms import suggested
+from runner.data.tables.node import arguments, reader_node
+from runner.data.tables.reader import TableReader
+from runner.data.tables.scan import Tally, scan
+from runner.data.tables.target import Target, find_target
+from runner.errors import Fault, RunnerError, nearest
+
+#: texts of a column that decide whether they look like dates, and columns that are told of
+MOST_LOOKED_AT, MOST_HINTS = 1000, 4
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Columns
+    target: Target
+    num_rows: int | None = None  # None where nobody has counted them
+    notes: tuple[str, ...] = ()  # what was chosen, and why
+    is_cut: bool = False  # rare categories are unknown
+
+    def node(self) -> dict[str, Any]:
+        """Plain values, for table_of()."""
+        reader = reader_node(self.columns, self.target)
+        return {"reader": reader, "num_rows": self.num_rows, "notes": list(self.notes), "is_cut": self.is_cut}
+
+
+def table_of(node: Mapping[str, Any]) -> Table:
+    found = from_reader(node["reader"])
+    return Table(found.columns, found.target, node["num_rows"], tuple(node["notes"]), node["is_cut"])
+
+
+def from_reader(node: Mapping[str, Any]) -> Table:
+    """The columns and the target of an earlier run. node: its reader, as in model.json."""
+    reader = TableReader(**arguments(node))
+    return Table(reader.columns, reader.target, notes=("columns and classes of an earlier run",))
+
+
+def choose(
+    files: Sequence[TableFile],
+    names: Sequence[str],  # of all its columns
+    *,
+    target: str | Sequence[str] | None,
+    kind: str,
+    columns: Sequence[str] | None,
+    drop: Sequence[str] | None,
+    categorical: Sequence[str] | None,
+    missing: str,
+    max_categories: int,
+    drop_missing_targets: bool = False,
+) -> Table:
+    """What each column is: reads the files whole. Raises: RunnerError for what the table or the settings have wrong."""
+    _check(missing, max_categories)
+    targets = _texts(target) if target is not None else list(names[-1:])
+    inputs = _inputs(names, targets, columns, drop, categorical, file=files[0])
+    forced = {name for name in _texts(categorical) if name not in targets}
+    complete = targets if drop_missing_targets else ()
+    tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*forced, *targets], complete=complete)
+    if tallies[targets[0]].rows == 0:
+        so = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
+        raise RunnerError(Fault(files[0].asked, so, "a file with rows below its column names"))
+    asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
+    found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
+    notes = [f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}"]
+    if num_left_out:
+        notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
+    notes += _on_the_header(names, files[0])
+    kept: list[Column] = []
+    left_out: list[str] = []
+    hints: list[str] = []
+    wanted = {*forced, *_texts(columns)}
+    for name in inputs:
+        tally = tallies[name]
+        what = "category" if name in forced else _kind(tally, files[0])
+        if what == "category" and name not in wanted and _is_a_key(tally, max_categories):
+            left_out.append(name)
+            hints += _on_the_form(tally, "left out")
+            continue
+        if what == "category" and name not in forced:
+            hints += _on_the_form(tally, "taken as texts")
+        if missing == "refuse" and tally.first_missing is not None:
+            place, row = tally.first_missing
+            so = f"{place.of(row)}, column {name!r}, is missing"
+            raise RunnerError(Fault("data.missing=refuse", so, f"data.missing=mean, or data.drop=[{name}]"))
+        kept.append(tally.column(what, most=max_categories))
+    if left_out:
+        notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
+    if cut := [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]:
+        notes.append(f"the {max_categories} most frequent categories of {listed(cut)}; others are as unknown")
+    if used := files[0].form.date_format:
+        _check_used(used, tallies, files[0])
+    notes += hints[:MOST_HINTS]
+    if not kept:
+        raise RunnerError(
+            Fault(files[0].asked, f"no column is left to learn from beside {', '.join(targets)}", "more columns")
+        )
+    return Table(Columns(tuple(kept), missing == "refuse"), found, tallies[targets[0]].rows, tuple(notes), bool(cut))
+
+
+def _inputs(
+    names: Sequence[str],
+    targets: Sequence[str],
+    columns: Sequence[str] | None,
+    drop: Sequence[str] | None,
+    categorical: Sequence[str] | None,
+    *,
+    file: TableFile,
+) -> list[str]:
+    """The columns that are learned from. Raises: RunnerError with each name that the table does not have."""
+    asked = (
+        ("target", targets),
+        ("columns", _texts(columns)),
+        ("drop", _texts(drop)),
+        ("categorical", _texts(categorical)),
+    )
+    known = set(names)
+    faults = [_unknown(key, name, names, file) for key, some in asked for name in some if name not in known]
+    if both := [name for name in _texts(drop) if name in targets]:
+        faults.append(Fault(f"data.drop=[{both[0]}]", "that column is the target", "data.target=... another column"))
+    if both := [name for name in _texts(columns) if name in targets]:
+        faults.append(Fault(f"data.columns=[{both[0]},...]", "that column is the target", "the other columns alone"))
+    if faults:
+        raise RunnerError(*faults)
+    taken = {*targets, *_texts(drop)}
+    return [name for name in (_texts(columns) if columns is not None else names) if name not in taken]
+
+
+def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Fault:
+    hits = nearest(name, names)
+    write = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
+    so = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
+    return Fault(f"data.{key}={name}", so, write or "a column that it has")
+
+
+def _kind(tally: Tally, file: TableFile) -> str:
+    kind = tally.kind()
+    if not kind:
+        so = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
+        raise RunnerError(Fault(file.asked, so, f"data.drop=[{tally.name}]"))
+    return kind
+
+
+def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
+    """What to write where the first line looks like a row."""
+    numbers = [name for name in names if re.match(NUMBER, name)]
+    if not file.is_csv or not file.form.header or len(numbers) * 2 <= len(names):
+        return []
+    return [f"the first line is taken as names: {listed(names[:5])}; data.header=false if it is a row"]
+
+
+def _on_the_form(tally: Tally, what: str) -> list[str]:
+    """What to write for a column of texts that can be told as dates or numbers."""
+    write = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
+    first = next(iter(tally.texts), "")
+    return [f"column {tally.name} ({first}) is {what}; {write}"] if write else []
+
+
+def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> None:
+    """Raises: RunnerError for formats that no column has."""
+    if any(tally.dates for tally in tallies.values()):
+        return
+    texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
+    write = next((found for found in texts.values() if found), "")
+    so = f"no column of {file.path.name} has dates that are written so"
+    raise RunnerError(Fault(f"data.date_format={formats[0]}", so, write or "data.date_format=null"))
+
+
+def _is_a_key(tally: Tally, most: int) -> bool:
+    return tally.is_cut or len(tally.texts) > max(most, tally.present / 2)
+
+
+def _check(missing: str, max_categories: int) -> None:
+    if missing not in ("mean", "refuse"):
+        so = "missing values become the mean of the training split, or are refused"
+        raise RunnerError(Fault(f"data.missing={missing}", so, "data.missing=mean or data.missing=refuse"))
+    if type(max_categories) is not int or max_categories < 1:
+        so = "it is a whole number, 1 or more"
+        raise RunnerError(Fault(f"data.max_categories={max_categories}", so, "data.max_categories=100"))
+
+
+def _texts(names: str | Sequence[str] | None) -> list[str]:
+    """Names as texts: a configuration reads 2024 as a number. One alone is a list of one."""
+    if names is None:
+        return []
+    return list(dict.fromkeys(map(str, [names] if isinstance(names, str | int | float) else names)))

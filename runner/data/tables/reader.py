@@ -1,0 +1,89 @@
+"""What a table was trained on, as plain values, goes in; it reads rows of the same kind from a person's file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from runner.data.tables.encoder import Columns, Encoder, Rows, columns_of
+from runner.data.tables.files import TableFile, table_files
+from runner.data.tables.forms import form_of
+from runner.data.tables.frame import TableFrame
+from runner.data.tables.node import visible
+from runner.data.tables.rows import fits_in_memory, gathered
+from runner.data.tables.target import Target, target_of
+from runner.errors import Fault, RunnerError
+
+log = logging.getLogger("runner")
+WRITE = "that line mended, or a file of the kind that was trained on"
+
+
+class TableReader:
+    """reader(path) -> (N, raw floats) float32 on the host, as the trained model takes it, without its targets.
+
+    The file's columns may stand in any order, beside others; its targets may be there. A category that training did not
+    know counts as unknown, and one warning says how many there are. unknown: the same, by column, after a call.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Mapping[str, Any]],
+        target: Mapping[str, Any],
+        *,
+        refuses_missing: bool = False,
+        form: Mapping[str, Any] | None = None,
+    ) -> None:
+        plain = [visible(item) for item in columns]
+        self.columns: Columns = columns_of(plain, refuses_missing=refuses_missing)
+        self.target: Target = target_of(visible(target))
+        self.form = form_of(**visible(form or {}))
+        self.unknown: dict[str, int] = {}
+
+    def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
+        """All rows of the file; of one that memory has no room for, an iterator of some thousands at a time.
+
+        Raises: RunnerError for a file without one of the columns, and for a value that its column can't take.
+        """
+        files = table_files(path, key=key, form=self.form)
+        fits, _ = fits_in_memory(sum(file.num_bytes(self.columns.num_floats) for file in files), "auto")
+        if not fits:
+            return self._some(files)
+        rows = self._all(files)
+        if not len(rows):
+            raise RunnerError(Fault(f"{key}={path}", "it has no rows", "a file with rows below its column names"))
+        return rows
+
+    def frame(self, frame: Any) -> Tensor:
+        """All rows of a pandas DataFrame, its columns by their names, as they are read from a file with the same values.
+
+        Raises: RunnerError, as for a file.
+        """
+        return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
+
+    def _all(self, files: Sequence[Rows]) -> Tensor:
+        encoder = Encoder(self.columns, write=WRITE)
+        chunks = ((rows, rows[:, :0]) for rows, _, _ in encoder.chunks(files))
+        rows, _ = gathered(chunks, num_floats=self.columns.num_floats)
+        self._tell(encoder)
+        return rows
+
+    def _some(self, files: Sequence[TableFile]) -> Iterator[Tensor]:
+        from torch import from_numpy
+
+        encoder = Encoder(self.columns, write=WRITE)
+        for rows, _, _ in encoder.chunks(files):
+            yield from_numpy(rows)
+        self._tell(encoder)
+
+    def _tell(self, encoder: Encoder) -> None:
+        self.unknown = encoder.unknown
+        tell_unknown(encoder)
+
+
+def tell_unknown(encoder: Encoder) -> None:
+    for name, count in encoder.unknown.items():
+        rows = "1 row has a category" if count == 1 else f"{count:,} rows have categories"
+        log.warning("column %r: %s that training did not know; taken as unknown", name, rows)

@@ -1,0 +1,168 @@
+"""Table files go in; what each column holds comes out: numbers, booleans, dates or categories. Reads the files once or twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runner.data.tables.arrow_values import (
+    LIKE_A_DATE,
+    LIKE_A_NUMBER,
+    NUMBER,
+    BadValue,
+    as_timestamps,
+    canonical,
+    first_not,
+    type_of,
+)
+from runner.data.tables.encoder import Column, Place, tidied_batches
+from runner.data.tables.files import TableFile
+from runner.data.tables.forms import suggested
+from runner.errors import Fault, RunnerError
+
+#: texts of a column that are counted at a time: of more, the rarer half is forgotten, so that memory has a limit
+MOST_COUNTED = 200_000
+DAY = 86_400_000_000
+
+
+class Tally:
+    """What the values of one column are, batch by batch."""
+
+    def __init__(self, name: str, *, counts: bool) -> None:
+        self.name, self.counts = name, counts  # counts: each value is counted as a text, from the first row on
+        self.rows = self.present = self.numbers = self.like_numbers = self.dates = self.like_dates = self.booleans = 0
+        self.types: set[str] = set()
+        self.texts: Counter[str] = Counter()
+        self.counted = 0
+        self.is_cut = False  # some texts are forgotten
+        self.has_times = False
+        self.first_missing: tuple[Place, int] | None = None
+        self.odd: dict[str, tuple[Place, int, Any]] = {}  # by kind: the first value that is none of it
+
+    def update(self, values: Any, place: Place) -> None:
+        if values.null_count and self.first_missing is None:
+            self.first_missing = place, int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+        self.rows += len(values)
+        self.present += len(values) - values.null_count
+        kind = type_of(values)
+        if len(values) > values.null_count:
+            self.types.add(kind)
+        before = self.numbers + self.dates + self.booleans
+        if kind == "text":
+            self._look_at_texts(values, place)
+        else:
+            setattr(self, f"{kind}s", getattr(self, f"{kind}s") + len(values) - values.null_count)
+            if kind == "date":
+                self._look_at_times(values)
+        is_text = self.numbers + self.dates + self.booleans - before < len(values) - values.null_count
+        if self.counts or (is_text and self.counted >= 0):
+            self._count(values)
+
+    def kind(self) -> str:
+        """number, boolean, date, category; or "" for a column without values. Raises: RunnerError for a mixture."""
+        if self.present == 0:
+            return ""
+        for kind, count, like, words in (
+            ("number", self.numbers, self.like_numbers, "numbers"),
+            ("date", self.dates, self.like_dates, "dates"),
+        ):
+            if count == self.present:
+                return kind
+            if (count + like) * 2 >= self.present and kind in self.odd:
+                place, row, value = self.odd[kind]
+                if write := suggested(self.texts):
+                    means = "decimal commas" if "decimal" in write else "dates"
+                    so = f"column {self.name!r} holds {means}, {value!r} for one"
+                    raise RunnerError(Fault(place.file.asked, so, write))
+                by_name = f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
+                write = f"that line mended (3.5, 2026-11-21), {by_name}"
+                so = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
+                raise RunnerError(Fault(place.file.asked, so, write))
+        return "boolean" if self.booleans == self.present else "category"
+
+    def column(self, kind: str, *, most: int) -> Column:
+        ranked = sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:most]
+        texts = tuple(text for text, _ in ranked) if kind == "category" else ()
+        return Column(self.name, kind, texts, self.has_times and kind == "date", self.present < self.rows)
+
+    def _look_at_texts(self, values: Any, place: Place) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        count = len(values) - values.null_count
+        try:
+            values.cast(pa.float64())
+            self.numbers += count
+            return
+        except pa.ArrowInvalid:
+            numbers, like = _matches(values, NUMBER), _matches(values, LIKE_A_NUMBER)
+            self.numbers, self.like_numbers = self.numbers + numbers, self.like_numbers + max(0, like - numbers)
+            self._odd("number", values, NUMBER, place)
+        booleans = pc.sum(pc.is_in(pc.utf8_lower(values), value_set=pa.array(["true", "false"]))).as_py() or 0
+        self.booleans += booleans
+        likely = _matches(values, LIKE_A_DATE)
+        if likely:
+            try:
+                stamps = as_timestamps(values)
+                self.dates += count
+                self._look_at_times(stamps)
+                return
+            except BadValue as bad:
+                self.like_dates += likely
+                self.odd.setdefault("date", (place, bad.row, bad.value))
+        elif count and booleans < count:
+            self._odd("date", values, LIKE_A_DATE, place)
+
+    def _odd(self, kind: str, values: Any, pattern: str, place: Place) -> None:
+        if kind not in self.odd:
+            self.odd[kind] = (place, *first_not(values, pattern))
+
+    def _look_at_times(self, stamps: Any) -> None:
+        import pyarrow as pa
+
+        if not self.has_times:
+            micros = stamps.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
+            self.has_times = bool((micros % DAY).any())
+
+    def _count(self, values: Any) -> None:
+        import pyarrow.compute as pc
+
+        self.counted += len(values) - values.null_count
+        for item in pc.value_counts(values.drop_null()).to_pylist():
+            self.texts[canonical(item["values"])] += item["counts"]
+        if len(self.texts) > MOST_COUNTED:
+            self.texts, self.is_cut = Counter(dict(self.texts.most_common(MOST_COUNTED // 2))), True
+
+
+def scan(
+    files: Sequence[TableFile], names: Sequence[str], *, counted: Sequence[str], complete: Sequence[str] = ()
+) -> tuple[dict[str, Tally], int]:
+    """A tally of each column, and how many rows were left out since one of the columns `complete` is missing there.
+
+    counted: the columns whose values are counted even if they are numbers.
+    A column that begins with numbers and turns out to be texts takes a second reading.
+    """
+    always = set(counted)
+    while True:
+        tallies = {name: Tally(name, counts=name in always) for name in names}
+        num_left_out = 0
+        for columns, place, left_out in tidied_batches(files, names, complete):
+            num_left_out += left_out
+            for name, tally in tallies.items():
+                tally.update(columns[name], place)
+        missed = [tally for tally in tallies.values() if tally.counted < tally.present and tally.name not in always]
+        again = [tally.name for tally in missed if tally.kind() == "category"]
+        if not again:
+            return tallies, num_left_out
+        always.update(again)
+
+
+def _matches(values: Any, pattern: str) -> int:
+    import pyarrow.compute as pc
+
+    return int(
+        np.count_nonzero(pc.match_substring_regex(values, pattern).fill_null(False).to_numpy(zero_copy_only=False))
+    )

@@ -1,0 +1,104 @@
+"""The rows of a training split go in, a chunk at a time; the nodes of what stands around the model come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from runner.data.source import Around
+
+COLUMNS, SCALED = "runner.models.table_inputs.TableColumns", "runner.models.scaled_outputs.Scaled"
+#: read at a time; what is computed of them takes some ten times as much
+CHUNK_FLOATS = 2**18
+
+
+@dataclass
+class Moments:
+    """Count, mean and squared deviations of columns, chunk by chunk (Chan, Golub and LeVeque, 1983); NaN is left out."""
+
+    num_columns: int
+    count: Any = field(init=False)
+    mean: Any = field(init=False)
+    squares: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count, self.mean, self.squares = (np.zeros(self.num_columns) for _ in range(3))
+
+    def update(self, values: Any) -> None:  # (n, columns)
+        values = values.astype(np.float64)
+        there = ~np.isnan(values)
+        count = there.sum(0)
+        mean = np.where(there, values, 0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(there, values - mean, 0) ** 2).sum(0)
+        total = np.maximum(self.count + count, 1)
+        step = mean - self.mean
+        self.squares += squares + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count += count
+
+    def spread(self) -> Any:
+        """Standard deviations; 1 for a column that is the same everywhere, so that it is left as it is."""
+        spread = np.sqrt(self.squares / np.maximum(self.count, 1))
+        return np.where(spread > 1e-7 * np.maximum(np.abs(self.mean), 1e-30), spread, 1.0)
+
+
+def fit(
+    train_rows: Any,
+    *,
+    sizes: Sequence[int],
+    flagged: Sequence[int] = (),
+    normalize: bool = True,
+    scale_targets: bool = False,
+) -> Around:
+    """Means, spreads and the categories that occur, of these rows alone. sizes: as in TableColumns.
+
+    train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
+    """
+    numbers = [place for place, size in enumerate(sizes) if not size]
+    met = [np.zeros(size, bool) for size in sizes]
+    missing = np.zeros(len(flagged), bool)
+    inputs, targets = Moments(len(numbers)), None
+    for rows, some in _chunks(train_rows, len(sizes)):
+        inputs.update(rows[:, numbers])
+        missing |= np.isnan(rows[:, list(flagged)]).any(0)
+        for place, size in enumerate(sizes):
+            if size:
+                codes = rows[:, place]
+                met[place][codes[codes >= 0].astype(np.int64)] = True
+        if scale_targets:
+            targets = targets or Moments(some.shape[1])
+            targets.update(some)
+    nothing = [0.0] * len(numbers), [1.0] * len(numbers)
+    means, spreads = (inputs.mean.tolist(), inputs.spread().tolist()) if normalize else nothing
+    seen = np.concatenate([*met, missing]).astype(int).tolist()
+    before = {
+        "_target_": COLUMNS,
+        "sizes": list(sizes),
+        "means": means,
+        "spreads": spreads,
+        "fills": inputs.mean.tolist(),
+        "flagged": list(flagged),
+        "seen": seen,
+    }
+    if targets is None:
+        return Around(before, keeps_inputs=False)
+    after = {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()}
+    return Around(before, after, keeps_inputs=False)
+
+
+def _chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:
+    step = max(1, CHUNK_FLOATS // max(1, width))
+    if isinstance(rows, Dataset):
+        for start in range(0, len(rows), step):  # type: ignore[arg-type]
+            inputs, targets = rows.__getitems__(range(start, min(start + step, len(rows))))  # type: ignore[attr-defined, arg-type]
+            yield inputs.numpy(), targets.numpy()
+        return
+    inputs, targets = rows
+    assert isinstance(inputs, Tensor)
+    for some, others in zip(inputs.split(step), targets.split(step), strict=True):
+        yield some.numpy(), others.numpy()

@@ -1,0 +1,1 @@
+"""Folders of images: found, decoded, scaled and augmented."""

@@ -1,0 +1,115 @@
+"""Nested batches and modules go in; the same come out on a device, in types that the device has."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from runner.device.capabilities import NON_BLOCKING, legal_dtype, supports_float64
+
+T = TypeVar("T")
+
+
+def map_tensors(tree: T, change: Callable[[Tensor], Tensor]) -> T:
+    """`change` applied to every tensor in dicts, lists, tuples, NamedTuples and dataclasses; all else passes.
+
+    Where nothing changed the very same object comes back, so a batch that is in its place costs no copy. Containers
+    keep their class; a dataclass is copied without running its `__init__` again.
+    """
+    return cast(T, _map(tree, change))
+
+
+def move(tree: T, device: torch.device, *, non_blocking: bool = False) -> T:
+    """The tree on `device`, in float32 where the device has no float64; what lies there already is not copied.
+
+    non_blocking: for CUDA alone, from pinned memory; the caller keeps the streams in order.
+    Raises: ValueError for a non-blocking copy elsewhere.
+    """
+    if non_blocking and device.type not in NON_BLOCKING:
+        raise ValueError(f"non_blocking copies are safe towards CUDA only, not {device.type}")
+
+    def carry(tensor: Tensor) -> Tensor:
+        # narrowed first: MPS refuses to receive float64
+        return tensor.to(legal_dtype(tensor.dtype, device)).to(device, non_blocking=non_blocking)
+
+    return map_tensors(tree, carry)
+
+
+def place(module: nn.Module, device: torch.device) -> nn.Module:
+    """The same module with parameters and buffers on `device`, 64-bit floats narrowed where the device has none."""
+    if not supports_float64(device):
+        module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))  # as Module.to() does
+    return module.to(device)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Every tensor of a nested batch, in the order in which `map_tensors` meets them."""
+    found: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(tree, see)
+    return found
+
+
+def in_batches(tree: Any, sizes: int | list[int]) -> Iterator[Any]:
+    """The rows of a nested batch in smaller ones of those sizes, views of it."""
+    parts = zip(*(tensor.split(sizes) for tensor in tensors(tree)), strict=True)
+    if type(tree) is tuple and all(isinstance(part, Tensor) for part in tree):
+        return parts  # (inputs, targets), the most common case: the nesting is zip's own
+
+    def nested(batch: tuple[Tensor, ...]) -> Any:
+        leaves = iter(batch)
+        return map_tensors(tree, lambda _: next(leaves))
+
+    return map(nested, parts)
+
+
+def num_bytes(tree: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))
+
+
+def num_rows(tree: Any) -> int:
+    """The first dimension of the first tensor; 0 where there is none."""
+    found = tensors(tree)
+    return len(found[0]) if found and found[0].dim() else 0
+
+
+def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict | UserDict):  # UserDict: the batches of transformers
+        changed = {key: new for key, old in tree.items() if (new := _map(old, change)) is not old}
+        return _with_items(tree, changed) if changed else tree
+    if isinstance(tree, list | tuple):
+        items = [_map(item, change) for item in tree]
+        if all(new is old for new, old in zip(items, tree, strict=True)):
+            return tree
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        old_values = {field.name: getattr(tree, field.name, None) for field in dataclasses.fields(tree)}
+        changed = {name: new for name, old in old_values.items() if (new := _map(old, change)) is not old}
+        return _with_fields(tree, changed) if changed else tree
+    return tree
+
+
+def _with_items(mapping: Any, changed: dict[Any, Any]) -> Any:
+    new = copy.copy(mapping)  # keeps the class and what it carries: OrderedDict, defaultdict, a library's batch
+    for key, value in changed.items():
+        new[key] = value
+    return new
+
+
+def _with_fields(record: Any, changed: dict[str, Any]) -> Any:
+    new = copy.copy(record)
+    for name, value in changed.items():
+        object.__setattr__(new, name, value)  # a frozen one refuses setattr
+    return new

@@ -1,0 +1,87 @@
+"""A model and its task go in; the same comes out as a task whose gradients are the mean over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from runner.data.loading.shard import Share
+from runner.errors import Fault, RunnerError
+from runner.tasks.task import Task
+
+if TYPE_CHECKING:
+    from runner.distributed.sharding import Shards
+
+
+class Together:
+    """The training step's view of a model that several processes train. Nobody else sees it.
+
+    What is wrapped is the task with the model in it, not the model: a task may call parts of the model, or call it twice,
+    and DistributedDataParallel sees only what happens inside of the one forward that it knows.
+    Raises (from a step): RunnerError where parameters took no part in the loss, with the key that allows it.
+    """
+
+    def __init__(self, model: nn.Module, task: Task, *, num: int, unused_parameters: bool) -> None:
+        """Gives every process the first one's parameters and buffers."""
+        self._num = num
+        self._wrapped = DistributedDataParallel(
+            _Learning(model, task), find_unused_parameters=unused_parameters, gradient_as_bucket_view=False
+        )
+
+    def task(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        """The task as make_step() calls it; `model` is the one that is wrapped already."""
+        try:
+            values: Mapping[str, Tensor] = self._wrapped(batch)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            so = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
+            write = "placement.unused_parameters=true, or model.freeze for those that never learn"
+            raise RunnerError(Fault("several processes", so, write)) from error
+        return values
+
+    def parted(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+        """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows.
+
+        Gradients travel with the last one alone.
+        """
+        for index, (batch, weight) in enumerate(_weighted(shares, self._num)):
+            is_last = index == len(shares) - 1
+            with nullcontext() if is_last else self._wrapped.no_sync():
+                yield batch, weight
+
+
+class TogetherInParts:
+    """The same of a model that lies in parts.
+
+    Gradients travel with each batch of a group: whole ones, kept until the last, would take the memory that parts save.
+    """
+
+    def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
+        self.task, self._num = shards.within(task), num
+
+    def parted(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+        """As Together.parted()."""
+        return _weighted(shares, self._num)
+
+
+def _weighted(shares: Sequence[Share], num: int) -> Iterator[tuple[Any, float]]:
+    rows = sum(share.rows.of for share in shares)
+    for share in shares:
+        yield share.batch, share.rows.num * num / rows
+
+
+class _Learning(nn.Module):
+    """A task with its model, as one module."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model = model
+        self._task = (task,)  # not as a module of its own: it trains nothing, and its buffers are alike everywhere
+
+    def forward(self, batch: Any) -> Mapping[str, Tensor]:
+        return self._task[0](self.model, batch)

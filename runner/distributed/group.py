@@ -1,0 +1,164 @@
+"""A process's place among several goes in; what they tell each other, and compute together, comes out. One alone waits for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from runner.distributed import messages as told
+from runner.distributed.environment import Place
+
+T = TypeVar("T")
+
+#: an end of a process is seen at once, by its closed connection; what takes long (a set that is made ready) is waited for
+PATIENCE = timedelta(days=2)
+
+
+class Ranks(Protocol):
+    """This process among those that train one model. Every call but `rank`, `num` and `is_first` is made by all of them."""
+
+    rank: int
+    num: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is this one that writes, tracks and talks."""
+        ...
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over all, a new tensor on the same device."""
+        ...
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all, likewise."""
+        ...
+
+    def alike(self, tensors: Sequence[Tensor]) -> None:
+        """Gives the tensors the first one's values, in place."""
+        ...
+
+    def highest(self, numbers: Sequence[float]) -> list[float]:
+        """The highest of each number; between the hosts, without the devices."""
+        ...
+
+    def from_first(self, thing: T) -> T:
+        """What the first one has: small, plain objects. Waits for it."""
+        ...
+
+    def gathered(self, thing: T) -> list[T]:
+        """What each has, in order, where is_first; else nothing."""
+        ...
+
+    def leave(self) -> None:
+        """The last call."""
+        ...
+
+
+class Alone:
+    """The only one."""
+
+    rank, num, is_first = 0, 1, True
+
+    def total(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def alike(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def highest(self, numbers: Sequence[float]) -> list[float]:
+        return list(numbers)
+
+    def from_first(self, thing: T) -> T:
+        return thing
+
+    def gathered(self, thing: T) -> list[T]:
+        return [thing]
+
+    def leave(self) -> None:
+        pass
+
+
+class Group:
+    """One of several, by torch.distributed's default group for tensors and one of the hosts for words.
+
+    All calls are made by one thread, in the same order everywhere: that is what makes them meet.
+    """
+
+    def __init__(self, rank: int, num: int, hosts: Any) -> None:
+        """Use join()."""
+        self.rank, self.num, self._hosts = rank, num, hosts
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def total(self, tensor: Tensor) -> Tensor:
+        summed = tensor.clone()
+        torch.distributed.all_reduce(summed)
+        return summed
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        return self.total(tensor) / self.num
+
+    def alike(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)
+
+    def highest(self, numbers: Sequence[float]) -> list[float]:
+        told = torch.tensor(numbers, dtype=torch.float64)
+        torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, group=self._hosts)
+        found: list[float] = told.tolist()
+        return found
+
+    def from_first(self, thing: T) -> T:
+        things = [thing]
+        torch.distributed.broadcast_object_list(things, 0, group=self._hosts, device=torch.device("cpu"))
+        return things[0]
+
+    def gathered(self, thing: T) -> list[T]:
+        found: list[Any] | None = [None] * self.num if self.is_first else None
+        torch.distributed.gather_object(thing, found, 0, group=self._hosts)
+        return found or []
+
+    def leave(self) -> None:
+        torch.distributed.destroy_process_group()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether it says no more than that another process is not there any more."""
+    words = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "remote process exited",
+        "connectFullMesh",
+    )
+    is_torchs = isinstance(error, RuntimeError | torch.distributed.DistError)
+    return is_torchs and any(each in str(error) for each in words)
+
+
+def join(place: Place, *, backend: str, device: torch.device) -> Group:
+    """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices."""
+    distributed: Any = torch.distributed  # its names are there, and not typed
+    if device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+    if place.by == "srun":
+        is_first, wait = place.rank == 0, timedelta(minutes=10)
+        store = distributed.TCPStore(place.address, place.port, place.num, is_first, timeout=wait)
+    else:
+        store = next(iter(distributed.rendezvous("env://")))[0]
+    # torch's launcher keeps one store for all attempts: what the processes before have left there is not for these
+    store = distributed.PrefixStore(f"runner-{told.attempt()}", store)
+    more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
+    if backend == "gloo":
+        distributed.init_process_group(backend, timeout=PATIENCE, **more)
+        return Group(place.rank, place.num, distributed.group.WORLD)
+    distributed.init_process_group(backend, device_id=device if device.type == "cuda" else None, **more)
+    return Group(place.rank, place.num, distributed.new_group(backend="gloo", timeout=PATIENCE))

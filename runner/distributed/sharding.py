@@ -1,0 +1,154 @@
+"""A model too big for one device goes in; each process has its part of every tensor, and whole tensors come out again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from runner.device.placement import map_tensors
+from runner.errors import Fault, RunnerError
+
+T = TypeVar("T")
+
+#: numbers in a block, below which it is not worth an exchange of its own
+BLOCK = 1_000_000
+
+
+def dividing(device: torch.device, num: int) -> Callable[[Sequence[nn.Module]], Shards]:
+    """What divides models among `num` processes with a device of this kind each. All of them make this call."""
+    return partial(Shards, mesh=init_device_mesh(device.type, (num,)))
+
+
+class Shards:
+    """The models of a run whose parameters lie in parts, one with each process (FSDP2).
+
+    What computes with such a model does so in within(): the parts come together for each block, and are let go of after
+    it. Buffers stay whole. All processes make the calls of within() and whole() at the same time.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], mesh: DeviceMesh, *, block: int = BLOCK) -> None:
+        """Divides the models, which lie on the host, and moves the parts to the mesh's device, a block after the other.
+
+        block: a module of a row (nn.Sequential, nn.ModuleList) with so many numbers is gathered by itself.
+        Raises: RunnerError for parameters without a dimension, which can't be divided.
+        """
+        self._roots = {model: _divided(model, mesh, block) for model in models}
+        self._is_first = mesh.get_local_rank() == 0
+        self.words = f"in {mesh.size()} parts, one with each process"
+
+    def within(self, call: Callable[..., Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+        """The same call(model, ...), for models that are divided."""
+
+        def inside(model: nn.Module, *args: Any) -> Mapping[str, Tensor]:
+            root: Any = self._roots[model]
+            values: Mapping[str, Tensor] = root(call, model, *args)
+            return values
+
+        return inside
+
+    def let_go(self) -> None:
+        """Of what forward passes without a backward one have gathered: it would hide new values."""
+        for root in self._roots.values():
+            root.reshard()
+
+    def whole(self, tree: T) -> T:
+        """The tree with what is in parts whole on the host, for the first process; for the others with their own parts.
+
+        Each holds one whole tensor on its device at a time. Waits for the device.
+        """
+
+        def gather(tensor: Tensor) -> Tensor:
+            if not isinstance(tensor, DTensor):
+                return tensor
+            full = tensor.full_tensor()
+            return full.cpu() if self._is_first else tensor.to_local()
+
+        return map_tensors(tree, gather)
+
+    def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """model.load_state_dict() of whole tensors, or of what whole() gave this process."""
+        like = model.state_dict()
+        model.load_state_dict({key: _part(value, like.get(key)) for key, value in state.items()})
+
+    def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """optimizer.load_state_dict() of whole tensors: what has the shape of its parameter is divided like it."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        of_number = dict(zip(numbers, parameters, strict=False))  # torch tells what does not match
+        own = {
+            number: {name: _part(value, of_number.get(number)) for name, value in values.items()}
+            for number, values in state["state"].items()
+        }
+        optimizer.load_state_dict({**state, "state": own})
+
+
+class _Root(nn.Module):
+    """A model as torch divides it: what belongs to no block comes together around any call, not around the model's own.
+
+    A task may call parts of the model, or call it twice.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Callable[..., Mapping[str, Tensor]], *args: Any) -> dict[str, Tensor]:
+        return dict(call(*args))  # torch looks for what needs gradients in dicts, not in any mapping
+
+
+def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            so = f"{name} is a number without a dimension, and each process takes a part of the first one"
+            write = f"torch.ones(1) in place of torch.tensor(1.0) for {name}, or placement.strategy=ddp"
+            raise RunnerError(Fault("placement.strategy=fsdp", so, write))
+    for each in blocks(model, at_least=block):
+        fully_shard(each, mesh=mesh)
+    root: Any = fully_shard(_Root(model), mesh=mesh)  # it gets a second class
+    assert isinstance(root, FSDPModule)
+    return root
+
+
+def blocks(model: nn.Module, *, at_least: int) -> Iterator[nn.Module]:
+    """The modules that stand in a row (and are none themselves) and hold so many numbers, none of them used elsewhere."""
+    uses = _uses(model)
+    waiting = [(model, False)]
+    while waiting:
+        module, is_in_row = waiting.pop()
+        is_row = isinstance(module, nn.Sequential | nn.ModuleList)
+        own = _uses(module)
+        is_large = sum(parameter.numel() for parameter in own) >= at_least
+        if is_in_row and not is_row and is_large and all(uses[parameter] == count for parameter, count in own.items()):
+            yield module
+        else:
+            waiting += [(child, is_row) for child in module.children()]
+
+
+def _uses(model: nn.Module) -> Counter[nn.Parameter]:
+    """How many modules have a parameter as theirs."""
+    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+
+
+def _part(value: Any, like: Any) -> Any:
+    """The own part of `value`, where it has the shape of `like`, which is in parts, or of the own part already."""
+    if not isinstance(like, DTensor) or not isinstance(value, Tensor):
+        return value
+    mesh, placements = like.device_mesh, like.placements
+    if value.shape == like.shape:
+        return distribute_tensor(
+            value.to(like.device), mesh, placements, src_data_rank=None
+        )  # each has it: none is sent
+    if value.shape == like.to_local().shape:
+        return DTensor.from_local(
+            value.to(like.device), mesh, placements, shape=like.shape, stride=like.stride(), run_check=False
+        )
+    return value

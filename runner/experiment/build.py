@@ -1,0 +1,401 @@
+"""A checked configuration goes in; the run's parts come out, built and placed. The only caller of `build()`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Subset
+
+from runner.config import secrets, validate
+from runner.config.instantiate import build
+from runner.config.instantiate import faults as target_faults
+from runner.config.nodes import SHARED, fill_facts, leave_out_unknown_facts, parted, resolved, surrounded
+from runner.config.schema import PRECISIONS
+from runner.data.loading.batch_transform import Finished
+from runner.data.loading.loaders import Batches, load
+from runner.data.source import Around, Source, as_source
+from runner.data.split import Splits, split
+from runner.device import Choice, Hardware, backends, check_precision, choose
+from runner.device.placement import place, tensors
+from runner.errors import Fault, RunnerError
+from runner.experiment.best_metric import best_of, metric_faults
+from runner.experiment.build_optimizer import optimizer_of, rehearsed, schedule_of
+from runner.models.card import Card
+from runner.models.weights import exists, load_weights
+from runner.models.whole import check_trains, has_lazy, know_shapes
+from runner.models.with_preprocessing import Prepared
+from runner.tasks.checks import trains_nothing
+from runner.tasks.task import Task
+from runner.training.cpu_threads import flops_a_product, threads_worth
+from runner.training.loop import Best, Limits
+from runner.training.optimizer import AveragedWeights, freeze, wants_metric
+
+if TYPE_CHECKING:
+    from runner.distributed.sharding import Shards
+
+#: facts that most data has no word of
+OPTIONAL_FACTS = {
+    "vocab_size": None,
+    "context_length": None,
+    "bytes_per_token": None,
+    "class_counts": None,
+    "is_multilabel": False,
+}
+
+
+#: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
+REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with. Everything lies on `device`."""
+
+    device: torch.device
+    source: Source
+    splits: Splits
+    residency: str  # where the data lies and why, in words
+    train: Batches
+    val: Batches | None
+    test: Batches | None
+    model: nn.Module
+    weights: str  # what it starts from, in words; empty: drawn from the seed
+    layout: str  # how its weights lie in memory, in words; empty: as torch makes them
+    task: Task
+    card: Card
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    average: AveragedWeights | None
+    precision: backends.Precision
+    limits: Limits
+    best: Best
+    shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
+    threads: str = ""  # that compute on the CPU, in words, where the work decides it
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is evaluated and kept: the averaged weights, where there are any."""
+        return self.average.model if self.average else self.model
+
+    @property
+    def falls_by_metric(self) -> bool:
+        """Whether the schedule is stepped at the ends of epochs, with the metric that they are judged by."""
+        return self.schedule is not None and wants_metric(self.schedule)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data as the loop takes it, before there is a model."""
+
+    source: Source
+    splits: Splits
+    residency: str
+    loaders: dict[str, Batches]  # by split
+
+
+def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
+    """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
+
+    hardware: None for a sweep's job on a machine that nobody sees from here.
+    choice: the device, where a sweep has chosen it already.
+    Raises: RunnerError with every fault.
+    """
+    found = validate.faults(cfg)
+    try:
+        if choice is None and hardware is not None:
+            choice = choose(validate.value(cfg, "device"), hardware)
+        precision = validate.value(cfg, "train.precision")
+        if precision in PRECISIONS and hardware is not None and choice is not None:
+            check_precision(precision, choice.here, hardware)
+    except RunnerError as error:
+        found += error.faults
+    for key in validate.BUILT:
+        if OmegaConf.is_dict(validate.value(cfg, key)):
+            node, shared = parted(validate.target_node(cfg, key), key)
+            found += target_faults(node, key=key)
+            if key in SHARED:
+                schema, usual = SHARED[key]
+                found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
+    found += metric_faults(cfg) + _not_together(cfg, choice)
+    if not any(REHEARSED.search(fault.asked) for fault in found):
+        found += rehearsed(cfg, mode=best_of(cfg).mode)
+    if found or choice is None:
+        raise RunnerError(*found)
+    return choice
+
+
+def prepare(
+    cfg: DictConfig,
+    device: torch.device,
+    *,
+    goes_on: bool = False,
+    num_processes: int = 1,
+    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+) -> Parts:
+    """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
+
+    goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
+    num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
+    Raises: RunnerError for data or a model that can't be had as the configuration says.
+    """
+    parts = prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on, divide=divide)
+    return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
+
+
+def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
+    """The first half of prepare()."""
+    set_switches(cfg, device, num_processes)
+    shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
+    source = as_source(build(node, key="data"), name=shared["name"] or "data")
+    splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
+    loaders, residency = _loaders(cfg, shared, source, splits, device, num_processes)
+    return Data(source, splits, residency, loaders)
+
+
+def prepare_training(
+    cfg: DictConfig,
+    device: torch.device,
+    data: Data,
+    *,
+    goes_on: bool = False,
+    divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+) -> Parts:
+    """The other half: model, task, optimizer and what they need."""
+    source, loaders = data.source, data.loaders
+    if cfg.train.cuda_graph and loaders["train"].indexed() is None:
+        so = f"a captured step reads its rows on the device, and they are {data.residency}"
+        raise RunnerError(Fault("train.cuda_graph=true", so, "data.residency=device, or train.cuda_graph=false"))
+    steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
+    num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
+    fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
+
+    around = source.around(data.splits.train) if source.around is not None else Around()
+    backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
+    with device if cfg.placement.init == "device" else contextlib.nullcontext():
+        node, shared = parted(resolved(cfg, "model"), "model")
+        model = build(surrounded(node, around), key="model")
+    inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    leave_out_unknown_facts(cfg, "task")
+    task = build(resolved(cfg, "task"), key="task")
+    if has_lazy(model):
+        know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
+    check_trains(inner, asked=f"model._target_={node['_target_']}")
+    weights = _start(inner, shared, goes_on=goes_on)
+    decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
+    if divide is not None:
+        mean = copy.deepcopy(model) if decay else None
+        shards = divide([each for each in (model, mean) if each is not None])
+        layout = shards.words
+    else:
+        model = place(model, device)
+        layout = _lay_out(cfg, model, device)
+        if cfg.placement.strategy == "fsdp":
+            layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
+    optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
+    trains_nothing(task)
+    if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
+        so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
+        raise RunnerError(Fault("task=autoencoding", so, "rows of numbers (data=arrays), or a task of your own"))
+    best = best_of(cfg)
+    schedule = schedule_of(cfg, optimizer, mode=best.mode)
+    _needs_validation(cfg, schedule, best, loaders)
+    return Parts(
+        device=device,
+        source=source,
+        splits=data.splits,
+        residency=data.residency,
+        train=loaders["train"],
+        val=loaders.get("val"),
+        test=loaders.get("test"),
+        model=model,
+        weights=weights,
+        layout=layout,
+        task=place(task, device) if isinstance(task, nn.Module) else task,
+        card=_card(cfg, inner, source, around),
+        optimizer=optimizer,
+        schedule=schedule,
+        average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
+        precision=backends.precision(cfg.train.precision, device=device),
+        limits=Limits(
+            num_epochs=math.ceil(num_steps / steps_per_epoch),
+            num_steps=num_steps,
+            max_seconds=cfg.train.max_seconds,
+            patience=cfg.train.early_stopping.patience,
+            save_every_seconds=cfg.train.checkpoint_every_seconds,
+            save_every_steps=cfg.train.checkpoint_every_steps,
+        ),
+        best=best,
+        shards=shards,
+    )
+
+
+def _needs_validation(
+    cfg: DictConfig, schedule: LRScheduler | None, best: Best, loaders: Mapping[str, Batches]
+) -> None:
+    """Raises: RunnerError for what goes by a metric that is never measured."""
+    if "val" in loaders:
+        return
+    so = f"there are no rows to measure {best.metric} on"
+    found = []
+    if schedule is not None and wants_metric(schedule):
+        found.append(Fault(f"scheduler={type(schedule).__name__}", so, "data.val_fraction=0.1, or scheduler=cosine"))
+    if (patience := cfg.train.early_stopping.patience) is not None:
+        asked = f"train.early_stopping.patience={patience}"
+        found.append(Fault(asked, so, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
+    if found:
+        raise RunnerError(*found)
+
+
+def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
+    """Puts the weights in the order that suits the device, and says which, where that is no matter of course."""
+    asked = cfg.backends.get(device.type, {}).get("channels_last")
+    channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
+    return f"channels {'last' if channels_last else 'first'} ({why})" if why else ""
+
+
+def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
+    """Gives a CPU's steps as many threads as their work is worth, where nobody has said how many, and says why.
+
+    A run that reads its rows beside the training keeps what set_switches() gave it. That MLflow's process starts on one
+    of the cores is no reason to leave it: 120 steps of the CNN then reached the prompt in 13.6 s instead of 13.0, 2,400
+    of them in 44 instead of 54 (1 and 2 threads, 2 cores, medians of 7 and of 3, 2026-11).
+    """
+    most, workers = backends.THREADS, validate.shared_data_settings(cfg)["num_workers"]
+    reads = isinstance(parts.splits.train, Dataset) or (workers and parts.train.indexed() is None)
+    if parts.device.type != "cpu" or cfg.backends.cpu.num_threads or most == 1 or reads:
+        return ""
+    batch = next(iter(parts.train.epoch(0)))
+    states = backends.generator_states(parts.device)
+    flops = flops_a_product(parts.task, parts.model, batch, autocast=parts.precision.autocast)
+    backends.set_generator_states(states, parts.device)
+    if flops is None:
+        return ""
+    threads = threads_worth(flops, most=most)
+    torch.set_num_threads(threads)
+    return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
+
+
+def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
+    """Torch's switches as the configuration says, and seeds: a person's function may draw its rows."""
+    settings = {name: value for name, value in cfg.backends.get(device.type, {}).items() if name != "channels_last"}
+    if device.type == "cpu":
+        settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
+    backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)
+    backends.seed_everything(cfg.seed)
+
+
+def _loaders(
+    cfg: DictConfig, shared: dict[str, Any], source: Source, splits: Splits, device: torch.device, num_processes: int
+) -> tuple[dict[str, Batches], str]:
+    train_size = cfg.train.batch_size
+    eval_size = cfg.train.eval_batch_size or train_size
+    loaders: dict[str, Batches] = {}
+    reason = ""
+    for name in ("train", "val", "test"):
+        rows = getattr(splits, name)
+        if rows is None:
+            continue
+        loaders[name], why = load(
+            rows,
+            residency=shared["residency"],
+            free_bytes=backends.free_memory_bytes(device, memory_fraction=_memory_fraction(cfg, device)),
+            batch_size=train_size if name == "train" else eval_size,
+            device=device,
+            seed=cfg.seed,
+            shuffle=name == "train",
+            num_workers=shared["num_workers"],
+            num_processes=num_processes,
+        )
+        reason = reason or why
+        if source.finish is not None:  # a copy each: one is in training mode, the others are not
+            finish, is_training = place(copy.deepcopy(source.finish), device), name == "train"
+            loaders[name] = Finished(loaders[name], finish, device=device, seed=cfg.seed, is_training=is_training)
+    return loaders, reason
+
+
+def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
+    """Puts the weights in that the model is to start from, and freezes what is to stay; says what it starts from."""
+    path, words = shared.get("weights"), ""
+    if path is not None and (not goes_on or exists(Path(str(path)))):
+        words = load_weights(model, str(path), strict=shared.get("strict", True))
+    patterns = shared.get("freeze") or []
+    freeze(model, [patterns] if isinstance(patterns, str) else patterns)
+    return words
+
+
+def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Around) -> Card:
+    shown = secrets.shown(cfg)
+    node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
+    return Card(
+        model=surrounded(node or parted(shown["model"], "model")[0], around),
+        task=shown["task"],
+        reader=source.reader,
+        classes=source.classes,
+        targets=source.targets,
+        data=source.name,
+        facts={key: value for key, value in shown["facts"].items() if not OmegaConf.is_missing(cfg.facts, key)},
+    )
+
+
+def _counted(source: Source, splits: Splits) -> dict[str, Any]:
+    """What is counted in the training split."""
+    if source.labels is None or not source.classes:
+        return {}
+    labels = source.labels
+    if isinstance(splits.train, Subset):
+        labels = labels[torch.as_tensor(splits.train.indices)]
+    elif not isinstance(splits.train, Dataset):
+        labels = tensors(splits.train)[-1]
+    return {"class_counts": torch.bincount(labels, minlength=len(source.classes)).tolist()}
+
+
+def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
+    return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
+
+
+def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """Settings that are right each by itself."""
+    found = []
+    if validate.value(cfg, "train.cuda_graph") is True:
+        found += _not_captured(cfg, choice)
+    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
+        so = "the guard watches operations one by one, and a compiled step has none"
+        found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
+    return found
+
+
+def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """What a CUDA graph does not go with."""
+    asked, found = "train.cuda_graph=true", []
+    if choice is not None and not choice.device.startswith("cuda"):
+        so = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
+        found.append(Fault(asked, so, "train.compile=true, or device=cuda"))
+    for setting, value, so, write in (
+        ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
+        ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
+        ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
+        ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
+        ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
+    ):
+        if validate.value(cfg, setting) == value:
+            words = "true" if value is True else value
+            found.append(Fault(f"{asked} {setting}={words}", so, write))
+    return found

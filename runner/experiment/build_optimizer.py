@@ -1,0 +1,368 @@
+"""The nodes of an optimizer and its schedule go in; both come out, made; or, before any work, what is wrong with them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf, read_write
+from torch import nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner.config import validate
+from runner.config.compose import CONF
+from runner.config.instantiate import build
+from runner.config.nodes import parted, resolved
+from runner.errors import Fault, RunnerError
+from runner.training.optimizer import KERNEL_CHOICES, check_settings, make_optimizer, wants_metric
+
+#: in place of what only the data knows
+STAND_INS: dict[str, Any] = {
+    **dict.fromkeys(("in_features", "out_features", "num_classes", "vocab_size", "context_length"), 10),
+    "input_shape": [10],
+    "class_counts": [10],
+    "is_multilabel": False,
+    "bytes_per_token": 1.0,
+    "num_steps": 1000,
+}
+CALM = 10  # of a setting that has no usual value: a period, a number of steps
+NUM_STEPS = 3  # of a rehearsal
+OTHERS = {"optimizer": "optimizer=adam, adamw or sgd", "scheduler": "scheduler=cosine or constant"}
+
+
+def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, prefix: str = "") -> Optimizer:
+    """Over the model's parameters; `prefix` is what stands before the names that a person knows.
+
+    Raises: RunnerError for what it does not take, the model's parameters among it.
+    """
+    node = _node(cfg, "optimizer")
+    shared = parted(resolved(cfg, "optimizer"), "optimizer")[1]
+    if "groups" in shared:
+        shared["groups"] = [_numbers(group, node.usual) for group in shared["groups"]]
+    try:
+        return make_optimizer(partial(node.make, **node.given), model, device=device, prefix=prefix, **shared)
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise RunnerError(*(rehearsed(cfg) or [_of_target(node, error)])) from error
+
+
+def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRScheduler | None:
+    """None: the learning rates stay as they are. mode: min or max, whichever is better of the metric that epochs are judged by.
+
+    Raises: RunnerError for what it does not take.
+    """
+    if not cfg.scheduler.get("_target_"):
+        return None
+    node = _node(cfg, "scheduler", mode=mode)
+    try:
+        return _checked(node.make(optimizer, **node.given), mode)
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise RunnerError(*(rehearsed(cfg, mode=mode) or [_of_target(node, error)])) from error
+
+
+def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
+    """What is wrong with the optimizer and its schedule, as far as steps of one parameter show it. Takes milliseconds.
+
+    What follows from facts that are not known yet is left to optimizer_of() and schedule_of().
+    """
+    with _standing_in(cfg) as unknown, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will give them
+        try:
+            node = _node(cfg, "optimizer", but=unknown)
+            node = replace(node, given=_of_any_kernel(node.given))
+            found = _optimizer_faults(node, cfg)
+            if cfg.scheduler.get("_target_"):
+                steps = _rehearse_optimizer(node, node.given) is None  # else it may be one for sparse gradients alone
+                make = partial(_rehearsed_optimizer, node) if steps else _any_optimizer
+                schedule = _node(cfg, "scheduler", but=unknown, mode=mode)
+                found += _blamed(schedule, lambda given: _rehearse_schedule(schedule, given, make(), mode))
+        except RunnerError as error:
+            return list(error.faults)
+    return found
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What is called, and with which settings."""
+
+    key: str
+    target: str
+    make: Callable[..., Any]
+    given: Mapping[str, Any]
+    usual: Mapping[str, Any]  # values of settings that nobody changes
+    unknown: frozenset[str] = frozenset()  # settings that only the data's facts tell
+
+    @property
+    def name(self) -> str:
+        return self.target.rpartition(".")[2]
+
+
+def _node(cfg: DictConfig, key: str, *, but: frozenset[str] = frozenset(), mode: str | None = None) -> _Node:
+    """The target of a top-level key and its settings; a text that is a number is one, where a number is wanted.
+
+    but: facts that are not known.
+    """
+    written = validate.target_node(cfg, key)
+    node = parted(resolved(cfg, key), key)[0]
+    if mode is not None and node.get("mode", "") is None:
+        node["mode"] = mode
+    made = build(node, key=key)
+    make, given = (made.func, made.keywords) if isinstance(made, partial) else (made, {})
+    target = str(node["_target_"])
+    usual = _defaults(make)
+    unknown = frozenset(name for name in given if any(f"facts.{fact}" in str(written.get(name)) for fact in but))
+    return _Node(key, target, make, _numbers(given, usual), usual, unknown)
+
+
+def _defaults(make: Any) -> dict[str, Any]:
+    """The value of each setting that has one in the signature."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # some builtins tell none
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _of_conf(key: str, target: str) -> dict[str, Any]:
+    """The settings of the file in conf/ with this target; of what the data tells, none."""
+    for file in sorted((CONF / key).glob("*.yaml")):
+        node: Any = OmegaConf.to_container(OmegaConf.load(file))
+        if node.get("_target_") == target:
+            return {
+                name: value
+                for name, value in node.items()
+                if name[0] != "_" and value is not None and "${" not in str(value)
+            }
+    return {}
+
+
+def _numbers(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """A text that says a number, as from ${oc.env:LR}, is that number where a number is usual."""
+    return {name: _number(value) if _is_number(usual.get(name)) else value for name, value in given.items()}
+
+
+def _number(value: Any) -> Any:
+    for kind in (int, float) if isinstance(value, str) else ():
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@contextmanager
+def _standing_in(cfg: DictConfig) -> Iterator[frozenset[str]]:
+    """Facts that are not known yet have some value meanwhile; their names."""
+    unknown = [name for name in STAND_INS if OmegaConf.is_missing(cfg.facts, name)]
+    steps = validate.value(cfg, "train.num_steps")
+    with read_write(cfg.facts):
+        for name in unknown:
+            cfg.facts[name] = steps if name == "num_steps" and steps else STAND_INS[name]
+        try:
+            yield frozenset(unknown)
+        finally:
+            for name in unknown:
+                cfg.facts[name] = "???"
+
+
+def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
+    step = getattr(node.make, "step", None)
+    wanted = (
+        [each.name for each in inspect.signature(step).parameters.values() if each.default is each.empty][1:]
+        if step
+        else []
+    )
+    if wanted:
+        so = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
+        return [Fault(f"optimizer._target_={node.target}", so, OTHERS["optimizer"])]
+    target = str(validate.value(cfg, "model._target_"))
+    is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
+    rehearse = partial(_rehearse_optimizer, node)
+    if is_sparse and rehearse(node.given) is not None and rehearse(node.given, sparse=True) is None:
+        return []
+    found = _blamed(node, rehearse)
+    if found:
+        return found
+    known = set(node.usual) | set(inspect.signature(node.make).parameters)
+    for index, group in enumerate(parted(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []):
+        key = f"optimizer.groups[{index}]"
+        own = {name: value for name, value in _numbers(group, node.usual).items() if name != "match"}
+        check_settings(own, known, key)
+        own = _of_any_kernel(own)
+        found += _blamed(node, rehearse, given={**node.given, **own}, among=own, key=key)
+    return found
+
+
+def _of_any_kernel(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what only the run's own device can tell."""
+    return {name: value for name, value in given.items() if name not in KERNEL_CHOICES}
+
+
+def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> Exception | None:
+    """What steps of one parameter with these settings raise."""
+    try:
+        _rehearsed_optimizer(node, given, sparse=sparse)
+    except Exception as error:
+        return error
+    return None
+
+
+def _rehearsed_optimizer(node: _Node, given: Mapping[str, Any] | None = None, *, sparse: bool = False) -> Optimizer:
+    """One that has taken steps. Raises: whatever it raises, and ValueError for one that leads to nan or inf."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    make: Any = node.make
+    kind = _unwrapped(make) if isinstance(make, type) and issubclass(make, Optimizer) else make
+    optimizer: Any = kind([parameter], **(node.given if given is None else given))
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"it makes a {type(optimizer).__name__}, and that is no torch.optim.Optimizer")
+    for _ in range(NUM_STEPS):
+        gradient = torch.ones(2, 2)
+        parameter.grad = gradient.to_sparse(1) if sparse else gradient
+        with torch.no_grad():
+            optimizer.step()
+    if not parameter.isfinite().all():
+        raise ValueError(f"after {NUM_STEPS} steps with gradients of 1, a weight of 1 is {parameter.flatten()[0]:g}")
+    return optimizer
+
+
+def _unwrapped(kind: type[Optimizer]) -> Any:
+    """Without torch's wrappers around these two, which import torch._dynamo: it takes seconds, and a run imports it later."""
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "step")}
+    return type(kind.__name__, (kind,), bare)
+
+
+def _any_optimizer() -> Optimizer:
+    optimizer: Optimizer = _unwrapped(Adam)([nn.Parameter(torch.ones(2, 2))])
+    return optimizer
+
+
+def _rehearse_schedule(node: _Node, given: Mapping[str, Any], optimizer: Optimizer, mode: str) -> Exception | None:
+    """What a few steps of the schedule raise."""
+    try:
+        schedule = _checked(node.make(optimizer, **given), mode)
+        for _ in range(NUM_STEPS):
+            with torch.no_grad():
+                optimizer.step()
+            schedule.step(1.0) if wants_metric(schedule) else schedule.step()  # type: ignore[arg-type]
+            for group in optimizer.param_groups:
+                if not 0 <= group["lr"] < math.inf:
+                    raise ValueError(f"it makes the learning rate {group['lr']}")
+        schedule.state_dict()
+    except Exception as error:
+        return error
+    return None
+
+
+def _checked(schedule: Any, mode: str) -> LRScheduler:
+    """Raises: RunnerError for what can't be stepped here, TypeError for what is no schedule."""
+    if not all(callable(getattr(schedule, name, None)) for name in ("step", "state_dict", "load_state_dict")):
+        raise TypeError(f"it makes {type(schedule).__name__}, and that is no schedule")
+    if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
+        better = "less" if mode == "min" else "more"
+        so = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
+        raise RunnerError(Fault(f"scheduler.mode={schedule.mode}", so, f"scheduler.mode={mode}"))
+    return schedule  # type: ignore[no-any-return]
+
+
+def _blamed(
+    node: _Node,
+    attempt: Callable[[Mapping[str, Any]], Exception | None],
+    *,
+    given: Mapping[str, Any] | None = None,
+    among: Mapping[str, Any] | None = None,
+    key: str | None = None,
+) -> list[Fault]:
+    """The settings that an attempt fails for: by themselves, with the usual ones beside them; else together.
+
+    among: those that may be at fault (None: all). key: that they stand below.
+    """
+    given, key = node.given if given is None else given, key or node.key
+    among = given if among is None else among
+    if (whole := attempt(given)) is not None:
+        node = replace(node, usual={**node.usual, **_of_conf(node.key, node.target)})
+    numbers = [name for name in among if isinstance(among[name], bool) and _is_number(node.usual.get(name))]
+    found = [_fault(node, key, name, given[name], f"it is a number, as {node.usual[name]} is") for name in numbers]
+    if whole is None:
+        return found
+    if isinstance(whole, RunnerError):
+        return [*found, *whole.faults]
+    calm = {name: _calm(node, name, value) for name, value in given.items()}
+    if (even_so := attempt(calm)) is not None:
+        open_ones = [name for name in among if node.usual.get(name) is None]
+        if not open_ones:
+            return [_of_target(node, even_so)]
+        mending = [name for name in open_ones if attempt({**given, name: CALM}) is None]
+        among = {name: among[name] for name in mending or open_ones}
+        calm = {name: given[name] if name in among else value for name, value in calm.items()}
+    alone = {name: error for name in among if (error := attempt({**calm, name: given[name]})) is not None}
+    if not alone:  # it is what one makes of the others
+        alone = {name: whole for name in among if attempt({**given, name: calm[name]}) is None}
+    if alone.keys() & node.unknown or (not alone and node.unknown):
+        alone = {name: error for name, error in alone.items() if name not in node.unknown}
+        return [*found, *(_failed(node, key, name, given[name], error) for name, error in alone.items())]
+    if not alone:
+        return [*found, _of_target(node, whole)]
+    return [
+        *found,
+        *(_failed(node, key, name, given[name], error) for name, error in alone.items() if name not in numbers),
+    ]
+
+
+def _calm(node: _Node, name: str, value: Any) -> Any:
+    """A value that is not at fault."""
+    if name not in node.usual:
+        return CALM
+    return value if node.usual[name] is None else node.usual[name]
+
+
+def _failed(node: _Node, key: str, name: str, value: Any, error: Exception) -> Fault:
+    if isinstance(error, RunnerError):
+        return error.faults[0]
+    usual = node.usual.get(name)
+    if _is_number(usual) and not _is_number(value):
+        return _fault(node, key, name, value, f"it is a number, as {usual} is; {node.name}: {_words(error)}")
+    return _fault(node, key, name, value, _said(node, error))
+
+
+def _fault(node: _Node, key: str, name: str, value: Any, so: str) -> Fault:
+    write = f"{key}.{name}={_text(node.usual[name])}" if name in node.usual else f"{key}.{name}=... with another value"
+    return Fault(f"{key}.{name}={_text(value)}", so, write)
+
+
+def _of_target(node: _Node, error: Exception) -> Fault:
+    """Of no one setting."""
+    if isinstance(error, RunnerError):
+        return error.faults[0]
+    return Fault(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
+
+
+def _said(node: _Node, error: Exception) -> str:
+    return f"{node.name} does not take it: {_words(error)}"
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _text(value: Any) -> str:
+    """As the command line has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    return str(value)

@@ -1,0 +1,51 @@
+"""Flags and overrides go in; the configuration that they compose comes out, of a run's folder or from the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from runner.cli.check_first import check
+from runner.config import override_errors
+from runner.config.compose import composer, hydra_session, name_data
+
+
+def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, Path]:
+    """The configuration, checked but for its device, and the folder that Hydra would give to a run of it.
+
+    Raises: RunnerError with everything that is wrong.
+    """
+    compose = composer(list(flags))
+    with hydra_session(["runner"]):
+        try:
+            cfg = compose(list(overrides))
+            folder = Path(cfg.hydra.run.dir).absolute()
+            HydraConfig.instance().set_config(cfg)
+            name_data(cfg)
+            del cfg.hydra
+        except Exception as error:
+            raise override_errors.explain(error, list(overrides), compose=compose, check=check) from None
+    return cfg, folder
+
+
+def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of a run with other values; `data=NAME` takes all of the data from that file.
+
+    Raises: RunnerError with everything that is wrong.
+    """
+    of_data = [word for word in overrides if _key(word) == "data" or _key(word).startswith("data.")]
+    is_another_file = any(_key(word) == "data" for word in of_data)
+    others = [word for word in overrides if word not in of_data] if is_another_file else list(overrides)
+    cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*others, "tracking.enabled=false"])  # no run comes of it
+    if is_another_file:
+        other, _ = composed([], of_data)
+        with open_dict(cfg):
+            cfg.data = OmegaConf.to_container(other.data, resolve=False)
+    return cfg
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")

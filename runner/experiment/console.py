@@ -1,0 +1,134 @@
+"""Windows of metrics, an epoch's values and a summary go in; what a person sees comes out, and the same in runner.log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import Terminal
+from runner.training.metric_buffer import Window
+
+log = logging.getLogger("runner")
+
+#: the bar is drawn by whoever brings news, at most this often: a drawing thread of its own would take the lock from training
+SECONDS_BETWEEN_FRAMES = 0.25
+SECONDS_BETWEEN_LINES = 2.0
+
+
+class Screen:
+    """The terminal of one run: a bar where there is one, plain lines where there is none."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Terminal()
+        self._bar: Progress | None = None
+        self._num_epochs = 0
+        self._epoch = 0
+        self._drawn = 0.0
+        self._values: dict[str, float] = {}
+        self._speed = 0.0
+
+    def say(self, text: str) -> None:
+        """One line, on the screen and in the log."""
+        log.info(text)
+        self.console.print(text, markup=False)
+
+    @contextmanager
+    def training(self, *, num_steps: int, num_epochs: int) -> Iterator[None]:
+        """Shows the progress of a training while it lasts."""
+        self._num_epochs = num_epochs
+        if not self.console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True) as self._bar:
+            self._bar.add_task(f"epoch 1/{num_epochs}", total=num_steps, news="")
+            yield
+        self._bar = None
+
+    def window(self, window: Window) -> None:
+        """News from the device; called by the background thread."""
+        self._speed = window.num_steps / max(window.seconds, 1e-9)
+        self._values.update(zip(window.names, map(float, window.values[-1]), strict=True))
+        if self._bar is not None and time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES:
+            self._draw(int(window.steps[-1]))
+
+    def epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """The values at an epoch's end."""
+        self._epoch = epoch
+        self._values.update(values)
+        text = f"epoch {epoch}/{self._num_epochs}  step {step}  {_values(self._values)}"
+        log.info(text)
+        is_last = epoch == self._num_epochs
+        if self._bar is not None:
+            if time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES or is_last:
+                self._draw(step)
+        elif time.monotonic() - self._drawn > SECONDS_BETWEEN_LINES or is_last:
+            self._drawn = time.monotonic()
+            self.console.print(text, markup=False)
+
+    def result(self, summary: Mapping[str, Any], *, folder: str, next_lines: Mapping[str, str]) -> None:
+        """The table at the end: values by split, then where everything lies and what to type next."""
+        splits: dict[str, dict[str, float]] = {}
+        for name, value in summary["metrics"].items():
+            split, _, metric = name.partition("/")
+            if split in ("train", "val", "test") and metric != "lr":
+                splits.setdefault(metric, {})[split] = value
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        columns = [split for split in ("train", "val", "test") if any(split in row for row in splits.values())]
+        for split in columns:
+            table.add_column(split, justify="right")
+        for metric, row in splits.items():
+            table.add_row(metric, *(readable(row[split]) if split in row else "" for split in columns))
+        if columns:
+            self.console.print(table)
+        for name, text in {**_facts(summary), "folder": folder, **next_lines}.items():
+            self.console.print(f"{name:<8}{text}", markup=False)
+
+    def end_now(self, text: str) -> None:
+        """The last word of a process that ends at once: the cursor that the bar hid is there again."""
+        self.console.show_cursor()
+        self.say(text)
+
+    def _draw(self, step: int) -> None:
+        assert self._bar is not None
+        self._drawn = time.monotonic()
+        news = f"{self._speed:,.0f} steps/s  {_values(self._values)}"
+        epoch = min(self._epoch + 1, self._num_epochs)
+        self._bar.update(
+            self._bar.task_ids[0], completed=step, description=f"epoch {epoch}/{self._num_epochs}", news=news
+        )
+        self._bar.refresh()
+
+
+def _values(values: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
+
+
+def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
+    best, seconds = summary["best"], summary["seconds"]
+    rows = {"status": summary["status"] + (f": {summary['error']}" if summary["error"] else "")}
+    if summary["ending"] in ("max_seconds", "patience"):
+        rows["status"] += f" ({summary['ending']})"
+    if best["value"] is not None:
+        rows["best"] = f"{best['metric']} {readable(best['value'])} at step {best['step']}"
+    if summary["num_steps"]:
+        rows["speed"] = (
+            f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "
+            f"{summary['samples_per_second']:,.0f} samples/s"
+        )
+    return rows

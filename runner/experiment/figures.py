@@ -1,0 +1,96 @@
+"""A run that has ended goes in; its pictures come out: its curves, and what its best weights say of rows not learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.config import secrets
+from runner.config.importing import loading
+from runner.config.instantiate import build
+from runner.device.placement import place
+from runner.experiment.build import Parts
+from runner.experiment.plots.collect import collect
+from runner.experiment.plots.curves import draw_curves
+from runner.experiment.plots.draw import draw_results
+from runner.experiment.run_record import Record
+from runner.models.generate import sample
+from runner.tasks.metric_names import PLOTS
+from runner.tasks.task import Predicting
+from runner.tracking.journal_reader import read_points
+from runner.training import checkpoint
+
+Say = Callable[[str], None]
+
+
+def illustrate(parts: Parts, record: Record, folder: Path, *, of: str, say: Say) -> list[Path]:
+    """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
+
+    What can't be drawn of the predictions is told by `say` and left out. Raises: OSError for curves on a full disk.
+    """
+    plots, task = folder / "plots", parts.task
+    best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
+    with loading():
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+    drawn = draw_curves(read_points(folder), plots, title=of, best=best)
+    if record.status != "finished" or not isinstance(task, Predicting):
+        return drawn
+    try:
+        parts = _whole(parts, folder)
+        is_text = task.kind == "language"
+        return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
+    except Exception as error:
+        say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        return drawn
+
+
+def _whole(parts: Parts, folder: Path) -> Parts:
+    """The parts with a model that this process has alone: what the others have of it they have taken with them."""
+    if parts.shards is None:
+        return parts
+    with torch.random.fork_rng(devices=[]):
+        model = build(secrets.filled_in(parts.card.model), key="model")
+    model.load_state_dict(checkpoint.load(folder / "checkpoints" / "best.pt")["model"])
+    return replace(parts, model=place(model, parts.device), average=None, shards=None)
+
+
+def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say: Say) -> list[Path]:
+    """Of the test split, or the validation split where there is none."""
+    split, batches = ("test", parts.test) if parts.test is not None else ("val", parts.val)
+    wanted = getattr(task, "plots", PLOTS.get(task.kind, ()))
+    if batches is None or not wanted:
+        return []
+    try:
+        results = collect(
+            parts.kept_model,
+            task,
+            batches.epoch(0),
+            autocast=parts.precision.autocast,
+            train=parts.train.epoch(0),
+            classes=parts.source.classes,
+            names=parts.source.targets,
+            split=split,
+            of=of,
+            num_rows_of_split=batches.num_rows,
+        )
+    finally:
+        batches.close()
+        parts.train.close()
+    return draw_results(results, plots, wanted=wanted, say=say)
+
+
+def _write_sample(parts: Parts, plots: Path) -> list[Path]:
+    """A text that the best weights write, to look at."""
+    num_tokens = getattr(parts.task, "sample_tokens", 0)
+    if parts.source.reader is None or not num_tokens:
+        return []
+    reader: Any = build(parts.source.reader, key="data")
+    text = sample(parts.kept_model, reader, parts.device, num_tokens=num_tokens)
+    plots.mkdir(parents=True, exist_ok=True)
+    (plots / "sample.txt").write_text(text, encoding="utf-8")
+    return [plots / "sample.txt"]

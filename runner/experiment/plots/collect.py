@@ -1,0 +1,169 @@
+"""A model, its task and a split's batches go in; what the model says of the rows comes out on the host, in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from runner.device.placement import num_rows
+from runner.experiment.plots.draw import Plane, Results, Shown
+from runner.tasks.task import Predicting
+
+MOST_ROWS = 10_000
+MOST_NUMBERS = 10_000_000  # of all rows together: fewer rows where each has many
+NUM_SHOWN = 16
+NUM_RECONSTRUCTED = 8
+MOST_POINTS = 600  # of the training split on the plane
+GRID = 160  # points a side of the plane
+LEAST_ROOM = 1e-4  # around the points, of their size: float32 tells GRID points apart in it
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+@torch.no_grad()
+def collect(
+    model: nn.Module,
+    task: Predicting,
+    batches: Iterable[Any],
+    *,
+    autocast: Autocast,
+    most_rows: int = MOST_ROWS,
+    train: Iterable[Any] | None = None,
+    classes: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    split: str = "test",
+    of: str = "",
+    num_rows_of_split: int | None = None,
+) -> Results:
+    """Predicts up to most_rows rows, and keeps the inputs of the worst. Waits for the device once or twice, at the end.
+
+    train: batches of the training split, for its points on the plane of two inputs (None: without them).
+    classes, names, split, of, num_rows_of_split: as Results has them.
+    """
+    was_training = model.training
+    model.eval()
+    said: list[Tensor] = []
+    true: list[Tensor] = []
+    points: list[Tensor] = []
+    worst, first, rows = _Worst(NUM_RECONSTRUCTED if task.kind == "autoencoding" else NUM_SHOWN), None, 0
+    try:
+        for batch in batches:
+            predictions, targets, inputs = _predict(model, task, batch, autocast)
+            said.append(predictions)
+            true.append(targets)
+            if isinstance(inputs, Tensor) and inputs.is_floating_point():
+                worst.take(inputs, predictions, targets, _badness(task.kind, predictions, targets))
+                points += [inputs] if inputs.dim() == 2 and inputs.shape[1] == 2 else []
+                if first is None and task.kind == "autoencoding":
+                    first = tuple(part[:NUM_RECONSTRUCTED] for part in (inputs, predictions, targets))
+            rows += len(predictions)
+            if rows >= most_rows or rows * max(1, predictions[0].numel()) >= MOST_NUMBERS:
+                break
+        plane = _plane(model, task, torch.cat(points), torch.cat(true), train, autocast) if points else None
+        return Results(
+            task.kind,
+            _host(torch.cat(said)[:most_rows]).astype(np.float32, copy=False),
+            _host(torch.cat(true)[:most_rows]),
+            classes=classes,
+            names=names,
+            split=split,
+            of=of,
+            num_rows=num_rows_of_split,
+            worst=_shown(worst.kept),
+            first=_shown(first),
+            plane=plane,
+        )
+    finally:
+        model.train(was_training)
+
+
+class _Worst:
+    """The rows that the model is furthest off at, so far; on the device."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._badness: Tensor | None = None
+        self.kept: tuple[Tensor, ...] | None = None
+
+    def take(self, inputs: Tensor, predictions: Tensor, targets: Tensor, badness: Tensor) -> None:
+        parts: tuple[Tensor, ...] = (inputs, predictions, targets)
+        if self.kept is not None and self._badness is not None:
+            parts = tuple(torch.cat([old, new]) for old, new in zip(self.kept, parts, strict=True))
+            badness = torch.cat([self._badness, badness])
+        self._badness, chosen = badness.topk(min(self._most, len(badness)))
+        self.kept = tuple(part.index_select(0, chosen) for part in parts)
+
+
+def _predict(model: nn.Module, task: Predicting, batch: Any, autocast: Autocast) -> tuple[Tensor, Tensor, Any]:
+    with autocast():
+        outputs = task.outputs(model, batch)
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(inputs, Tensor) and inputs.dtype == torch.uint8:
+        inputs = inputs / 255  # images
+    return task.predictions(outputs), task.targets(batch), inputs
+
+
+def _badness(kind: str, predictions: Tensor, targets: Tensor) -> Tensor:  # (B,)
+    """What the right class lacks to 1; of numbers how far they are off."""
+    if kind == "multiclass" and predictions.dim() == 2:
+        return 1 - predictions.gather(1, targets[:, None])[:, 0]
+    apart = (predictions - targets).flatten(1).abs()
+    return apart.amax(1) if kind == "multilabel" else apart.mean(1)
+
+
+def _plane(
+    model: nn.Module,
+    task: Predicting,
+    points: Tensor,  # (N, 2)
+    targets: Tensor,
+    train: Iterable[Any] | None,
+    autocast: Autocast,
+) -> Plane | None:
+    """What the model says on a grid around the points."""
+    if task.kind not in ("multiclass", "regression") or targets.dim() > 2:
+        return None
+    trained = _some(train, task) if train is not None else None
+    both = _host(torch.cat([points, trained[0]]) if trained else points).astype(np.float64)
+    means = np.nan_to_num(both).sum(0) / np.maximum(1, (~np.isnan(both)).sum(0))  # where what is missing is shown
+    here = np.where(np.isnan(both), means, both)
+    low, high = here.min(0), here.max(0)
+    room = np.maximum(0.06 * (high - low), LEAST_ROOM * np.maximum(abs(low), abs(high)))
+    room = np.where(room > 0, room, 1.0)
+    x, y = (np.linspace(low[axis] - room[axis], high[axis] + room[axis], GRID, dtype=np.float32) for axis in (0, 1))
+    grid = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)).to(points.device, points.dtype)
+    with autocast():
+        outputs = task.outputs(model, (grid, None))
+    said = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
+    kept = slice(0, MOST_POINTS)
+    shown = here.astype(np.float32)
+    of_train = (shown[len(points) :], _host(trained[1])) if trained else None
+    return Plane(x, y, said, of_train, (shown[: len(points)][kept], _host(targets[kept])))
+
+
+def _some(batches: Iterable[Any], task: Predicting) -> tuple[Tensor, Tensor]:
+    inputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    for batch in batches:
+        inputs.append(batch[0])
+        targets.append(task.targets(batch))
+        if sum(map(num_rows, inputs)) >= MOST_POINTS:
+            break
+    return torch.cat(inputs)[:MOST_POINTS], torch.cat(targets)[:MOST_POINTS]
+
+
+def _shown(kept: tuple[Tensor, ...] | None) -> Shown | None:
+    if kept is None:
+        return None
+    inputs, predictions, targets = map(_host, kept)
+    return Shown(inputs.astype(np.float32), predictions, targets)
+
+
+def _host(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    return found

@@ -1,0 +1,198 @@
+"""One run's configuration goes in; how many processes train it and on what comes out, and this one's place among them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from runner.config import validate
+from runner.config.validate import without_password
+from runner.data.loading.order import mixed
+from runner.device import Choice, Hardware, parse
+from runner.device.backends import seed_everything
+from runner.device.per_process import backend_of, device_of_process, devices_of_processes
+from runner.distributed import messages
+from runner.distributed.environment import Place, place_of
+from runner.distributed.group import Alone, Ranks, join
+from runner.errors import Fault, RunnerError
+from runner.experiment.build import Parts, prepare
+from runner.experiment.console import Screen
+from runner.experiment.launch import Outcome, launch
+from runner.experiment.run_record import Membership, Repetition
+from runner.experiment.summary import FILE, read_summary, write_summary
+
+
+def place_here(cfg: DictConfig) -> Place | None:
+    """Where torchrun, srun or our own launcher has put this process; None: it is alone. Raises: RunnerError."""
+    place = place_of(os.environ)
+    count = validate.value(cfg, "train.num_processes")
+    if place is not None and count not in ("auto", place.num):
+        so = f"{place.by} has started {place.num} processes"
+        write = f"train.num_processes=auto, or train.num_processes={place.num}"
+        raise RunnerError(Fault(f"train.num_processes={count}", so, write))
+    return place
+
+
+def devices_here(
+    cfg: DictConfig, hardware: Hardware, choice: Choice, place: Place | None, *, is_given: bool, has_trial: bool
+) -> tuple[Choice, ...]:
+    """The device of each process that this one is to start; of one that is a member already, its own.
+
+    is_given: whether somebody else has chosen (a sweep's slot, the process that launched this one).
+    Raises: RunnerError for what several processes can't do, and for devices that are not there.
+    """
+    if place is not None:
+        found = choice if is_given else device_of_process(_policy(cfg), place.local_rank, place.local_num, hardware)
+        _refuse(cfg, place.num, has_trial=has_trial)
+        return (found,)
+    if is_given and choice.device != "cpu":
+        policy, count = _policy(cfg), cfg.train.num_processes
+        if policy == ("all",) or (count != "auto" and count > 1):
+            so = "a sweep gives each of its jobs one device"
+            write = "device=cuda train.num_processes=1, or this run outside of a sweep"
+            asked = f"device={','.join(policy)} train.num_processes={count}"
+            if count != "auto" or len(devices_of_processes(policy, "auto", hardware)) > 1:
+                raise RunnerError(Fault(asked, so, write))
+        return (choice,)
+    found_all = devices_of_processes(_policy(cfg), cfg.train.num_processes, hardware, choice=choice)
+    _refuse(cfg, len(found_all), has_trial=has_trial)
+    return found_all
+
+
+def joined(place: Place | None, choice: Choice) -> Ranks:
+    """This process among the others; it waits until all are there."""
+    if place is None:
+        return Alone()
+    return join(place, backend=backend_of(choice.here), device=torch.device(choice.here))
+
+
+def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: Place | None) -> Parts:
+    """parts.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
+
+    Each draws numbers of its own from then on, the first one those of a run alone.
+    """
+    divide = None
+    if cfg.placement.strategy == "fsdp" and ranks.num > 1:
+        from runner.distributed.sharding import dividing  # it imports for a second
+
+        divide = dividing(device, ranks.num)
+    if not ranks.is_first:
+        ranks.from_first(None)
+    goes_on = any((folder / "checkpoints").glob("last*.pt"))
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=place.local_num if place else 1, divide=divide)
+    if ranks.is_first:
+        ranks.from_first(None)
+    else:
+        seed_everything(mixed(cfg.seed, ranks.rank))
+    return parts
+
+
+def run_in_several(
+    cfg: DictConfig,
+    folder: Path,
+    choices: tuple[Choice, ...],
+    *,
+    rerun: str,
+    member: Membership | None,
+    repetition: Repetition | None,
+) -> dict[str, Any]:
+    """Runs it in processes of their own, one for each choice, and returns the summary that they left.
+
+    rerun: the configuration that they compose. Raises: RunnerError for what they found wrong with it.
+    """
+    if repetition is not None:
+        repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
+    uri = str(cfg.tracking.uri)
+    given = messages.Given(
+        parent=os.getpid(),
+        choices=[vars(choice) for choice in choices],
+        path=[path or str(Path.cwd()) for path in sys.path],
+        member=vars(member) if member else None,
+        reproduces=repetition.of if repetition else None,
+    )
+    messages.give(folder, rerun, given)
+    (folder / FILE).unlink(missing_ok=True)  # of the time before
+    outcome = launch(
+        folder,
+        num=len(choices),
+        max_restarts=cfg.train.max_restarts,
+        environment={"MLFLOW_TRACKING_URI": uri} if without_password(uri) != uri else {},
+    )
+    if faults := messages.faults_of(folder):
+        shutil.rmtree(folder / messages.FOLDER)
+        raise RunnerError(*faults)
+    summary = read_summary(folder)
+    if outcome.failure is not None or not summary:
+        shown = summary.get("error")
+        summary = _of_a_death(folder, summary, outcome)
+        if summary["error"] != shown:
+            Screen().say(f"status  {summary['status']}: {summary['error']}")
+        write_summary(folder, summary)
+    return summary
+
+
+def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """What is to be said of a run one of whose processes died; `summary`: what the first one left, if it could."""
+    words = messages.first_words(folder, of=outcome.attempt)
+    has_more = words is not None and words.text != messages.LOST
+    error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
+    code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
+    more = {"status": "killed" if code else "failed", "error": error, "exit_code": code}
+    return {"ending": "", "run_id": None, "metrics": {}, **summary, **more}
+
+
+def _policy(cfg: DictConfig) -> tuple[str, ...]:
+    return parse(validate.value(cfg, "device"))
+
+
+def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
+    """What several processes can't do, all of it at once."""
+    if num <= 1:
+        return
+    asked, one = f"train.num_processes={num}", "train.num_processes=1"
+    found = []
+    if cfg.train.on_oom == "split":
+        so = "processes that wait for each other can't each repeat a step in parts"
+        found.append(Fault(f"train.on_oom=split with {asked}", so, f"train.on_oom=fail and a smaller batch, or {one}"))
+    if cfg.train.cuda_graph:
+        so = "a captured step does not wait for other processes"
+        found.append(Fault(f"train.cuda_graph=true with {asked}", so, f"train.cuda_graph=false, or {one}"))
+    if cfg.placement.strategy == "fsdp":
+        found += _not_in_parts(cfg, asked)
+    if has_trial:
+        so = "a search asks one process whether its trial goes on"
+        found.append(Fault(f"{asked} in a search with a pruner", so, f"hydra.sweeper.pruner=none, or {one}"))
+    if found:
+        raise RunnerError(*found)
+
+
+def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
+    """What a model that lies in parts does not go with."""
+    found = []
+    for setting, value, so, write in (
+        (
+            "train.compile",
+            True,
+            "the exchanges around each block are not compiled in this version",
+            "train.compile=false",
+        ),
+        ("train.precision", "fp16", "fp16 scales by gradients that no process has whole", "train.precision=bf16"),
+        ("placement.init", "device", "it builds the whole model on each device", "placement.init=host"),
+        ("placement.guard", "always", "the guard would watch the exchanges", "placement.guard=first_step"),
+        *(
+            (f"backends.{kind}.channels_last", True, "parts are cut from weights as torch lays them out", "null for it")
+            for kind in ("cpu", "cuda")
+        ),
+    ):
+        if validate.value(cfg, setting) == value:
+            words = "true" if value is True else value
+            found.append(Fault(f"placement.strategy=fsdp {setting}={words} with {asked}", so, write))
+    return found

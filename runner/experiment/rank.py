@@ -1,0 +1,83 @@
+"""The folder of a run that several processes train goes in; one of them comes out. `python -m runner.experiment.rank FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from contextlib import nullcontext
+from pathlib import Path
+
+from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.logs import logging_to
+from runner.config.untrusted import trusting
+from runner.distributed import messages
+from runner.distributed.environment import Place, place_of
+from runner.errors import RunnerError
+
+#: a process that is ended after another one has died says so later than that one
+SECONDS_BEHIND = 5.0
+
+
+def main(folder: Path) -> int:
+    """Is one process of the run, as the environment says which. Returns its exit code."""
+    from runner.distributed.group import is_lost
+    from runner.experiment.launch import die_with
+
+    place = place_of(os.environ)
+    given = messages.given_in(folder)
+    assert place is not None
+    (folder / messages.FOLDER / f"{place.rank}.pid").write_text(str(os.getpid()))
+    sys.path[:] = [*dict.fromkeys([*given.path, *sys.path])]
+    if messages.is_ending(folder):
+        return 1
+    die_with(os.getppid(), grace_seconds=30.0, end=lambda: os._exit(143))
+    if os.getppid() != given.parent:
+        return 1
+    try:
+        return _train(folder, place, given)
+    except RunnerError as error:
+        messages.tell(folder, place.rank, str(error), faults=error.faults)
+    except BaseException as error:
+        traceback.print_exc()
+        messages.tell(folder, place.rank, messages.LOST if is_lost(error) else f"{type(error).__name__}: {error}")
+    return 1
+
+
+def _train(folder: Path, place: Place, given: messages.Given) -> int:
+    """Returns 1 where the run failed; one that was asked to end has come to its end."""
+    compose = composer(["-cd", str(folder / messages.FOLDER), "-cn", "rerun"])
+    with hydra_session(["runner"]), trusting():  # the process that launched this one has written it
+        cfg = composed_with(compose, [])
+        from runner.device import Choice
+        from runner.experiment import run  # torch
+        from runner.experiment.run_record import Membership, Repetition
+
+        with nullcontext() if place.rank else logging_to(folder):
+            done = run.run(
+                cfg,
+                folder,
+                choice=Choice(**given.choices[place.local_rank]),
+                member=Membership(**given.member) if given.member else None,
+                repetition=Repetition(given.reproduces, lambda parts: None) if given.reproduces else None,
+                owns_process=True,
+                is_launched=True,
+            )
+    return int(done["status"] == "failed")
+
+
+def _let_the_first_go_first(folder: Path) -> None:
+    """The launcher asks how a process ended, and it is to see the one that began it; it ends this one then."""
+    words = messages.first_words(folder)
+    if words is not None and words.text == messages.LOST:
+        time.sleep(SECONDS_BEHIND)
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    if code:
+        _let_the_first_go_first(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # not sys.exit: what joins the processes may wait for one that is dead

@@ -1,0 +1,237 @@
+"""A run's parts and what happened in it go in; what its journal, its page in MLflow and summary.json say comes out."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config.secrets import masker, shown
+from runner.config.validate import without_password
+from runner.device import Choice, Hardware, backends
+from runner.device.placement import map_tensors
+from runner.experiment import provenance
+from runner.experiment.build import Parts
+from runner.inspection.findings import Finding
+from runner.models.card import NAME as CARD
+from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events, read_series
+from runner.tracking.mlflow_model import leave_graph
+from runner.training.loop import Best
+from runner.version import __version__
+
+EXAMPLE = "journal/example.pt"
+NUM_EXAMPLE_ROWS = 4
+SPLITS = ("train/", "val/", "test/")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What a run knows of the sweep that it belongs to."""
+
+    sweep: str  # the sweep's folder, as a tag
+    uid: str  # of the sweep's own run in MLflow
+    experiment: str  # that it is in
+    name: str  # of this job, e.g. "device=cpu seed=2"
+    publishes: bool = True  # False: the sweep's own process sends the journal
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What a run knows of the one that it repeats."""
+
+    of: str  # its id in MLflow, or its folder, as a tag
+    check: Callable[[Parts], None]  # before anything is tracked; raises a RunnerError for parts that are not the same
+
+
+@dataclass
+class Record:
+    """What happened, collected as it happens."""
+
+    status: str = "failed"
+    error: str | None = None
+    ending: str = ""
+    num_steps: int = 0
+    num_epochs: int = 0
+    num_samples: int = 0
+    uid: str = field(default_factory=lambda: uuid.uuid4().hex)
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("start", "setup", "train", "evaluate"), 0.0)
+    )
+    pulls: int = 0
+    points: int = 0
+    journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
+    findings: list[Finding] = field(default_factory=list)  # of the guard
+
+
+def take_up(folder: Path) -> Record:
+    """The record of a run that is taken up again: what its journal holds already. Reads it whole, 1 s a million points."""
+    starts = [event for event in read_events(folder) if event["kind"] == "start"]
+    if not starts:
+        return Record()
+    record = Record(uid=starts[0]["uid"])
+    for name, (steps, _, values) in read_series(folder).items():
+        record.journaled[name] = int(steps.max())
+        record.metrics[name] = float(values[-1])
+        record.points += len(values) if name.startswith(SPLITS) and name != "train/lr" else 0
+    return record
+
+
+def introduce(
+    journal: Journal,
+    cfg: DictConfig,
+    parts: Parts,
+    record: Record,
+    *,
+    choice: Choice,
+    hardware: Hardware,
+    folder: Path,
+    member: Membership | None,
+    reproduces: str | None = None,
+) -> None:
+    """Writes what the run is, before its first step: configuration, tags, data set, code.
+
+    reproduces: the run that this one repeats (None: it is itself).
+    """
+    git = provenance.git_state()
+    tags = {
+        "device": choice.device,
+        "device_name": hardware.name_of(choice.here),
+        "device_reason": choice.reason,
+        "runner_version": __version__,
+        "mlflow.user": _user(),
+        "mlflow.source.name": "python -m runner",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.note.content": _note(cfg, parts, choice, folder),
+    }
+    if git is not None:
+        tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
+    if member is not None:
+        tags["sweep"] = member.sweep
+    if reproduces is not None:
+        tags["reproduces"] = reproduces
+    journal.event(
+        "start",
+        uid=record.uid,
+        experiment=cfg.tracking.experiment or parts.source.name,
+        run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
+        start_ms=int(time.time() * 1000),
+        params=parameters(cfg),
+        tags=tags,
+        system_metrics=cfg.tracking.system_metrics,
+    )
+    if member is not None:
+        journal.event("parent", uid=member.uid, experiment=member.experiment)
+    sizes = dict(parts.splits.sizes)
+    journal.event(
+        "dataset",
+        name=parts.source.name,
+        digest=data_digest(parts),
+        source=without_password(str(parts.source.origin)),
+        source_type="local",
+        schema=json.dumps({"facts": _jsonable(cfg.facts)}),
+        profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
+        context="training",
+    )
+    (folder / "environment.txt").write_text(provenance.environment())
+    for name in ("rerun.yaml", "environment.txt"):
+        journal.event("artifact", path=name, to="")
+    if git is not None and git.diff:
+        (folder / "git.diff").write_text(masker(str(cfg.tracking.uri))(git.diff))
+        journal.event("artifact", path="git.diff", to="")
+
+
+def data_digest(parts: Parts) -> str:
+    """The data's fingerprint, as far as MLflow takes one."""
+    return parts.splits.fingerprint[:32]
+
+
+def publish_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool) -> None:
+    """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them."""
+    batches = parts.val or parts.train
+    batch = next(iter(batches.epoch(0)))
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
+    event = {"node": parts.card.model, "weights": "checkpoints/best.pt", "example": EXAMPLE, "card": CARD}
+    if is_tracked:
+        leave_graph(folder, event)
+    journal.event("model", **event)
+
+
+def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:
+    """What summary.json holds, but for the tracker's part and the seconds after training."""
+    train_seconds = record.seconds["train"]
+    per_second = 1 / train_seconds if train_seconds else 0.0
+    best = record.best or parts.best
+    num_reads = sum(finding.count for finding in record.findings if finding.kind in ("host read", "copy"))
+    return {
+        "status": record.status,
+        "error": record.error and without_password(record.error),
+        "run_id": None,
+        "tracking_uri": without_password(str(cfg.tracking.uri)) if cfg.tracking.enabled else None,
+        "device": choice.device,
+        "device_reason": choice.reason,
+        "num_epochs": record.num_epochs,
+        "num_steps": record.num_steps,
+        "num_samples": record.num_samples,
+        "num_parameters": parts.num_parameters,
+        "metrics": record.metrics,
+        "best": {"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
+        "ending": record.ending,
+        "seconds": record.seconds,
+        "steps_per_second": record.num_steps * per_second,
+        "samples_per_second": record.num_samples * per_second,
+        "peak_memory_bytes": backends.peak_memory_bytes(parts.device),
+        "host_reads": {"pulls": record.pulls, "points": record.points, "unexpected": num_reads},
+        "tracker": {"points_written": 0, "points_pending": record.points if cfg.tracking.enabled else 0},
+        "versions": provenance.versions(),
+    }
+
+
+def parameters(cfg: DictConfig) -> dict[str, str]:
+    """The resolved configuration by dotted key; no passwords, and nothing that stood in the environment."""
+    flat: dict[str, str] = {}
+
+    def walk(node: Any, key: str) -> None:
+        if isinstance(node, Mapping) and node:
+            for name, child in node.items():
+                walk(child, f"{key}.{name}" if key else str(name))
+        else:
+            flat[key] = str(node) if node is not None else "null"
+
+    walk({key: node for key, node in shown(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
+    return flat
+
+
+def model_name(cfg: DictConfig) -> str:
+    return str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
+
+
+def _jsonable(cfg: DictConfig) -> dict[str, Any]:
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
+
+
+def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path) -> str:
+    sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
+    return (
+        f"**{model_name(cfg)}** ({parts.num_parameters:,} parameters) on **{parts.source.name}** ({sizes} rows), "
+        f"on **{choice.device}**: {choice.reason}.\n\n"
+        f"Again: `python -m runner -cd {folder} -cn rerun`, or with rerun.yaml from this run's artifacts."
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return "unknown"

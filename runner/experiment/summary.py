@@ -1,0 +1,46 @@
+"""A run's summary goes in; its folder's summary.json comes out, whole or not at all, and back again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.config import run_files
+
+FILE = "summary.json"
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run left; {} when it left nothing that can be read."""
+    try:
+        summary = run_files.read_json(folder / FILE)
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def note_tracker(folder: Path, **known: Any) -> None:
+    """Writes into a run's summary what its own process could not know: where MLflow has it, and how much of it."""
+    summary = read_summary(folder)
+    if summary and any(summary.get(name) != value for name, value in known.items()):
+        write_summary(folder, summary | known)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """A reader meets the old file or the new one, also where the disk is full. Raises: OSError when it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / "summary.writing"
+    try:
+        beside.write_text(json.dumps(summary, indent=2) + "\n")
+        beside.replace(folder / FILE)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def is_over(summary: Mapping[str, Any], changed: Sequence[str] = ()) -> bool:
+    """Whether there is nothing left to do: it has come to its end, and no word of `changed` asks for more."""
+    is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
+    return is_at_end and not any(word.startswith("train.") for word in changed)

@@ -1,0 +1,104 @@
+"""The stack goes in; the line of a person's code that is at work comes out, and the module whose forward pass it is."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import torch
+
+UNKNOWN = "an unknown line"
+_RUNNER = str(Path(__file__).parents[1])
+_WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), "<frozen ")
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:
+    """From the innermost frame out to `outermost`, without those that only look."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is outermost or not frame.f_code.co_filename.startswith(_WATCHING):
+            yield frame
+        if frame is outermost:
+            return
+        frame = frame.f_back
+
+
+def line(stack: Sequence[FrameType]) -> str:
+    """The innermost line that is neither a library's nor the runner's, `my_models.py:42`; else the runner's innermost."""
+    frame = person(stack)
+    return UNKNOWN if frame is None else _place(frame, frame.f_lineno)
+
+
+def person(stack: Sequence[FrameType]) -> FrameType | None:
+    """The frame of that line."""
+    own = [frame for frame in stack if not _is_library(frame.f_code.co_filename)]
+    persons = [frame for frame in own if not frame.f_code.co_filename.startswith(_RUNNER)]
+    return next(iter(persons or own), None)
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is a person's: neither the runner's nor of anything that is installed."""
+    return not _is_library(file) and not file.startswith(_RUNNER) and "-packages" not in file and file[:1] != "<"
+
+
+def is_persons() -> bool:
+    """Whether a person's own code is at work, and not only the runner's and the libraries'."""
+    frame = person(list(frames()))
+    return frame is not None and not frame.f_code.co_filename.startswith(_RUNNER)
+
+
+def line_of_error(error: BaseException) -> str:
+    """The line of a person's code that an exception came through, innermost."""
+    lines = dict(traceback.walk_tb(error.__traceback__))
+    frame = person(list(lines)[::-1])
+    return UNKNOWN if frame is None else _place(frame, lines[frame])
+
+
+def module(stack: Sequence[FrameType]) -> str:
+    """The path of the innermost module whose forward pass is under way, led by the class of the outermost.
+
+    Read off the stack, where torch's `_call_impl` holds each module: so nothing has to be hooked into the model.
+    """
+    calls = (frame.f_locals.get("self") for frame in stack if frame.f_code.co_name == "_call_impl")
+    running = [found for found in calls if isinstance(found, torch.nn.Module)]
+    if not running:
+        return ""
+    inner, outer = running[0], running[-1]
+    path = next((name for name, found in outer.named_modules() if found is inner), type(inner).__name__)
+    return f"{type(outer).__name__}.{path}".rstrip(".")
+
+
+class Lines:
+    """Where each operation of a step was written; in backward, the line of the forward pass that it belongs to."""
+
+    def __init__(self) -> None:
+        self._by_sequence: dict[int, tuple[str, str]] = {}
+
+    def now(self) -> tuple[str, str]:
+        """The line and the module of the operation under way. Some 10 us."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            found = self._by_sequence.get(node._sequence_nr())
+            if found is not None:
+                return found
+        stack = list(frames())
+        here = line(stack), module(stack)
+        if node is None and torch.is_grad_enabled():
+            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = here
+        return here
+
+
+def _place(frame: FrameType, number: int) -> str:
+    path, here = Path(frame.f_code.co_filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path.name}:{number}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or (file.startswith(_STDLIB) and "-packages" not in file)

@@ -1,0 +1,208 @@
+"""The operations of a step go in; what it takes of the device comes out: memory by part, arithmetic, bytes, kernels.
+
+Memory is what lives: each storage from the operation that makes it to its end. It agrees with the allocator's own count
+to a few percent (tests/plan); what a kernel takes inside itself, a CUDA context and fragmentation are not in it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from runner.inspection.host_reads import Operation
+from runner.inspection.tensor_names import storage_of
+
+#: what CUDA's allocator rounds a size up to
+ROUNDED_TO = {"cuda": 512}
+#: operations that move no memory, beside views
+FREE = {"detach", "_unsafe_view", "lift_fresh", "alias", "empty", "empty_like", "empty_strided", "new_empty"}
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """A device at its best; None: not known."""
+
+    flops_per_second: dict[str, float] = field(default_factory=dict)  # by precision: fp32, tf32, bf16, fp16, fp64
+    memory_bytes_per_second: float | None = None
+    copy_bytes_per_second: float | None = None
+    launch_seconds: float | None = None
+
+    def flops_of(self, dtype: torch.dtype, *, tf32: bool) -> float | None:
+        name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}.get(dtype, "fp32")
+        if name == "fp32" and tf32:
+            name = "tf32"
+        return self.flops_per_second.get(name) or self.flops_per_second.get("fp32")
+
+
+@dataclass
+class Moment:
+    """The memory right after an operation."""
+
+    phase: str
+    parts: dict[str, int]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+class Costs:
+    """Counts while it is an observer of HostReads. `part` is what new memory is for, `phase` what goes on."""
+
+    def __init__(self, device: torch.device, *, speeds: Speeds | None = None, tf32: bool = False) -> None:
+        self.phase, self.part = "setup", "other"
+        self.flops: Counter[str] = Counter()  # by phase
+        self.touched_bytes = 0
+        self.num_kernels = 0
+        self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
+        self.peak: Moment = Moment("setup", {})
+        self.timeline: list[Moment] = []  # of memory, where it changed
+        self._device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
+        self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
+        self._parts: Counter[str] = Counter()
+        self._total = 0
+
+    def after(self, done: Operation) -> None:
+        if done.outputs:
+            with torch._C.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
+                self._see(done)
+
+    def _see(self, done: Operation) -> None:
+        on_device = [tensor for tensor in done.outputs if self._is_here(tensor)]
+        part = "temporaries" if _is_backward() else self.part
+        for tensor in on_device:
+            self._track(tensor, part)
+        if on_device and not done.op.is_view and done.name not in FREE:
+            self._count(done, on_device[0])
+
+    def failed(self, what: str, inputs: object, error: Exception) -> None:
+        pass
+
+    def hold(self, part: str, num_bytes: int) -> None:
+        """Counts memory that was there before, for good."""
+        self._change(part, num_bytes)
+
+    def belongs(self, tensors: Iterable[Tensor | None], part: str) -> None:
+        """Says what these tensors are for, whether they were seen before or not."""
+        for tensor in tensors:
+            if tensor is not None and self._is_here(tensor):
+                self._track(tensor, part)
+                self._move(storage_of(tensor), part)
+
+    def forget_work(self) -> None:
+        """Starts the count of a step: what lives stays, and the peak begins anew."""
+        self.flops.clear()
+        self.touched_bytes = self.num_kernels = 0
+        self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
+        self.timeline.clear()
+        self.peak = Moment(self.phase, {})
+        self._note()
+
+    @property
+    def now(self) -> dict[str, int]:
+        """Bytes that live, by part."""
+        return {part: count for part, count in self._parts.items() if count}
+
+    @property
+    def _phase_now(self) -> str:
+        return "backward" if _is_backward() else self.phase
+
+    def _is_here(self, tensor: Tensor) -> bool:
+        return tensor.device == self._device and tensor.layout is torch.strided
+
+    def _track(self, tensor: Tensor, part: str) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+        unit = ROUNDED_TO.get(self._device.type, 1)
+        size = -(-size // unit) * unit
+        self._live[key] = (part, size)
+        weakref.finalize(storage, self._free, key).atexit = False
+        self._change(part, size)
+
+    def _free(self, key: int) -> None:
+        found = self._live.pop(key, None)
+        if found is not None:
+            self._change(found[0], -found[1])
+
+    def _move(self, key: int, part: str) -> None:
+        before, size = self._live[key]
+        if before != part:
+            self._live[key] = (part, size)
+            self._parts[before] -= size
+            self._parts[part] += size
+
+    def _change(self, part: str, size: int) -> None:
+        self._parts[part] += size
+        self._total += size
+        if size:
+            self._note()
+
+    def _note(self) -> None:
+        moment = Moment(self._phase_now, self.now)
+        self.timeline.append(moment)
+        if self._total > self.peak.num_bytes:
+            self.peak = moment
+
+    def _count(self, done: Operation, output: Tensor) -> None:
+        flops = flops_of(done.op, done.args, done.kwargs, done.result)
+        touched = sum(_num_bytes(tensor) for tensor in (*done.inputs, *done.outputs))
+        self.num_kernels += 1
+        self.flops[self._phase_now] += flops
+        self.touched_bytes += touched
+        dtype = next((tensor.dtype for tensor in done.inputs if tensor.is_floating_point()), output.dtype)
+        fastest, bandwidth = self._speeds.flops_of(dtype, tf32=self._tf32), self._speeds.memory_bytes_per_second
+        computing = flops / fastest if fastest else 0.0
+        moving = touched / bandwidth if bandwidth else 0.0
+        self.compute_seconds += computing
+        self.memory_seconds += moving
+        self.roofline_seconds += max(computing, moving)  # Williams, Waterman and Patterson 2009
+
+
+def flops_of(op: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Floating point operations of a call of a kernel; 0 for what is no product."""
+    if formula := flop_registry.get(op._overloadpacket):
+        return int(formula(*args, **kwargs, out_val=result))
+    own = FLOPS.get(op._overloadpacket.__name__)
+    return own(args) if own else 0
+
+
+def _recurrent(rows: int, weights: Iterable[Tensor]) -> int:
+    """Of a recurrent layer: each row of each step meets each weight once. rows: of all steps."""
+    return 2 * rows * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+#: of kernels that torch's own table does not have, by name, from what they are given
+FLOPS: dict[str, Callable[[Any], int]] = {
+    "_grouped_mm": lambda args: 2 * args[0].numel() * args[1].shape[-1],  # each row meets the weights of its group
+    "_cudnn_rnn": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "_cudnn_rnn_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1]),
+    "_lstm_mps": lambda args: _recurrent(args[0].shape[:-1].numel(), args[2]),
+    "lstm_mps_backward": lambda args: 2 * _recurrent(args[5].shape[:-1].numel(), args[8]),
+    "mkldnn_rnn_layer": lambda args: _recurrent(args[0].shape[:-1].numel(), args[1:3]),
+    "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args[0].shape[:-1].numel(), args[1:3]),
+}
+
+
+def _is_backward() -> bool:
+    """Whether the autograd engine is at work, also between its nodes."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    """That a kernel reads or writes of it: repeated rows count once."""
+    if tensor.layout is not torch.strided:
+        return 0
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else 1
+    return count * tensor.element_size()

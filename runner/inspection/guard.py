@@ -1,0 +1,147 @@
+"""A step of a real run goes in; the same step comes out, watched the first time: misplaced tensors by name, what is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.device.capabilities import NON_BLOCKING, SLOW_TYPES, has_mps_kernel
+from runner.inspection import call_site
+from runner.inspection.device_mismatch import Meetings
+from runner.inspection.findings import LIKELY, Finding
+from runner.inspection.host_reads import HostRead, HostReads, Operation
+from runner.inspection.tensor_names import Names
+
+Result = TypeVar("Result")
+COPIES = {"_to_copy", "copy_"}
+#: operations that compute nothing: a type that is slow costs nothing in them
+FREE = {
+    "detach",
+    "view",
+    "_to_copy",
+    "empty",
+    "empty_like",
+    "zeros",
+    "zeros_like",
+    "lift_fresh",
+    "alias",
+    "t",
+    "expand",
+}
+
+
+class Guard:
+    """Looks at the first call of whatever it is put on, or at each. What it found is in `findings`, in order.
+
+    Raises, out of a watched call: PlacementError where torch would say that it expected all tensors on the same device.
+    """
+
+    def __init__(
+        self, device: torch.device, *, when: str, model: nn.Module, task: Any, optimizer: Optimizer | None = None
+    ) -> None:
+        self.findings: list[Finding] = []
+        self._device, self._when = device, when
+        self._model, self._task, self._optimizer = model, task, optimizer
+
+    def on(self, call: Callable[..., Result], *, of_groups: bool = False) -> Callable[..., Result]:
+        """`call(..., batch)` with the guard on it: "off" gives the very same back. of_groups: it takes several batches.
+
+        A watched call takes some ten times longer; with "first_step" all later ones cost one more function call (under
+        0.1 us).
+        """
+        if self._when == "off":
+            return call
+        current = call
+
+        def watch(*args: Any) -> Result:
+            nonlocal current
+            if self._when == "first_step":
+                current = call
+            return self._look(call, *args, batches=args[-1] if of_groups else args[-1:])
+
+        current = watch
+        return lambda *args: current(*args)
+
+    def _look(self, call: Callable[..., Result], *args: Any, batches: Sequence[Any]) -> Result:
+        names, lines = Names(), call_site.Lines()
+        names.model(next((arg for arg in args if isinstance(arg, nn.Module)), self._model))
+        names.object(self._task, "task")
+        for batch in batches:
+            names.batch(batch)
+        if self._optimizer is not None:
+            names.optimizer(self._optimizer)
+        slow = Slow(self._device, lines)
+        observers = (Meetings(self._device, names, lines), slow)
+        reads = HostReads(self._device, observers=observers)
+        try:
+            with reads:
+                return call(*args)
+        finally:
+            self.findings += [of_read(read) for read in reads.found] + slow.findings
+
+
+class Slow:
+    """Sees what a device computes slowly, or not at all and the CPU in its place; and copies that nobody waits for."""
+
+    def __init__(self, device: torch.device, lines: call_site.Lines) -> None:
+        self.findings: list[Finding] = []
+        self._device, self._lines = device, lines
+        self._types = SLOW_TYPES.get(device.type, {})
+        self._told: set[tuple[str, str]] = set()
+
+    def after(self, done: Operation) -> None:
+        if done.name in COPIES:
+            self._copy(done)
+        on_device = next((tensor for tensor in done.outputs if tensor.device.type == self._device.type), None)
+        if on_device is None:
+            return
+        op, name = done.op, done.name
+        instead = self._types.get(on_device.dtype)
+        if instead is not None and name not in FREE and not op.is_view and done.inputs:
+            dtype = str(on_device.dtype).removeprefix("torch.")
+            self._find("slow type", f"{name} in {dtype}, which is slow on {self._device.type}", instead)
+        if (
+            self._device.type == "mps"
+            and op.namespace == "aten"
+            and not has_mps_kernel(op.name().removeprefix("aten::"))
+        ):
+            what = f"{name} has no kernel for MPS: it is computed on the CPU, with copies both ways"
+            self._find("no kernel", what, "another operation, or device=cpu")
+
+    def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
+        pass
+
+    def _copy(self, done: Operation) -> None:
+        """A copy between host and device that goes on beside the host, in a person's own code."""
+        source, target = (done.args[1], done.args[0]) if done.name == "copy_" else (done.args[0], done.outputs[0])
+        is_beside = done.kwargs.get("non_blocking") or (done.name == "copy_" and any(done.args[2:]))
+        if not is_beside or source.device.type == target.device.type or not call_site.is_persons():
+            return
+        if target.device.type == "cpu":
+            what = "a copy to the host with non_blocking=True: the host may read it before it is there"
+        elif target.device.type not in NON_BLOCKING:
+            what = f"a copy to {target.device.type} with non_blocking=True: what arrives may be wrong (pytorch#189690)"
+        else:
+            return
+        self._find("non_blocking", what, "the same without non_blocking=True")
+
+    def _find(self, kind: str, what: str, write: str) -> None:
+        finding = Finding(LIKELY, kind, what, *self._lines.now(), write)
+        if (kind, finding.where) not in self._told:  # its other operations, and the way back, say nothing new
+            self._told.add((kind, finding.where))
+            self.findings.append(finding)
+
+
+def of_read(read: HostRead) -> Finding:
+    """A read or a copy that waits, as a finding."""
+    is_copy = "a copy" in read.what
+    what = f"{read.what}: the {'host and the device wait for each other' if is_copy else 'host waits for the device'}"
+    if is_copy:
+        write = "device=x.device where it is made, or a buffer of the model"
+    else:
+        write = "the value as a tensor; what is reported comes over by itself"
+    return Finding(LIKELY, "copy" if is_copy else "host read", what, read.line, read.module, write)

@@ -1,0 +1,404 @@
+"""Running code goes in; each place where it read a tensor's value on the host, or waited for the device, comes out."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
+from runner.inspection import call_site
+
+aten = torch.ops.aten
+
+#: calls that hand a value to Python, and how a person writes them
+READING_CALLS = {
+    "__bool__": "bool(tensor)",
+    "__float__": "float(tensor)",
+    "__int__": "int(tensor)",
+    "__complex__": "complex(tensor)",
+    "__index__": "a tensor used as an index",
+    "__repr__": "print(tensor)",
+    "__format__": "f'{tensor}'",
+    "__array__": "numpy.asarray(tensor)",
+    "__contains__": "value in tensor",
+    "cpu": "tensor.cpu()",
+    "item": "tensor.item()",
+    "numpy": "tensor.numpy()",
+    "tolist": "tensor.tolist()",
+}
+COPIES_TO_HOST = {"cpu": "tensor.cpu()", "to": "tensor.to('cpu')"}
+#: kernels that read a value, or whose result has a size that only the values tell
+READING_KERNELS = {
+    *(aten._linalg_check_errors, aten._local_scalar_dense, aten._unique, aten._unique2, aten.allclose, aten.bincount),
+    *(aten.equal, aten.is_nonzero, aten.masked_select, aten.nonzero, aten.unique_consecutive, aten.unique_dim),
+    *(aten.linspace, aten.logspace),  # where a tensor stands in place of a number
+}
+INDEXING_KERNELS = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+
+_INDEXING_CALLS = {"__getitem__": "tensor[tensor]", "__setitem__": "tensor[tensor] = value"}
+_WAITING_MODULES = ("accelerator", "cpu", "cuda", "mps", "xpu")
+
+
+@dataclass(frozen=True)
+class HostRead:
+    """One read: how it is written, the line that does it, and the module that ran ("" outside of any)."""
+
+    what: str  # float(tensor)
+    line: str  # my_models.py:42
+    module: str = ""  # Net.layers.2
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.line}" + (f" in {self.module}" if self.module else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One that is done: aten.addmm.default, what it was given and what it gave, and the tensors among those."""
+
+    op: Any
+    args: Any
+    kwargs: Any
+    result: Any
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+
+    @property
+    def name(self) -> str:
+        found: str = self.op._overloadpacket.__name__
+        return found
+
+
+class Observer(Protocol):
+    """Whoever wants to see the operations of a block, too: the guard, the plan."""
+
+    def after(self, done: Operation) -> None:
+        """Called when an operation is done."""
+        ...
+
+    def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
+        """Called when one has failed; may raise another error that says more."""
+        ...
+
+
+class HostReads:
+    """Watches the code in its `with` block; `found` keeps, in order, each read of the device and each wait for it.
+
+    It sees values that go to Python (`float`, `item`, `if`, `print`, `tolist`, `numpy`, ...), results whose size
+    depends on values (`nonzero`, `unique`, `x[mask]`), copies that wait, in either direction, and `synchronize()`.
+    What a kernel does inside itself is seen only where it is known (KERNELS_THAT_READ_INSIDE), pickling not at all.
+
+    On `cpu` the CPU plays the device, so that a step can be judged on a machine without one; `_Host` says what is
+    taken for the host's own there. `.to("cpu")` counts as a read then, `.to(x.device)` does not.
+
+    Two modes do the watching, one for torch's functions and one for its kernels: on the CPU `.cpu()` and `.tolist()`
+    run no kernel, and a read inside a C++ function is no call. Modes belong to a thread: the thread of the `with` block
+    is watched, with the backward passes that it starts. The model is left alone; afterwards nothing of this remains.
+
+    Cost: some 30 us for each torch call in the block (2026-11, one core); it waits for nothing itself.
+    """
+
+    def __init__(self, device: torch.device | str, *, observers: Sequence[Observer] = ()) -> None:
+        self.device = torch.device(device)
+        self.observers = observers
+        self.found: list[HostRead] = []
+        self.host = _Host() if self.device.type == "cpu" else None
+        self.call = ""  # the torch function that the block is in
+        self.is_told = False  # a call is told once, however many of its kernels read
+        self._copied: tuple[str, int] | None = None
+        self._caller: FrameType | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._caller = sys._getframe(1)
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:  # else nothing is compiled, and loading it takes seconds
+                # under a mode dynamo gives up a function for good (2.13): a compiled model runs as written here instead
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if self.host:
+                stack.callback(register_optimizer_step_pre_hook(self.host.learn).remove)
+            calls = _Calls(self)
+            _watch_synchronize(self, stack)
+            _watch_backward(calls, stack)
+            stack.enter_context(_Kernels(self))
+            stack.enter_context(calls)
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller = self._copied = None
+        self._open.__exit__(kind, error, trace)
+
+    def lies_on_device(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.device.type and not (self.host and tensor in self.host)
+
+    def read(self, tensors: Iterable[Any], what: str) -> None:
+        """Keeps a read of `tensors`, if one of them lies on the device."""
+        read = next((t for t in tensors if isinstance(t, Tensor) and self.lies_on_device(t)), None)
+        if read is not None:
+            self.wait(READING_CALLS.get(self.call, what), on=read)
+
+    def wait(self, what: str, on: Tensor | None = None) -> None:
+        """Keeps a wait for the device. on: the tensor that is read or copied."""
+        if self.is_told:
+            return
+        self.is_told = bool(self.call)
+        stack = list(call_site.frames(self._caller))
+        read = HostRead(what, call_site.line(stack), call_site.module(stack))
+        # x.cpu().numpy() reads once; where the CPU plays the device, cpu() gives x itself, and numpy() reads that again
+        here = (read.line, 0 if on is None else _storage(on))
+        if self.host and self._copied == here and self.found[-1].what != what:
+            return
+        self._copied = here if what in COPIES_TO_HOST.values() else None
+        self.found.append(read)
+
+
+class _Host:
+    """Which tensors a machine with a device would keep on the host, where the CPU plays the device.
+
+    They look like all others, so it goes by how they come about: made in the block without naming a device, or with
+    device="cpu", or computed from such alone (torch.from_numpy can't be seen). And an optimizer's step counts, and
+    rates given as tensors: torch.optim keeps those on the CPU, whatever the device, because it reads them.
+    """
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return _storage(tensor) in self._storages
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.layout is torch.strided:
+                self._storages[_storage(tensor)] = tensor.untyped_storage()
+
+    def discard(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._storages.pop(_storage(tensor), None)
+
+    def learn(self, optimizer: Optimizer, *_: Any) -> None:
+        """Takes in what the optimizer keeps on the host; torch calls this before each step, of any optimizer."""
+        counts = [state.get(name) for state in optimizer.state.values() for name in ("step", "mu_product")]
+        self.add(_tensors((counts, [{**group, "params": None} for group in optimizer.param_groups])))
+
+
+class _Calls(TorchFunctionMode):
+    """Sees torch's functions and Tensor's methods as Python calls them."""
+
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        reads = self.reads
+        reads.call, reads.is_told = getattr(func, "__name__", ""), False
+        try:
+            self._look(reads.call, args, kwargs)
+            result = func(*args, **kwargs)
+        except Exception as error:
+            for observer in reads.observers:
+                observer.failed(reads.call, _tensors((args, kwargs)), error)
+            raise
+        finally:
+            reads.call, reads.is_told = "", False
+        if reads.host and not _tensors((args, kwargs)) and not isinstance(kwargs.get("device"), torch.device):
+            reads.host.add(_tensors(result))
+        return result
+
+    def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        reads = self.reads
+        if name in READING_CALLS:
+            reads.read(args[:1], READING_CALLS[name])
+        elif name in _INDEXING_CALLS:
+            self._index(args)
+        elif name in ("tensor", "as_tensor", "new_tensor"):
+            self._make(name, args, kwargs)
+        elif name == "to" and reads.host:
+            self._move(args, kwargs, reads.host)
+        elif name == "one_hot" and reads.host:
+            # given the number of classes, only the CPU's one_hot reads the values, to check them
+            reads.is_told = (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) >= 0
+
+    def _index(self, args: Sequence[Any]) -> None:
+        reads, target = self.reads, args[0]
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if reads.lies_on_device(target) and any(isinstance(part, list | np.ndarray) and len(part) for part in index):
+            reads.wait("tensor[list], a copy of the list to the device", on=target)
+        value = args[2] if len(args) > 2 else None
+        if isinstance(value, Tensor) and reads.lies_on_device(value):
+            reads.read(filter(_is_mask, index), "tensor[mask] = value")
+
+    def _make(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        reads, data, device = self.reads, args[-1] if args else kwargs.get("data"), kwargs.get("device")
+        if isinstance(data, Tensor):
+            return  # stays where it is, or is seen as a copy
+        reads.read(_tensors(data), f"torch.{name}([tensor, ...])")
+        if name == "new_tensor" and device is None:
+            is_for_device = reads.lies_on_device(args[0])
+        elif reads.host:
+            is_for_device = isinstance(device, torch.device)
+        else:
+            is_for_device = device is not None and torch.device(device).type == reads.device.type
+        if is_for_device:
+            owner = "tensor" if name == "new_tensor" else "torch"
+            reads.wait(f"{owner}.{name}(number), a copy to the device")
+
+    def _move(self, args: Sequence[Any], kwargs: Mapping[str, Any], host: _Host) -> None:
+        """`.to(...)` where the CPU plays the device: "cpu" names the host; a torch.device or a tensor, the device."""
+        reads, tensor = self.reads, args[0]
+        target = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
+        if not isinstance(target, str | torch.device | Tensor):
+            return  # a dtype
+        to_device = reads.lies_on_device(target) if isinstance(target, Tensor) else isinstance(target, torch.device)
+        is_waiting = not (kwargs.get("non_blocking") or (len(args) > 3 and args[3]))
+        if not to_device and is_waiting:
+            reads.read([tensor], COPIES_TO_HOST["to"])
+        elif to_device and tensor in host:
+            if is_waiting:
+                reads.wait("tensor.to(device), a copy from the host", on=tensor)
+            host.discard([tensor])
+
+
+class _Kernels(TorchDispatchMode):
+    """Sees the kernels that the calls end in, also those that C++ starts by itself."""
+
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            with self:  # composed ops (item, to) come as they are there, not as their parts
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func.namespace == "prim":  # C++ asks where a tensor lies
+            return func(*args, **kwargs)
+        self._look(func, args, kwargs)
+        inputs = _tensors((args, kwargs))
+        try:
+            result = func(*args, **kwargs)
+        except Exception as error:
+            for observer in self._reads.observers:
+                observer.failed(func._overloadpacket.__name__, inputs, error)
+            raise
+        outputs, host = _tensors(result), self._reads.host
+        if host and inputs:
+            (host.add if all(tensor in host for tensor in inputs) else host.discard)(outputs)
+        for observer in self._reads.observers:
+            observer.after(Operation(func, args, kwargs, result, inputs, outputs))
+        return result
+
+    def _look(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        reads, kernel = self._reads, op._overloadpacket
+        inside = KERNELS_THAT_READ_INSIDE.get(reads.device.type, ())
+        if kernel in READING_KERNELS or kernel.__name__ in inside:
+            reads.read(args, _INDEXING_CALLS.get(reads.call, f"{reads.call or kernel.__name__}()"))
+        elif op is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+            reads.read(args, "repeat_interleave() without output_size")
+        elif kernel in INDEXING_KERNELS:
+            self._index(args)
+        elif op is aten.copy_.default:
+            self._copy([args[0]], [args[1]], args[2:], kwargs)
+        elif op is aten._foreach_copy_.default:
+            self._copy(args[0], args[1], args[2:], kwargs)
+        elif op is aten._to_copy.default and not reads.host and kwargs.get("device") is not None:
+            self._cross(args[0], to_device=kwargs["device"].type == reads.device.type, kwargs=kwargs)
+
+    def _index(self, args: Sequence[Any]) -> None:
+        reads, target, indices = self._reads, args[0], [index for index in args[1] if index is not None]
+        if not reads.lies_on_device(target):
+            return
+        # x[mask] = 0 is a masked_fill (not on MPS, where C++ makes a tensor of the device of the 0); every other use of a
+        # mask first asks how many of it are set
+        is_fill = len(args) > 2 and args[2].numel() == 1 and args[2].device.type == "cpu"
+        if not is_fill:
+            reads.read(filter(_is_mask, indices), "tensor[mask] = value" if len(args) > 2 else "tensor[mask]")
+        if any(index.numel() and not _is_mask(index) and not reads.lies_on_device(index) for index in indices):
+            reads.wait("tensor[index], a copy of the index to the device", on=target)
+
+    def _copy(
+        self, targets: Sequence[Tensor], sources: Sequence[Tensor], rest: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            to_device = self._reads.lies_on_device(target)
+            self._cross(source, to_device=to_device, kwargs={"non_blocking": any(rest), **kwargs})
+
+    def _cross(self, source: Tensor, *, to_device: bool, kwargs: Mapping[str, Any]) -> None:
+        reads = self._reads
+        if kwargs.get("non_blocking") or not source.numel() or reads.lies_on_device(source) == to_device:
+            return
+        name = f"tensor.{reads.call}()" if reads.call else "a copy"
+        there = COPIES_TO_HOST.get(reads.call, f"{name}, a copy to the host")
+        here = "tensor.to(device), a copy from the host" if reads.call == "to" else f"{name}, a copy to the device"
+        reads.wait(here if to_device else there, on=source)
+
+
+def _watch_synchronize(reads: HostReads, stack: ExitStack) -> None:
+    """`torch.cuda.synchronize()` and its like are plain functions: they are wrapped until the stack closes."""
+    thread = threading.get_ident()
+    owners = [(getattr(torch, name, None), f"torch.{name}.synchronize()") for name in _WAITING_MODULES]
+    owners += [(getattr(torch.cuda, name), f"torch.cuda.{name}.synchronize()") for name in ("Stream", "Event")]
+    for owner, what in owners:
+        original = getattr(owner, "__dict__", {}).get("synchronize")
+        if original is None:
+            continue
+
+        def watched(*args: Any, _original: Any = original, _what: str = what, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:  # another thread may wait as it likes
+                reads.wait(_what)
+            return _original(*args, **kwargs)
+
+        _replace(owner, "synchronize", watched, stack)
+
+
+def _watch_backward(calls: _Calls, stack: ExitStack) -> None:
+    """backward() is a torch function, and a mode is off inside of one: it is put on again for what runs in there, a
+    person's own hooks and autograd Functions."""
+    thread, run = threading.get_ident(), vars(torch.autograd).get("_engine_run_backward")
+    if run is None:  # private, so it may go (test_simulated.py tells); then hooks are seen by their kernels alone
+        return
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return run(*args, **kwargs)
+        with calls:
+            calls.reads.call, calls.reads.is_told = "", False
+            return run(*args, **kwargs)
+
+    _replace(torch.autograd, "_engine_run_backward", watched, stack)
+
+
+def _replace(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
+    stack.callback(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

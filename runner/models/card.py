@@ -1,0 +1,45 @@
+"""What a run's model is and what it takes goes in; model.json comes out, and back again: for all that comes after training."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config import run_files
+from runner.errors import Fault, RunnerError
+
+NAME = "model.json"
+
+
+@dataclass(frozen=True)
+class Card:
+    """Plain values: it goes to other machines. Nodes are what `build()` takes."""
+
+    model: dict[str, Any]  # the node of the whole model, with what stands around it
+    task: dict[str, Any]
+    reader: dict[str, Any] | None  # what reads inputs of this kind from a file; None: arrays as they are
+    classes: tuple[str, ...]
+    targets: tuple[str, ...]  # the names of what a regression says; () where nobody named them
+    data: str  # the data set's name
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def write_card(folder: Path, card: Card) -> None:
+    (folder / NAME).write_text(json.dumps(asdict(card), indent=2) + "\n")
+
+
+def read_card(folder: Path) -> Card:
+    """Raises: RunnerError where there is none, or one that no run has written."""
+    file = folder / NAME
+    try:
+        found = run_files.read_json(file)
+        card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
+    except FileNotFoundError:
+        so = "the run has not come to its model, or an earlier version wrote it"
+        raise RunnerError(Fault(str(file), f"there is no such file: {so}", "a run that has trained")) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        so = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(str(file), so, "the file as its run wrote it")) from None
+    return card

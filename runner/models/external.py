@@ -1,0 +1,211 @@
+"""A name in timm or a configuration of transformers goes in; that library's model comes out, giving logits for tensors.
+
+Nothing here runs code of a hub's: weights are safetensors, and a model is of a class that is installed. What was fetched
+by name is not fetched again: a built model tells in `made_anywhere` the node that makes it without weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.config.packages import install
+from runner.errors import Fault, RunnerError, nearest
+from runner.models.checks import choice
+
+#: by head: the class of transformers, and the argument that takes the inputs
+HEADS = {
+    "sequence_classification": ("AutoModelForSequenceClassification", "input_ids"),
+    "causal_lm": ("AutoModelForCausalLM", "input_ids"),
+    "image_classification": ("AutoModelForImageClassification", "pixel_values"),
+}
+#: arguments of timm.create_model that name files and addresses
+NO_SETTINGS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes", "in_chans")
+
+
+def timm_model(
+    name: str,
+    input_shape: Sequence[int],
+    out_features: int,
+    *,
+    pretrained: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """An image model of timm's, by its name there, for (B, C, H, W), with an output layer for out_features.
+
+    pretrained: with timm's weights for it, from Hugging Face's hub or its cache on this machine. settings: what else
+    timm.create_model takes, e.g. {img_size: 32, drop_rate: 0.1}.
+    Raises: RunnerError where timm is not installed, has no such model, or can't reach the weights.
+    """
+    timm = _library("timm", asked=f"model.name={name}")
+    if len(input_shape) != 3:
+        so = "timm's models take images of shape (channels, height, width)"
+        write = "model=cnn, which takes signals, too, or model=mlp, which takes any shape"
+        raise RunnerError(Fault(f"model=timm on inputs of shape {tuple(input_shape)}", so, write))
+    if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
+        known = timm.list_models()
+        write = (
+            " or ".join(f"model.name={hit}" for hit in nearest(str(name), known))
+            or f"one of its {len(known)} names, timm.list_models()"
+        )
+        raise RunnerError(Fault(f"model.name={name}", "timm has no such model", write))
+    settings = dict(settings or {})
+    if refused := [key for key in settings if key in NO_SETTINGS]:
+        so = "files, addresses and what follows from the data are not set here"
+        write = "model.weights=FILE for weights, or without this key"
+        raise RunnerError(Fault(f"model.settings.{refused[0]}={settings[refused[0]]}", so, write))
+    try:
+        model: Any = timm.create_model(
+            name, pretrained=pretrained, num_classes=out_features, in_chans=input_shape[0], **settings
+        )
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise RunnerError(_not_reached(f"model.name={name} model.pretrained=true", error)) from error
+    sizes = {"name": name, "input_shape": list(input_shape), "out_features": out_features, "settings": settings}
+    model.made_anywhere = {"_target_": f"{__name__}.timm_model", **sizes}
+    return model  # type: ignore[no-any-return]
+
+
+def transformers_model(
+    input_shape: Sequence[int],
+    out_features: int,
+    *,
+    config: Mapping[str, Any] | None = None,
+    pretrained: str | None = None,
+    head: str = "auto",
+    vocab_size: int | None = None,
+) -> nn.Module:
+    """A model of transformers: tokens (B, T) or images (B, C, H, W) -> logits (B, out_features), or (B, T, V) of a causal_lm.
+
+    config: model_type and what else its configuration takes, the model then starts untrained; or, beside `pretrained`,
+    what differs from there. pretrained: a local folder of save_pretrained(), or a name on the hub. head: auto is
+    image_classification for images, causal_lm where the outputs are the vocabulary, else sequence_classification.
+    Raises: RunnerError where it is not installed, knows no such model, or can't reach it.
+    """
+    asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={dict(config or {})}"
+    library = _library("transformers", asked=asked)
+    if head == "auto":
+        is_language = vocab_size is not None and out_features == vocab_size
+        head = (
+            "image_classification"
+            if len(input_shape) == 3
+            else "causal_lm"
+            if is_language
+            else "sequence_classification"
+        )
+    head = choice(head, HEADS, key="model.head")
+    if vocab_size is None and head != "image_classification":
+        so = "it takes tokens, and this data has no vocabulary"
+        raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", so, "model=mlp"))
+    kind, argument = HEADS[head]
+    settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
+    has = getattr(settings, "vocab_size", None)
+    if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
+        so = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
+        write = f"model.config.vocab_size={vocab_size}, or without that key"
+        if pretrained:
+            write = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
+        raise RunnerError(Fault(asked, so, write))
+    auto = getattr(library, kind)
+    try:
+        if pretrained:
+            model = auto.from_pretrained(
+                pretrained,
+                config=settings,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # the output layer is for other classes than ours
+                dtype=torch.float32,  # train.precision says in what it computes
+            )
+        else:
+            model = auto.from_config(settings, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise RunnerError(_not_reached(asked, error)) from error
+    made = Logits(model.float(), argument)
+    plain = {
+        key: value for key, value in json.loads(settings.to_json_string()).items() if key != "transformers_version"
+    }
+    sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
+    made.made_anywhere = {"_target_": f"{__name__}.transformers_model", **sizes, "config": plain}
+    return made
+
+
+class Logits(nn.Module):
+    """A model of transformers that takes its inputs as the one argument and gives the logits alone."""
+
+    made_anywhere: dict[str, Any]
+
+    def __init__(self, model: nn.Module, argument: str) -> None:
+        super().__init__()
+        self.model = model
+        self.argument = argument
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(**{self.argument: inputs}).logits
+        return logits
+
+
+def _settings(
+    library: Any,
+    config: dict[str, Any],
+    shape: Sequence[int],
+    out_features: int,
+    head: str,
+    vocab_size: int | None,
+    pretrained: str | None,
+) -> Any:
+    """The library's configuration, with what the data knows."""
+    kind = config.pop("model_type", None)
+    if head != "causal_lm":
+        config["num_labels"] = out_features
+    if vocab_size is not None and not pretrained:
+        config.setdefault("vocab_size", vocab_size)
+    if head == "image_classification":
+        config.setdefault("num_channels", shape[0])
+        if not pretrained:
+            config.setdefault("image_size", max(shape[1:]))
+    if head != "image_classification":
+        config["use_cache"] = False  # of what was computed for earlier tokens: for generation, a waste here
+    if pretrained:
+        try:
+            found = library.AutoConfig.from_pretrained(pretrained, trust_remote_code=False, **config)
+        except (OSError, ValueError) as error:
+            raise RunnerError(_not_reached(f"model.pretrained={pretrained}", error)) from error
+    else:
+        found = library.AutoConfig.for_model(_known(library, kind), **config)
+    if head == "sequence_classification" and getattr(found, "pad_token_id", None) is None:
+        found.pad_token_id = 0  # decoders look for the last token that is none
+    return found
+
+
+def _known(library: Any, kind: Any) -> str:
+    known = list(library.CONFIG_MAPPING)
+    if kind in known:
+        return str(kind)
+    hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
+    write = " or ".join(f"model.config.model_type={hit}" for hit in hits) + "; or model.pretrained=FOLDER"
+    so = f"transformers {library.__version__} has {len(known)} kinds of models, and this is none"
+    raise RunnerError(Fault(f"model.config.model_type={kind}", so, write))
+
+
+def _library(name: str, *, asked: str) -> Any:
+    """Imported when a model of it is built: transformers takes seconds."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        so = f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
+        raise RunnerError(Fault(asked, so, install(name))) from error
+
+
+def _not_reached(asked: str, error: Exception) -> Fault:
+    write = (
+        "a local folder that save_pretrained() made (config.json, model.safetensors) or model.weights=FILE; for a name on "
+        "the hub a network, or one run where there is one and HF_HOME with its cache here"
+    )
+    return Fault(asked, f"it can't be had: {(str(error).strip().splitlines() or [type(error).__name__])[0]}", write)

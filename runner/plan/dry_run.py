@@ -1,0 +1,296 @@
+"""A configuration and a simulated device go in; the run's own parts on it come out, and steps that are counted."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from runner.device import backends
+from runner.device.placement import map_tensors, num_rows, tensors
+from runner.experiment.build import Parts, prepare_data, prepare_training
+from runner.inspection import call_site
+from runner.inspection.costs import Costs, Speeds
+from runner.inspection.device_mismatch import Meetings
+from runner.inspection.findings import CERTAIN, LIKELY, Finding
+from runner.inspection.guard import Slow, of_read
+from runner.inspection.host_reads import HostRead, HostReads, Observer
+from runner.inspection.tensor_names import Names
+from runner.plan.simulator import pretence, shapes
+from runner.plan.simulator.shapes import NotSimulated
+from runner.plan.simulator.tensor import simulated
+from runner.plan.simulator.values import asking
+from runner.training.background import Background
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import AveragedWeights
+from runner.training.step.train_step import Step, make_step
+
+NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
+#: reads whose value may decide something, out of sight
+UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()", "numpy.asarray(tensor)")
+MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
+
+
+@dataclass
+class Trial:
+    """A run on a device without numbers. findings: what was seen so far."""
+
+    cfg: DictConfig
+    device: torch.device
+    parts: Parts
+    group: tuple[Any, ...]  # the batches of one step
+    buffer: MetricBuffer
+    names: Names
+    meetings: Meetings
+    slow: Slow
+    costs: Costs
+    findings: list[Finding]
+    reads: list[HostRead]
+    #: where the run goes one way or another by values that only the device has, and how often in this step
+    turns: Counter[str]
+    num_processes: int = 1
+    in_parts: bool = False
+
+    @property
+    def unknown(self) -> str:
+        """Why nobody can follow the run; empty where everybody can."""
+        return f"it goes by values: {next(iter(self.turns))}" if self.turns else ""
+
+    def step(self, *, precision: str | None = None) -> Step:
+        """The run's own step, in this precision or in the run's."""
+        parts = self.parts
+        return make_step(
+            parts.model,
+            parts.task,
+            optimizer=parts.optimizer,
+            precision=backends.precision(precision, device=self.device) if precision else parts.precision,
+            clip_grad_norm=self.cfg.train.clip_grad_norm,
+            average=parts.average,
+        )
+
+    def take_steps(self) -> None:
+        """Three steps, fully watched; `costs` holds the last one's work and the highest memory of the last two."""
+        step, costs = self.step(), self.costs
+        ahead = self._ahead(self.group)
+        costs.belongs(_all(ahead), "batch")
+        for number in range(NUM_STEPS):
+            if number == 1:
+                for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
+                    costs.hold(part, num_bytes)
+                costs.forget_work()
+            if number == 2:
+                peak, timeline = costs.peak, list(costs.timeline)
+                costs.forget_work()
+            self._count_anew()
+            with self._watching(self.meetings, self.slow, costs):
+                self.buffer.write(step(self.group))
+                if self.parts.schedule is not None and not self.parts.falls_by_metric:
+                    self.parts.schedule.step()
+            _own_state(costs, self.parts)
+        if peak.num_bytes > costs.peak.num_bytes:
+            costs.peak, costs.timeline = peak, timeline
+
+    def evaluate_once(self) -> None:
+        """One batch as it is evaluated."""
+        parts = self.parts
+        if parts.val is None and parts.test is None:
+            return
+        parts.kept_model.eval()
+        self._count_anew()
+        with torch.no_grad(), self._watching(self.meetings, self.slow), parts.precision.autocast():
+            parts.task(parts.kept_model, self.group[0])
+        parts.model.train()
+
+    def let_go(self) -> None:
+        """Keeps of the batches their shapes alone, so that steps of other sizes do not have them beside theirs."""
+        self.group = tuple(map_tensors(batch, shapes.of) for batch in self.group)
+        self.names.forget()
+
+    def peak_bytes(self, batch_size: int, *, precision: str) -> int:
+        """The highest memory of a step with batches of another size."""
+        size = max(1, num_rows(self.group[0]))
+        self._count_anew()
+        group = tuple(
+            map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device)) for batch in self.group
+        )
+        step = self.step(precision=precision)
+        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
+            ahead = self._ahead(group)
+            self.costs.belongs(_all((*group, *ahead)), "batch")
+            self.costs.forget_work()
+            step(group)
+        return self.costs.peak.num_bytes
+
+    def _ahead(self, group: Sequence[Any]) -> list[Any]:
+        """What a streaming loader copies to a GPU while the step computes: as much as this batch came with."""
+        if self.device.type != "cuda" or self.parts.train.device_bytes:
+            return []
+        sizes = [tensor.untyped_storage().nbytes() for tensor in _all(group[:1])]
+        return [torch.empty(size, dtype=torch.uint8, device=self.device) for size in sizes]
+
+    @contextmanager
+    def _watching(self, *observers: Observer) -> Iterator[None]:
+        reads = HostReads(self.device, observers=observers)
+        try:
+            with reads, _phases(self.costs, self.parts):
+                yield
+        finally:
+            self.reads += reads.found
+            self.findings += [of_read(read) for read in reads.found]
+
+    def _count_anew(self) -> None:
+        for place in self.turns:
+            self.turns[place] = 0
+
+
+def build(
+    cfg: DictConfig, device: torch.device, *, speeds: Speeds, num_processes: int = 1, in_parts: bool = False
+) -> Trial:
+    """The run's parts, as prepare() makes them, on a device that is simulated. Reads the data, and no more than that.
+
+    num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
+    """
+    names, lines = Names(), call_site.Lines()
+    meetings, slow = Meetings(device, names, lines), Slow(device, lines)
+    costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
+    findings: list[Finding] = []
+    turns: Counter[str] = Counter()
+    pretence.forgives = _forgiving(meetings, findings, lines)
+    asking.told = _counting(turns)
+    data = prepare_data(cfg, device)
+    pretence.big_is_shapes = True
+    parts = prepare_training(cfg, device, data)
+    if device.type == "cpu":
+        parts = _without_numbers(cfg, parts)
+    group = tuple(islice(parts.train.epoch(0), int(cfg.train.accumulate_steps)))
+    group = tuple(map_tensors(batch, lambda tensor: simulated(tensor, device)) for batch in group)
+    parts.train.close()
+    for tensor in _all(group):
+        tensor.requires_grad_(False)
+    names.model(parts.model)
+    names.object(parts.task, "task")
+    for batch in group:
+        names.batch(batch)
+    costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
+    costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
+    if parts.average is not None:
+        costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
+    costs.belongs(_all(group), "batch")
+    buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
+    parts.model.train()
+    return Trial(
+        cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], turns, num_processes, in_parts
+    )
+
+
+def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
+    """What one of several processes has beside what one alone would have, by part, in bytes; once it has taken a step."""
+    if num == 1:
+        return {}
+    if not in_parts:  # DistributedDataParallel's buckets
+        return {"exchange": sum(each.nbytes for each in parts.model.parameters() if each.requires_grad)}
+    from runner.distributed.sharding import BLOCK, blocks
+
+    sizes = [sum(each.nbytes for each in block.parameters()) for block in blocks(parts.model, at_least=BLOCK)]
+    weights = sum(each.nbytes for each in parts.model.parameters())
+    rest = weights - sum(sizes)
+    average = sum(each.nbytes for each in parts.average.model.parameters()) if parts.average else 0
+    states = [value for state in parts.optimizer.state.values() for value in state.values()]
+    optimizer = sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())
+    elsewhere = {"weights": weights, "average": average, "optimizer": optimizer}
+    # a block is gathered while the one before it is computed with; gradients are counted whole, as they are before they leave
+    return {"gathered": rest + 2 * max(sizes, default=0), **{name: -(n - n // num) for name, n in elsewhere.items()}}
+
+
+def of_error(error: BaseException) -> Finding:
+    """A mistake that is none of placement: the run would end with it, too."""
+    stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    line, module = call_site.line_of_error(error), call_site.module(stack)
+    return Finding(CERTAIN, "error", f"{type(error).__name__}: {text}", line, module)
+
+
+def _forgiving(
+    meetings: Meetings, findings: list[Finding], lines: call_site.Lines
+) -> Callable[[Exception, Any, Sequence[Tensor]], None]:
+    """What keeps a broken rule as a finding, so that one plan tells all of them."""
+
+    def forgive(error: Exception, op: Any, inputs: Sequence[Tensor]) -> None:
+        name = op._overloadpacket.__name__
+        if isinstance(error, NotImplementedError):
+            what = f"{name} has no kernel for MPS in this torch"
+            write = "PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, to have the CPU compute it, or another operation"
+            findings.append(Finding(LIKELY, "no kernel", what, *lines.now(), write))
+        elif isinstance(error, TypeError):
+            findings.append(meetings.lacks_float64(name, inputs))
+        elif (finding := meetings.explain(name, inputs)) is not None:
+            findings.append(finding)
+
+    return forgive
+
+
+def _counting(turns: Counter[str]) -> Callable[[str], None]:
+    """What keeps each place that goes by values; it raises NotSimulated where a loop seems to have no end."""
+
+    def count(what: str) -> None:
+        stack = list(call_site.frames())
+        place = str(HostRead(what, call_site.line(stack), call_site.module(stack)))
+        turns[place] += 1
+        if turns[place] > MOST_TURNS:
+            raise NotSimulated(f"it goes by values, over and over: {what}")
+
+    return count
+
+
+def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
+    """On the CPU nothing has to move, so nothing became simulated by itself."""
+    parts.model._apply(lambda tensor: simulated(tensor, parts.device))
+    if parts.average is None:
+        return parts
+    return replace(parts, average=AveragedWeights(parts.model, decay=cfg.train.ema_decay))
+
+
+@contextmanager
+def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
+    """Tells the costs what goes on: forward, backward, optimizer; and which memory is a gradient's."""
+
+    def moves(*_: Any) -> None:
+        costs.phase, costs.part = "optimizer", "optimizer"
+
+    hooks = [register_optimizer_step_pre_hook(moves)]
+    hooks += [
+        parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
+        for parameter in parts.model.parameters()
+        if parameter.requires_grad
+    ]
+    costs.phase, costs.part = "forward", "activations"
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _own_state(costs: Costs, parts: Parts) -> None:
+    states = parts.optimizer.state.values()
+    costs.belongs((value for state in states for value in state.values() if isinstance(value, Tensor)), "optimizer")
+
+
+def _resized(shape: Tensor, rows: int, wanted: int, device: torch.device) -> Tensor:
+    """A batch's tensor of so many rows, from the shape of one."""
+    whole = shape.shape if not shape.dim() or shape.shape[0] != rows else (wanted, *shape.shape[1:])
+    return simulated(torch.empty(whole, dtype=shape.dtype, device="meta"), device)
+
+
+def _all(group: Sequence[Any]) -> list[Tensor]:
+    return [tensor for batch in group for tensor in tensors(batch)]

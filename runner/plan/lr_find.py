@@ -1,0 +1,151 @@
+"""A configuration goes in; it is trained for some steps with a rising learning rate, and the rate to take comes out: `lr-find`."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from runner.data.loading.loaders import Batches
+from runner.device import probe
+from runner.errors import Fault, RunnerError
+from runner.experiment import build
+from runner.experiment.build import Parts
+from runner.experiment.compose_run import composed
+from runner.experiment.terminal import say
+from runner.plan.lr_curve import Found, suggest
+from runner.runs.load import shown
+from runner.training.background import Background
+from runner.training.metric_buffer import MetricBuffer, Window
+from runner.training.step.train_step import make_step
+
+PULL_EVERY = 10  # steps between copies from the device; so many are trained in vain after the loss has run away
+#: a smoothed loss this many times the lowest one has run away
+AWAY = 4.0
+FILE, PICTURE = "lr_find.json", "lr_find.png"
+
+
+def find_rate(
+    flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float, as_json: bool
+) -> int:
+    """Trains, draws, prints. Leaves no run, in MLflow or below outputs/. Costs `num_steps` steps at most.
+
+    Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
+    """
+    if not lowest < highest:
+        raise RunnerError(
+            Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", f"--from {highest:g} --to {lowest:g}")
+        )
+    cfg, folder = composed(flags, overrides)
+    choice = build.check(cfg, probe())
+    made = build.prepare(cfg, torch.device(choice.here))
+    rates, losses = _tried(
+        made,
+        np.geomspace(lowest, highest, num_steps),
+        accumulate_steps=cfg.train.accumulate_steps,
+        clip_grad_norm=cfg.train.clip_grad_norm,
+    )
+    found = suggest(rates, losses, away=AWAY)
+    title = f"{str(cfg.model.get('_target_', 'model')).rsplit('.', 1)[-1]} on {made.source.name}, {choice.device}"
+    report = _report(found, choice.device, choice.reason, num_steps=num_steps, title=title)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(json.dumps(report, indent=2) + "\n")
+    from runner.plan.lr_plot import draw
+
+    draw(found, folder / PICTURE, title=title)
+    if as_json:
+        print(json.dumps({**report, "folder": shown(folder)}, indent=2))
+    else:
+        _show(report, folder)
+    return 0
+
+
+def _tried(made: Parts, schedule: Any, *, accumulate_steps: int, clip_grad_norm: float | None) -> tuple[Any, Any]:
+    """The rates that were tried and the loss at each, (n,): until the loss has run away, or the schedule ends."""
+    step = make_step(
+        made.model, made.task, optimizer=made.optimizer, precision=made.precision, clip_grad_norm=clip_grad_norm
+    )
+    groups = made.optimizer.param_groups
+    shares = [float(group["lr"]) / float(groups[0]["lr"]) if float(groups[0]["lr"]) else 1.0 for group in groups]
+    windows: list[Any] = []
+    is_away = threading.Event()
+
+    def take(window: Window) -> None:  # in the background
+        windows.append(window.values[:, 0])
+        if not np.isfinite(windows[-1]).all() or suggest_is_over(np.concatenate(windows)):
+            is_away.set()
+
+    background = Background()
+    buffer = MetricBuffer(made.device, take, background=background, pull_every=PULL_EVERY, watch="")
+    made.model.train()
+    try:
+        for rate, group in zip(schedule, _groups(made.train, accumulate_steps), strict=False):
+            for settings, share in zip(groups, shares, strict=True):
+                settings["lr"] = float(rate) * share
+            buffer.write(step(group))
+            if is_away.is_set():
+                break
+        buffer.pull()
+    finally:
+        background.close()
+        for batches in (made.train, made.val, made.test):
+            if batches is not None:
+                batches.close()
+    losses = np.concatenate(windows)
+    return np.asarray(schedule[: len(losses)]), losses
+
+
+def suggest_is_over(losses: Any) -> bool:
+    """Whether the loss is so far above its lowest value that more steps say nothing."""
+    from runner.plan.lr_curve import smoothed
+
+    values = smoothed(losses)
+    return bool(values[-1] > AWAY * values.min()) if values.min() > 0 else False
+
+
+def _groups(batches: Batches, size: int) -> Iterator[tuple[Any, ...]]:
+    """The batches of each step, epoch after epoch without end."""
+    for epoch in count():
+        iterator = iter(batches.epoch(epoch))
+        while group := tuple(islice(iterator, size)):
+            yield group
+
+
+def _report(found: Found, device: str, reason: str, *, num_steps: int, title: str) -> dict[str, Any]:
+    return {
+        "title": title,
+        "device": device,
+        "device_reason": reason,
+        "suggested": found.suggested,
+        "reason": found.reason,
+        "steepest": found.steepest,
+        "tenth_of_lowest": found.tenth_of_lowest,
+        "lowest": found.lowest,
+        "ending": found.ending,
+        "num_steps": len(found.rates),
+        "num_steps_asked": num_steps,
+        "rates": [float(rate) for rate in found.rates],
+        "losses": [_plain(value) for value in found.losses],
+        "smoothed": [_plain(value) for value in found.smoothed],
+    }
+
+
+def _plain(value: Any) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))  # JSON has no NaN
+
+
+def _show(report: dict[str, Any], folder: Path) -> None:
+    say(f"tried   {report['title']}: {report['num_steps']} steps, {report['ending']}")
+    say(f"steep   {report['steepest']:.1e}  where the smoothed loss falls fastest")
+    say(
+        f"tenth   {report['tenth_of_lowest']:.1e}  a tenth of the rate with the lowest smoothed loss, {report['lowest']:.1e}"
+    )
+    say(f"take    optimizer.lr={report['suggested']:.1e}  {report['reason']}")
+    say(f"written {shown(folder)}/{FILE}, {PICTURE}")

@@ -1,0 +1,170 @@
+"""An operation on tensors without numbers goes in; tensors of the right shapes come out, or what stands for a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from runner.plan.simulator.cells import CELLS
+from runner.plan.simulator.recurrent import LAYERS
+from runner.plan.simulator.values import goes_by, goes_by_size, mark_usual, value
+
+aten = torch.ops.aten
+META = torch.device("meta")
+#: an operation without a kernel for meta is computed on the CPU, on zeros, as long as they take no more than this
+MOST_BYTES_OF_ZEROS = 2**30
+
+
+class NotSimulated(RuntimeError):
+    """Nothing says what this operation gives without numbers."""
+
+
+def of(tensor: Tensor) -> Tensor:
+    """The shape, strides and type of a tensor, without its numbers."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+def run(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """`func` on tensors of meta. Raises: NotSimulated where neither a rule, nor meta, nor zeros on the CPU tell."""
+    packet = func._overloadpacket
+    rule = RULES.get(packet) or RULES.get(func)
+    if rule is not None:
+        return rule(*args, **kwargs)
+    if packet in INDEXING:
+        args = (args[0], _without_masks(args[1], is_sized=len(args) == 2), *args[2:])
+    try:
+        result = func(*args, **kwargs)
+    except NotImplementedError:
+        result = _by_zeros(func, args, kwargs)
+    mark_usual(packet, result)
+    return result
+
+
+def _by_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Computes on zeros of the host, and keeps the results' shapes."""
+    num_bytes = 0
+
+    def zeros(leaf: Any) -> Any:
+        nonlocal num_bytes
+        if isinstance(leaf, torch.device) and leaf.type == "meta":
+            return torch.device("cpu")
+        if not isinstance(leaf, Tensor) or not leaf.is_meta:
+            return leaf
+        num_bytes += leaf.numel() * leaf.element_size()
+        if num_bytes > MOST_BYTES_OF_ZEROS:
+            raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes, and it is too big to try")
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+
+    try:
+        result = func(*tree_map(zeros, args), **tree_map(zeros, kwargs))
+    except NotSimulated:
+        raise
+    except Exception as error:
+        raise NotSimulated(f"{func} can't be simulated: torch has no rule for its shapes ({error})") from None
+    if not func._schema.returns:
+        return None
+    if func._schema.is_mutable:  # in place: the given tensors are the results
+        return args[0]
+    return tree_map(lambda leaf: of(leaf) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _without_masks(indices: Sequence[Tensor | None], *, is_sized: bool) -> list[Tensor | None]:
+    """A mask chooses as many as there are, at the most: an index of that many for each of its dimensions.
+
+    is_sized: the result has that size, so that whatever follows goes by values.
+    """
+    found: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            if is_sized:
+                goes_by_size("tensor[mask]")
+            found += [index.new_empty((index.numel(),), dtype=torch.int64) for _ in range(index.dim())]
+        else:
+            found.append(index)
+    return found
+
+
+def _alike(what: str) -> bool:
+    goes_by(what)
+    return True
+
+
+def _nonzero(tensor: Tensor) -> Tensor:
+    goes_by_size("nonzero")
+    return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+
+def _masked_select(tensor: Tensor, mask: Tensor) -> Tensor:
+    goes_by_size("masked_select")
+    return tensor.new_empty((torch.broadcast_shapes(tensor.shape, mask.shape).numel(),))
+
+
+def _bincount(tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    goes_by_size("bincount")
+    return tensor.new_empty((max(minlength, 1),), dtype=torch.int64 if weights is None else weights.dtype)
+
+
+def _unique(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    goes_by_size("unique")
+    whole = tensor.new_empty((tensor.numel(),))
+    return whole, tensor.new_empty(tensor.shape, dtype=torch.int64), whole.new_empty(whole.shape, dtype=torch.int64)
+
+
+def _pack_padded(tensor: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The sizes are real, since C++ reads them; where the lengths are not known, as if nothing were padded."""
+    rows, steps = tensor.shape[:2] if batch_first else (tensor.shape[1], tensor.shape[0])
+    if lengths.is_meta:
+        goes_by_size("pack_padded_sequence")
+        sizes = torch.full((steps,), rows, dtype=torch.int64)
+    else:
+        sizes = (lengths > torch.arange(int(lengths.max()))[:, None]).sum(1)
+    return tensor.new_empty((int(sizes.sum()), *tensor.shape[2:])), sizes
+
+
+def _grouped_mm(
+    one: Tensor, other: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None, dtype: Any = None
+) -> Tensor:
+    """One product for each group. torch's rule for meta knows bfloat16 alone; the kernels take float32, too."""
+    shape: tuple[int, ...] = (one.shape[-2], other.shape[-1])
+    if one.dim() == other.dim():
+        shape = (one.shape[0] if offsets is None else len(offsets), *shape)
+    return one.new_empty(shape, dtype=dtype or one.dtype)
+
+
+def _repeat(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    if output_size is None:
+        goes_by_size("repeat_interleave")
+    return repeats.new_empty((repeats.numel() if output_size is None else output_size,))
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any) -> Any:
+    steps, rows = log_probs.shape[:2]
+    longest = targets.shape[-1] if targets.dim() == 2 else max(target_lengths, default=1)
+    return log_probs.new_empty((rows,)), log_probs.new_empty((rows, steps, 2 * int(longest) + 1))
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._local_scalar_dense: value,
+    aten.is_nonzero: lambda tensor: bool(value(tensor)),
+    aten.equal: lambda *_: _alike("torch.equal()"),
+    aten.allclose: lambda *_, **__: _alike("torch.allclose()"),
+    aten.nonzero: _nonzero,
+    aten.masked_select: _masked_select,
+    aten.bincount: _bincount,
+    aten._unique: _unique,
+    aten._unique2: _unique,
+    aten.unique_consecutive: _unique,
+    aten.unique_dim: _unique,
+    aten._pack_padded_sequence: _pack_padded,
+    aten.repeat_interleave.Tensor: _repeat,
+    aten._grouped_mm: _grouped_mm,
+    aten._ctc_loss: _ctc_loss,
+    aten._ctc_loss_backward: lambda grad, log_probs, *_: log_probs.new_empty(log_probs.shape),
+    **LAYERS,
+    **CELLS,
+}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}

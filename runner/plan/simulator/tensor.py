@@ -1,0 +1,312 @@
+"""An operation on simulated tensors goes in; it is done under their device's rules, and comes out as that device's tensors.
+
+With numbers the CPU computes it. With shapes alone (`pretence.has_numbers = False`) nothing is computed: a step of any
+size takes milliseconds and no memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from runner.device.capabilities import has_mps_kernel, legal_dtype
+from runner.plan.simulator import shapes
+from runner.plan.simulator.cells import CELLS
+
+aten = torch.ops.aten
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+#: take tensors of the host beside the device's
+COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
+INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
+#: take their lengths from the host, whatever the device
+LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
+LENGTHS_OF_HOST |= {aten._ctc_loss}
+#: host tensors from this size on have no numbers either, where `pretence.big_is_shapes`
+BIG_BYTES = 2**20
+
+
+@dataclass
+class Pretence:
+    """What is simulated in this process."""
+
+    device: torch.device = CPU
+    current_index: int = 0  # what "cuda" means without a number
+    running_backward: int = 0
+    num_transforms: int = 0  # of torch.func that are under way, one inside another
+    has_numbers: bool = True
+    big_is_shapes: bool = False
+    #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
+    forgives: Callable[[Exception, Any, Sequence[Tensor]], None] | None = None
+
+
+pretence = Pretence()
+
+
+def _seen_by_modes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A mode such as HostReads hears of the call first, by this name, as it does of Tensor's own methods."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_torch_function_unary(self):
+            return handle_torch_function(call, (self,), self, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+class SimulatedTensor(Tensor):
+    """Says it lies on the simulated device. What it holds is in `backing`, whose memory it shares: a tensor of the CPU, or
+    of meta, which has a shape and no numbers.
+
+    C++ takes it for a tensor of that device too (dispatch_device: it asks `prim.device`, answered below; the keys for
+    the backend choose the autocast list of the device), but every kernel goes through `__torch_dispatch__`.
+    """
+
+    backing: Tensor
+    pretended: torch.device
+    # results are wrapped below, and only those that should
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: Any, backing: Tensor, device: torch.device) -> SimulatedTensor:
+        if backing.dtype != legal_dtype(backing.dtype, device):
+            raise _no_float64(backing.dtype)
+        self: SimulatedTensor = Tensor._make_subclass(
+            cls, backing, dispatch_device=True, device_for_backend_keys=device
+        )
+        self.backing, self.pretended = backing, device
+        return self
+
+    # C++ would answer these by prim.device, which lies while backward runs
+    device = property(lambda self: self.pretended)
+    is_cuda = property(lambda self: self.pretended.type == "cuda")
+    is_mps = property(lambda self: self.pretended.type == "mps")
+    is_cpu = property(lambda self: self.pretended.type == "cpu")
+    is_meta = property(lambda self: False)
+
+    # what Tensor does with the numbers is for its own class only
+    @_seen_by_modes
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if self.dim() == 0 else str(self), spec if self.dim() == 0 else "")
+
+    @_seen_by_modes
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        numbers = repr(self.backing.detach())[:-1] if self.backing.is_cpu else f"tensor(..., size={tuple(self.shape)}"
+        return f"{numbers}, device='{self.pretended}')"
+
+    @_seen_by_modes
+    def tolist(self) -> Any:
+        return self._values().tolist()
+
+    @_seen_by_modes
+    def numpy(self, *, force: bool = False) -> Any:
+        if force or self.pretended.type == "cpu":
+            return self._values().detach().numpy()
+        kind = f"can't convert {self.pretended} device type tensor to numpy."
+        raise TypeError(f"{kind} Use Tensor.cpu() to copy the tensor to host memory first.")
+
+    @_seen_by_modes
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def _values(self) -> Tensor:
+        """The numbers; where there are none, zeros that take the room of one."""
+        if self.backing.is_cpu:
+            return self.backing
+        return torch.zeros((), dtype=self.dtype).expand(self.shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedTensor:
+        if id(self) not in memo:
+            new: Any = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = new
+            new._is_param = getattr(self, "_is_param", False)  # what nn.Parameter asks
+            new.grad = copy.deepcopy(self.grad, memo)
+        found: SimulatedTensor = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as a tensor of the CPU: torch.load() needs map_location to bring it back to the device."""
+        return self._values().detach().clone().__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return compute(func, args, kwargs or {})
+
+
+class Making(TorchDispatchMode):
+    """Sees what begins without a tensor of the device: torch.zeros(..., device="cuda:1"), tensor.to("cuda:1")."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            with self:  # composed ops (to, linear) come as they are there, not as their parts
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        device = kwargs.get("device")
+        if any(issubclass(kind, SimulatedTensor) for kind in types) or _is_for_device(device):
+            return compute(func, args, kwargs)
+        if pretence.big_is_shapes and (device is None or device.type == "cpu") and _is_big(func, args, kwargs):
+            return compute(func, args, {**kwargs, "device": CPU})
+        return func(*args, **kwargs)
+
+
+def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operation with a simulated tensor among its arguments, or with a simulated device as its aim."""
+    if func is torch.ops.prim.device.default:
+        # The autograd engine asks at::accelerator for the stream of each gradient on an accelerator; a build without
+        # one raises there. Told "meta", it asks for none. Python's own `.device` is not asked by way of this.
+        device = args[0].pretended
+        # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
+        return META if device.type != "cpu" and (pretence.running_backward or pretence.num_transforms) else device
+    with (
+        torch._C.DisableTorchFunction()
+    ):  # nobody called what goes on in here: modes would hear of each rule for shapes
+        return _compute(func, args, kwargs)
+
+
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    here = _device_of(inputs)
+    aim = here
+    asked = kwargs.get("device")
+    if asked is not None:
+        aim = pretence.device if _is_engines(asked) else CPU if asked.type == "cpu" else asked
+    if here is not None:
+        _check_same_device(func, args, inputs, here)
+    if "mps" in (getattr(aim, "type", ""), getattr(here, "type", "")):
+        _check_mps_kernel(func, inputs)
+
+    given: dict[int, Tensor] = {}  # by id: what is written in place, or `out=`, comes back as what was given
+
+    def back(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        is_lengths = not isinstance(value, SimulatedTensor) and func._overloadpacket in LENGTHS_OF_HOST
+        found = value if is_lengths else _backing(value)
+        given[id(found)] = value
+        return found
+
+    backed_args, backed_kwargs = tree_map(back, args), tree_map(back, kwargs)
+    if asked is not None:
+        backed_kwargs["device"] = CPU if pretence.has_numbers else torch.device("meta")
+    if pretence.has_numbers:
+        result = CELLS.get(func._overloadpacket, func)(*backed_args, **backed_kwargs)
+    else:
+        result = shapes.run(func, *backed_args, **backed_kwargs)
+    if torch.Tag.inplace_view in func.tags:  # squeeze_() and the like change the outer tensor's shape as well
+        with torch._C._DisableTorchDispatch():
+            func(*args, **kwargs)
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, SimulatedTensor):
+            return value
+        if id(value) in given:
+            return given[id(value)]
+        if value.is_cpu and (not pretence.has_numbers or aim is None or aim.type == "cpu"):
+            return value
+        return _on_device(value, aim or CPU, func, inputs)
+
+    return tree_map(wrap, result)
+
+
+def simulated(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host as one of the device, without a copy being seen; with shapes alone its numbers are gone."""
+    if isinstance(tensor, SimulatedTensor):
+        return tensor
+    with torch.no_grad():
+        return SimulatedTensor(tensor.detach() if pretence.has_numbers else shapes.of(tensor), device)
+
+
+def _backing(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, SimulatedTensor):
+        return tensor.backing
+    return tensor if pretence.has_numbers else shapes.of(tensor)
+
+
+def _on_device(value: Tensor, device: torch.device, func: Any, inputs: Sequence[Tensor]) -> SimulatedTensor:
+    dtype = legal_dtype(value.dtype, device)
+    if dtype != value.dtype and pretence.forgives is not None:
+        pretence.forgives(_no_float64(value.dtype), func, inputs)
+        value = value.to(dtype)
+    return SimulatedTensor(value, device)
+
+
+def _device_of(inputs: Iterable[Tensor]) -> torch.device | None:
+    """Where an operation is done: on the device of its first tensor that is not the host's."""
+    ours = [tensor.pretended for tensor in inputs if isinstance(tensor, SimulatedTensor)]
+    return next((device for device in ours if device.type != "cpu"), ours[0] if ours else None)
+
+
+def _is_for_device(device: torch.device | None) -> bool:
+    if device is None:
+        return False
+    return _is_engines(device) or (device.type == pretence.device.type and device.type != "cpu")
+
+
+def _is_engines(device: torch.device) -> bool:
+    """In backward C++ makes zeros and the like on the device that it was told."""
+    return device.type == "meta" and (pretence.running_backward > 0 or pretence.num_transforms > 0)
+
+
+def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether it makes a new tensor of the host, and a big one."""
+    if not args or not isinstance(args[0], list | tuple) or not all(type(size) is int for size in args[0]):
+        return False
+    if not func._schema.returns or any(isinstance(leaf, Tensor) for leaf in tree_leaves(args)):
+        return False
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return int(np.prod(args[0], dtype=np.int64)) * dtype.itemsize >= BIG_BYTES
+
+
+def _break(error: Exception, func: Any, inputs: Sequence[Tensor]) -> None:
+    if pretence.forgives is None:
+        raise error
+    pretence.forgives(error, func, inputs)
+
+
+def _no_float64(dtype: torch.dtype) -> TypeError:
+    return TypeError(
+        f"Cannot convert a MPS Tensor to {str(dtype)[6:]} dtype as the MPS framework doesn't support float64. "
+        "Please use float32 instead."
+    )
+
+
+def _check_same_device(func: Any, args: Any, inputs: Sequence[Tensor], device: torch.device) -> None:
+    kernel = func._overloadpacket
+    if kernel in COPIES:
+        return
+    involved = inputs
+    if kernel in INDEXING:  # indices may come from the host, what they index and what is written may not
+        involved = [args[0], *args[2:3]]
+    elif kernel in LENGTHS_OF_HOST:
+        involved = inputs[:1]
+    for tensor in involved:
+        is_number = tensor.dim() == 0 and tensor.device.type == "cpu"
+        if tensor.device != device and not is_number:
+            both = f"{device} and {tensor.device}"
+            text = f"Expected all tensors to be on the same device, but found at least two devices, {both}! (in {func})"
+            _break(RuntimeError(text), func, involved)
+            return
+
+
+def _check_mps_kernel(func: Any, inputs: Sequence[Tensor]) -> None:
+    name = func.name().removeprefix("aten::")
+    falls_back = os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1"
+    if func.namespace == "aten" and not falls_back and not has_mps_kernel(name):
+        text = f"The operator '{func.name()}' is not currently implemented for the MPS device."
+        _break(NotImplementedError(text), func, inputs)

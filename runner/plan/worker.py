@@ -1,0 +1,185 @@
+"""A request on stdin goes in; what the run would do on the simulated device comes out in a file.
+
+A process of its own: the simulation changes torch for good, and where torch has a hole in it, it ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from runner.device.placement import move, place, tensors
+from runner.errors import RunnerError
+from runner.inspection import call_site
+from runner.inspection.costs import Costs, Moment, Speeds
+from runner.inspection.findings import Finding, merged
+from runner.inspection.tensor_names import Names
+from runner.plan import batch_size
+from runner.plan.dry_run import UNFOLLOWED, Trial, build, of_error
+from runner.plan.simulator import simulated_device
+from runner.plan.simulator.shapes import NotSimulated
+from runner.plan.simulator.torch_parts import Machine
+
+#: precisions whose activations take the same memory: a search for one tells the other
+SIZE_OF_A_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+MOST_MOMENTS = 400  # of the memory's course that are kept
+
+
+def main() -> None:
+    answer_file = Path(sys.argv[1])
+    request = json.loads(sys.stdin.readline())
+    warnings.simplefilter("ignore")
+    about = {**request["machine"], "capability": tuple(request["machine"]["capability"])}
+    with simulated_device(request["device"], has_numbers=False, machine=Machine(**about)) as device:
+        _try(device)
+        answer_file.with_suffix(".ready").touch()
+        cfg = OmegaConf.create(request["yaml"])
+        cfg.data.num_workers = 0  # of its data it reads one batch
+        answer = look(cfg, device, request)
+    answer_file.write_text(json.dumps(answer))
+
+
+def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, Any]:
+    """Everything that can be told of the run without its numbers."""
+    began = time.monotonic()
+    findings: list[Finding] = []
+    trial: Trial | None = None
+    unknown = ""
+    try:
+        trial = build(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
+        trial.take_steps()
+        trial.evaluate_once()
+    except RunnerError as error:
+        return {"faults": [asdict(fault) for fault in error.faults]}
+    except NotSimulated as error:
+        unknown = f"{error} at {call_site.line_of_error(error)}"
+    except Exception as error:
+        if trial is not None and trial.unknown:  # with the device's own values it may well go on
+            unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"
+        else:
+            findings.append(of_error(error))
+    if trial is None:
+        return {"findings": [asdict(finding) for finding in findings], "unknown": unknown}
+    found = merged([*trial.findings, *trial.slow.findings, *findings])
+    unknown = unknown or trial.unknown
+    answer: dict[str, Any] = {
+        "findings": [asdict(finding) for finding in found],
+        "unknown": unknown,
+        "is_whole": not findings and not unknown,
+        "placement": _placement(trial.names, trial),
+        "memory": _memory(trial.costs),
+        "step": _step(cfg, trial),
+        "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
+        "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
+        "num_parameters": trial.parts.num_parameters,
+        "residency": trial.parts.residency,
+        "largest_batch_size": {},
+    }
+    if not findings and request["usable_bytes"] is not None:
+        # where the data took long to read, there is still half of the time to search
+        deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
+        answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
+    return answer
+
+
+def _try(device: torch.device) -> None:
+    """A forward and a backward pass: where torch does not allow it, it ends here, before anything is said."""
+    model = place(nn.Linear(2, 2), device)
+    loss = model(move(torch.ones(1, 2), device)).sum()
+    loss.backward()
+
+
+def _memory(costs: Costs) -> dict[str, Any]:
+    peak = costs.peak
+    return {
+        "peak_bytes": peak.num_bytes,
+        "peak_phase": peak.phase,
+        "parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
+        "timeline": [
+            {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(costs.timeline, MOST_MOMENTS)
+        ],
+    }
+
+
+def _thinned(moments: list[Moment], most: int) -> list[Moment]:
+    """Of neighbours the highest, so that no peak is lost."""
+    if len(moments) <= most:
+        return moments
+    bounds = [round(index * len(moments) / most) for index in range(most + 1)]
+    return [max(moments[start:stop], key=lambda moment: moment.num_bytes) for start, stop in pairwise(bounds)]
+
+
+def _step(cfg: DictConfig, trial: Trial) -> dict[str, Any]:
+    costs = trial.costs
+    flops = sum(costs.flops.values())
+    moved = 0
+    if not trial.parts.train.device_bytes and trial.device.type != "cpu":
+        moved = sum(tensor.numel() * tensor.element_size() for batch in trial.group for tensor in tensors(batch))
+    return {
+        "batch_size": cfg.train.batch_size,
+        "flops": flops,
+        "flops_by_phase": dict(costs.flops),
+        "num_kernels": costs.num_kernels,
+        "touched_bytes": costs.touched_bytes,
+        "arithmetic_intensity": flops / costs.touched_bytes if costs.touched_bytes else 0.0,
+        "bytes_moved_to_device": moved,
+        "compute_seconds": costs.compute_seconds,
+        "memory_seconds": costs.memory_seconds,
+        "roofline_seconds": costs.roofline_seconds,
+    }
+
+
+def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
+    """Where each parameter, buffer, plain attribute and batch field lies."""
+    names.look_again()
+    return [
+        {
+            "name": name.path,
+            "kind": name.kind,
+            "device": str(tensor.device),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "bytes": tensor.numel() * tensor.element_size(),
+        }
+        for tensor, name in names.all()
+    ]
+
+
+def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
+    """By precision, its own first; None where there was no time to find out."""
+    trial.let_go()
+    own = trial.cfg.train.precision
+    order = [own, *(name for name in request["precisions"] if name != own)]
+    found: dict[str, int | None] = {}
+    for precision in order:
+        alike = next((name for name in found if SIZE_OF_A_NUMBER[name] == SIZE_OF_A_NUMBER[precision]), None)
+        if alike is not None:
+            found[precision] = found[alike]
+            continue
+        try:
+            found[precision] = batch_size.largest(
+                lambda size, precision=precision: trial.peak_bytes(size, precision=precision),  # type: ignore[misc]
+                request["usable_bytes"],
+                start=int(trial.cfg.train.batch_size),
+                deadline=deadline,
+            )
+        except (batch_size.OutOfTime, NotSimulated):
+            found[precision] = None
+        except Exception as error:  # a model that takes batches of one size only
+            found[precision] = None
+            sys.stderr.write(f"{precision}: {error}\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A run and overrides go in; what its best weights reach on its own splits or on other data comes out: `evaluate`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, open_dict
+
+from runner.device import probe
+from runner.errors import Fault, RunnerError
+from runner.experiment import build
+from runner.experiment.compose_run import of_run
+from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import say
+from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
+from runner.runs.load import Trained, find_run, open_run, shown
+from runner.tracking.ack import read_ack
+from runner.tracking.journal_reader import read_events, read_points
+from runner.training.step.train_step import evaluate as measure
+
+OWN, OTHERS = "evaluation.json", "evaluations"
+
+
+def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool) -> int:
+    """Measures, prints a table or JSON, and writes the run's evaluation.json, or evaluations/NAME.json for other data.
+
+    Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
+    """
+    folder = find_run(wanted, verb="evaluate")
+    other = is_other(overrides)
+    cfg = of_run(folder, overrides)
+    if not any(word.startswith("device=") for word in overrides):
+        with open_dict(cfg):
+            cfg.device = "auto"  # the run's own need not be here
+    choice = build.check(cfg, probe())
+    device = torch.device(choice.here)
+    build.set_switches(cfg, device)
+    trained = open_run(folder, precision=cfg.train.precision, own_device=choice)
+    found = measured(cfg, trained.card, other=other)
+    values = _values(trained, found, cfg)
+    report = _report(trained, found, values)
+    _write(folder, report)
+    if tracked:
+        report["tracked"] = _track(folder, report, overrides)
+    print(json.dumps(report, indent=2)) if as_json else _show(trained, report)
+    return 0
+
+
+def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:
+    values: dict[str, float] = {}
+    are_classes = trained.card.facts.get("num_classes") is not None
+    for name in found.rows:
+        batches = batches_of(found, name, cfg, trained.device)
+        try:
+            ordered = in_order(batches.epoch(0), found.order, trained.device, are_classes=are_classes)
+            reached = measure(
+                trained.model,
+                trained.task,
+                ordered,
+                precision=trained.precision,
+                labels=trained.card.classes or trained.card.targets,
+            )
+        finally:
+            batches.close()
+        values |= {f"{name}/{key}": value for key, value in reached.items()}
+    return values
+
+
+def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> dict[str, Any]:
+    then = _then(trained.folder, trained.step) if found.is_own else {}
+    return {
+        "run": shown(trained.folder),
+        "run_id": read_ack(trained.folder).run_id,
+        "step": trained.step,
+        "data": found.source.name,
+        "origin": str(found.source.origin),
+        "is_own_data": found.is_own,
+        "measured": found.how,
+        "fingerprint": found.fingerprint,
+        "rows": found.sizes,
+        "device": trained.choice.device,
+        "device_reason": trained.choice.reason,
+        "precision": trained.precision.name,
+        "metrics": dict(values),
+        "in_the_run": {name: then[name] for name in values if name in then},
+        "notes": [*trained.notes, *_changed(trained.folder, found)],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _then(folder: Path, step: int) -> dict[str, float]:
+    """What the run measured with these weights: val at their step, test last."""
+    points = read_points(folder)
+    found = {name: dict(series).get(step) for name, series in points.items() if name.startswith("val/")}
+    found |= {name: series[-1][1] for name, series in points.items() if name.startswith("test/") and len(series)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _changed(folder: Path, found: Measured) -> list[str]:
+    told = [event["digest"] for event in read_events(folder) if event["kind"] == "dataset"]
+    if not found.is_own or not told or found.fingerprint.startswith(told[-1]):
+        return []
+    return ["the data is not what it was when the run trained: its fingerprint is another one"]
+
+
+def _write(folder: Path, report: dict[str, Any]) -> None:
+    file = folder / OWN
+    if not report["is_own_data"]:
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in report["data"])
+        file = folder / OTHERS / f"{name}-{report['fingerprint'][:8]}.json"
+    report["written"] = shown(file)
+    beside = file.with_suffix(".writing")
+    try:
+        file.parent.mkdir(exist_ok=True)
+        beside.write_text(json.dumps(report, indent=2) + "\n")
+        beside.replace(file)
+    except OSError as error:
+        so = f"what it found can't be written: {error.strerror} ({shown(file)})"
+        write = "a copy of the folder, in a place that you may write to"
+        raise RunnerError(Fault(f"evaluate {shown(folder)}", so, write)) from None
+
+
+def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
+    """Logs the values as eval/... of the same run in MLflow. Raises: RunnerError where it is not there."""
+    from runner.runs.store import answering, store_of
+    from runner.tracking import mlflow_store
+    from runner.tracking.mlflow_names import spell
+
+    run_id = read_ack(folder).run_id
+    uri = store_of(folder, overrides, asked="evaluate --track")
+    if run_id is None:
+        so = "MLflow has no run of it"
+        raise RunnerError(Fault("evaluate --track", so, f"python -m runner sync {shown(folder)}, and then again"))
+    prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
+    with answering("evaluate --track", uri):
+        from mlflow.entities import Metric
+
+        client, now = mlflow_store.open_store(uri), int(time.time() * 1000)
+        points = [Metric(spell(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()]
+        client.log_batch(run_id, metrics=points)
+    return run_id
+
+
+def _show(trained: Trained, report: dict[str, Any]) -> None:
+    sizes = ", ".join(f"{count:,} {name}" for name, count in report["rows"].items())
+    say(f"run     {trained.title}")
+    say(f"data    {report['data']}, rows: {sizes} ({report['measured']})")
+    say(f"device  {report['device']} ({report['device_reason']}), {report['precision']}")
+    for note in report["notes"]:
+        say(f"note    {note}")
+    names = list(dict.fromkeys(name.partition("/")[2] for name in report["metrics"]))
+    then = report["in_the_run"]
+    heads = [head for split in report["rows"] for head in ((split, f"{split}, in the run") if then else (split,))]
+    rows = [["", *heads]]
+    for name in names:
+        cells = []
+        for split in report["rows"]:
+            cells.append(_number(report["metrics"].get(f"{split}/{name}")))
+            cells += [_number(then.get(f"{split}/{name}"))] if then else []
+        rows.append([name, *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say(
+            "  ".join(
+                [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            )
+        )
+    say(f"written {report['written']}" + (f"; tracked in run {report['tracked']}" if "tracked" in report else ""))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else readable(value)

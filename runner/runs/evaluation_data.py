@@ -1,0 +1,189 @@
+"""A run's card and a configuration go in; the rows to measure come out, by split: its own, or others in its classes' order."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from runner.config import validate
+from runner.config.instantiate import build, locate
+from runner.data.loading.batch_transform import Finished
+from runner.data.loading.loaders import Batches, load
+from runner.data.source import Source, as_source
+from runner.data.split import fingerprint, length, split
+from runner.device import backends
+from runner.device.placement import place
+from runner.errors import Fault, RunnerError
+from runner.models.card import Card
+
+#: keys of `data` that leave the rows as they are
+OF_READING = ("data.residency", "data.num_workers", "data.name")
+OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured."""
+
+    source: Source
+    rows: dict[str, Any]  # by split
+    is_own: bool  # the run's own splits
+    how: str  # the splits came to be, in words
+    fingerprint: str
+    order: Tensor | None  # (C,) int64: the run's number of each class or label of this data; None: the same
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: length(rows) for name, rows in self.rows.items()}
+
+
+def is_other(overrides: Sequence[str]) -> bool:
+    """Whether these words name other data. Raises: RunnerError for a change of how the run's own is cut."""
+    keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
+    of_data = {key for key in keys if key == "data" or key.startswith("data.")} - set(OF_READING)
+    cuts = sorted(of_data & set(OF_CUTTING))
+    if of_data and of_data == set(cuts):
+        so = "the run's own data would be cut another way, and rows that it has trained on would be measured"
+        raise RunnerError(*(Fault(key, so, f"evaluate without {key}, or other data: data.path=...") for key in cuts))
+    if fractions := [key for key in cuts if key != "data.limit"]:
+        so = "other data is measured whole, unless it brings splits of its own"
+        raise RunnerError(*(Fault(key, so, f"evaluate without {key}") for key in fractions))
+    return bool(of_data)
+
+
+def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
+    """Reads the data. Raises: RunnerError for data that this run's model can't take."""
+    shared = validate.shared_data_settings(cfg)
+    node = validate.target_node(cfg, "data", resolve=True)
+    source = as_source(_found(node, card if other else None), name=shared["name"] or card.data)
+    order = None
+    if other:
+        rows, how = _whole(source, shared["limit"], cfg.seed)
+        order = _fitting(source, card, asked=f"data={source.name}")
+    else:
+        cut = {key: shared[key] for key in ("val_fraction", "test_fraction", "limit")}
+        splits = split(source, seed=cfg.seed, **cut)
+        found = {"val": splits.val, "test": splits.test}
+        rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
+        if not rows:
+            so = "it trained on all of its data: there is no val or test split"
+            raise RunnerError(Fault("evaluate", so, "other data: evaluate RUN data.path=..., say"))
+    return Measured(source, rows, not other, how, fingerprint(source), order)
+
+
+def batches_of(found: Measured, name: str, cfg: DictConfig, device: torch.device) -> Batches:
+    """The batches of a split, in order, finished as at the end of an epoch."""
+    shared = validate.shared_data_settings(cfg)
+    fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
+    batches, _ = load(
+        found.rows[name],
+        residency=shared["residency"],
+        free_bytes=backends.free_memory_bytes(device, memory_fraction=fraction),
+        batch_size=cfg.train.eval_batch_size or cfg.train.batch_size,
+        device=device,
+        seed=cfg.seed,
+        shuffle=False,
+        num_workers=shared["num_workers"],
+    )
+    if found.source.finish is not None:
+        finish = place(copy.deepcopy(found.source.finish), device)
+        batches = Finished(batches, finish, device=device, seed=cfg.seed, is_training=False)
+    return batches
+
+
+def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device, *, are_classes: bool) -> Iterator[Any]:
+    """The batches with their targets numbered, or their columns sorted, as the run's are."""
+    if order is None:
+        return batches
+    there = order.to(device)
+
+    def changed(batch: Any) -> Any:
+        targets = there[batch[-1]] if are_classes else batch[-1].index_select(1, there)
+        return type(batch)([*batch[:-1], targets])
+
+    return map(changed, batches)
+
+
+def _found(node: dict[str, Any], card: Card | None) -> Any:
+    """What the data's function returns; one that can be told what an earlier run read is told."""
+    if card is None or card.reader is None:
+        return build(node, key="data")
+    if "like" not in inspect.signature(locate(str(node["_target_"]))).parameters:
+        return build(node, key="data")
+    make = build({**node, "_partial_": True}, key="data")  # `like` is a node, and must not be built
+    try:
+        return make(like=card.reader)
+    except RunnerError:
+        raise
+    except Exception as error:
+        so = f"it failed with {type(error).__name__}: {error}"
+        raise RunnerError(Fault(f"data._target_={node['_target_']}", so, "other values for its arguments")) from error
+
+
+def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
+    if source.given:
+        return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
+    rows = split(source, val_fraction=0.0, test_fraction=0.0, limit=limit, seed=seed).train
+    return {"test": rows}, "all of it, as one split"
+
+
+def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
+    """The run's numbers of this data's classes or labels. Raises: RunnerError with everything that doesn't fit."""
+    faults = []
+    for key, name in (
+        ("input_shape", "rows of shape"),
+        ("vocab_size", "tokens of"),
+        ("context_length", "tokens a row:"),
+    ):
+        then, now = card.facts.get(key), source.facts.get(key)
+        if then is not None and now is not None and _plain(then) != _plain(now):
+            so = f"the run's model takes {name} {then}, and this data has {now}"
+            faults.append(Fault(asked, so, f"data as {card.data}, which the run trained on"))
+    fault, order = _numbered(source, card, asked)
+    if fault is not None:
+        faults.append(fault)
+    if faults:
+        raise RunnerError(*faults)
+    return order
+
+
+def _numbered(source: Source, card: Card, asked: str) -> tuple[Fault | None, Tensor | None]:
+    are_classes, were_classes = source.facts.get("num_classes") is not None, card.facts.get("num_classes") is not None
+    if are_classes != were_classes:
+        so = f"the run tells {_what(were_classes)}, and this data has {_what(are_classes)}"
+        return Fault(
+            asked, so, f"data.kind={'classification' if were_classes else 'regression'}, for files of arrays"
+        ), None
+    names, known, what = (
+        (source.classes, card.classes, "classes") if were_classes else (source.targets, card.targets, "targets")
+    )
+    if not names or not known:  # nobody named them: their number must do
+        then, now = card.facts.get("out_features"), source.facts.get("out_features")
+        too_many = isinstance(then, int) and isinstance(now, int) and (now > then if were_classes else now != then)
+        so = f"the run tells {then} {what}, and this data has {now}"
+        return (Fault(asked, so, f"data with {then} {what}") if too_many else None), None
+    unknown = [name for name in names if name not in known]
+    missing = [] if were_classes else [name for name in known if name not in names]
+    if unknown or missing:
+        listed = ", ".join([*unknown[:5], *(f"no {name}" for name in missing[:5])])
+        so = f"the run's {what} are {', '.join(known[:12])}, and this data has {listed}"
+        return Fault(asked, so, f"rows of the run's {what} alone, called as then"), None
+    if names == known[: len(names)] and (were_classes or len(names) == len(known)):
+        return None, None
+    numbers = [known.index(name) for name in names] if were_classes else [names.index(name) for name in known]
+    return None, torch.tensor(numbers)
+
+
+def _what(are_classes: bool) -> str:
+    return "classes" if are_classes else "numbers"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,161 @@
+"""A run and a format go in; its model in that format comes out, checked against the original: `export`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.config.packages import install
+from runner.device.placement import map_tensors, num_rows, tensors
+from runner.errors import Fault, RunnerError, nearest
+from runner.experiment.terminal import say
+from runner.runs import export_formats
+from runner.runs.inputs import example as example_of
+from runner.runs.load import Trained, find_run, open_run, shown
+from runner.runs.model_spec import about
+from runner.tasks.task import Predicting
+
+Form = Callable[[Trained, nn.Module, Any, Path], "export_formats.Compute | None"]
+FORMS: dict[str, tuple[str, Form]] = {
+    "safetensors": ("model.safetensors", export_formats.safetensors),
+    "onnx": ("model.onnx", export_formats.onnx),
+    "pt2": ("model.pt2", export_formats.pt2),
+    "mlflow": ("mlflow", export_formats.mlflow),
+}
+FOLDER = "exports"
+BESIDE = "about.json"  # in a model's folder; FILE.json beside a file
+TRIED_ROWS = (1, 2, 3, 7, 16)
+#: of float32: relative and absolute; another runtime sums in another order
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+#: what to take where a format can't hold a model
+INSTEAD = {
+    "safetensors": "--format mlflow, which pickles what has no other form",
+    "onnx": "--format pt2 for torch, --format safetensors for the weights alone, or --format mlflow, which pickles",
+    "pt2": "--format safetensors for the weights alone, or --format mlflow, which pickles",
+    "mlflow": "--format safetensors for the weights alone",
+}
+
+
+class Telling(nn.Module):
+    """The model with what its task makes of the outputs: probabilities instead of logits, say."""
+
+    def __init__(self, model: nn.Module, task: Predicting) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, inputs: Any) -> Any:
+        return self.task.predictions(self.task.outputs(self.model, (inputs, None)))
+
+
+def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> int:
+    """Writes the model and FILE.json beside it, and says where. Some seconds.
+
+    output: the path (None: exports/ in the run's folder). predictions: with what the task makes of the outputs.
+    Raises: RunnerError for a model that the format can't hold; then nothing is left.
+    """
+    _check_form(form)
+    trained = open_run(find_run(wanted, verb="export"), device="cpu", precision="fp32")
+    target = _target(trained, form, output)
+    report = export_to(trained, form, target, predictions=predictions)
+    say(f"run     {trained.title}")
+    for note in trained.notes:
+        say(f"note    {note}")
+    checked = report["checked"]
+    if checked is None:
+        say(f"checked not: no onnxruntime is installed; to have it: {install('onnx')}")
+    else:
+        rows = ", ".join(map(str, checked["rows"]))
+        say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
+    say(f"written {shown(target.absolute())} and {shown(_beside(target).absolute())}")
+    return 0
+
+
+def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -> dict[str, Any]:
+    """Writes, checks, then renames. Returns what stands beside the model. Raises: RunnerError."""
+    module: nn.Module = trained.model
+    if predictions:
+        if not isinstance(trained.task, Predicting) or form == "safetensors":
+            why = (
+                "weights alone hold no computation" if form == "safetensors" else "the run's task tells no predictions"
+            )
+            raise RunnerError(Fault("--predictions", why, f"export --format {form} without --predictions"))
+        module = Telling(trained.model, trained.task).eval()
+    rows = example_of(trained)
+    if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
+        rows = map_tensors(rows, lambda tensor: torch.cat([tensor, tensor]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    asked = f"export --format {form}"
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as place:
+        made = Path(place) / (target.name if form != "onnx" else Path(target).name)
+        with export_formats.explained(asked, INSTEAD[form]):
+            compute = FORMS[form][1](trained, module, rows, made)
+            checked = None if compute is None else _checked(module, compute, rows, asked=asked, write=INSTEAD[form])
+            report = about(trained, form, module, rows, checked, predictions=predictions)
+        _beside(made).write_text(json.dumps(report, indent=2) + "\n")
+        if target.is_dir():
+            shutil.rmtree(target)  # an earlier export, see _target()
+        for file in sorted(Path(place).iterdir()):  # onnx may have a file of weights beside it
+            file.replace(target.parent / file.name)
+    return report
+
+
+def _check_form(form: str) -> None:
+    if form in FORMS:
+        return
+    so = f"there are {', '.join(FORMS)}"
+    hits = nearest(form, FORMS) or list(FORMS)
+    if form in ("torchscript", "jit", "pt"):
+        so, hits = f"{so}; torch has given up TorchScript, and pt2 is in its place", ["pt2"]
+    raise RunnerError(Fault(f"export --format {form}", so, " or ".join(f"--format {hit}" for hit in hits)))
+
+
+def _target(trained: Trained, form: str, output: str | None) -> Path:
+    """Raises: RunnerError for a path of another ending, and for a folder that is no export."""
+    name = FORMS[form][0]
+    if output is None:
+        return trained.folder / FOLDER / name
+    path = Path(output).expanduser()
+    if path.is_dir() and form != "mlflow":
+        return path / name
+    if path.exists() and form == "mlflow" and not (path / BESIDE).is_file():
+        so = "it is there, and no model that was exported"
+        raise RunnerError(
+            Fault(f"--output {output}", so, f"--output {path / 'model'}" if path.is_dir() else "another path")
+        )
+    if form != "mlflow" and path.suffix != Path(name).suffix:
+        so = f"a model in the format {form} ends in {Path(name).suffix}"
+        raise RunnerError(Fault(f"--output {output}", so, f"--output {path.with_suffix(Path(name).suffix)}"))
+    return path
+
+
+def _beside(target: Path) -> Path:
+    return target / BESIDE if target.is_dir() or not target.suffix else target.with_name(f"{target.name}.json")
+
+
+def _checked(
+    module: nn.Module, compute: export_formats.Compute, rows: Any, *, asked: str, write: str
+) -> dict[str, Any]:
+    """Compares for several numbers of rows. Raises: RunnerError with the first difference."""
+    largest = 0.0
+    for count in TRIED_ROWS:
+        some = map_tensors(rows, lambda tensor, count=count: torch.cat([tensor] * count)[:count])  # type: ignore[misc]
+        with torch.no_grad():
+            wanted = tensors(module(some))
+            found = tensors(compute(some))
+        if [part.shape for part in wanted] != [part.shape for part in found]:
+            shapes = f"{[tuple(part.shape) for part in found]} instead of {[tuple(part.shape) for part in wanted]}"
+            raise RunnerError(Fault(asked, f"for {count} rows the outputs have the shape {shapes}", write))
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+            away = (one.double() - other.double()).abs()
+            if not torch.allclose(other.double(), one.double(), equal_nan=True, **CLOSE):
+                so = f"for {count} rows output {number} differs from the original's by up to {float(away.nan_to_num(torch.inf).max()):.3g}"
+                raise RunnerError(Fault(asked, so, write))
+            largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
+    return {"rows": list(TRIED_ROWS), "largest_difference": largest}

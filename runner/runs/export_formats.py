@@ -1,0 +1,189 @@
+"""A module and a few rows go in; its file in a form that others read comes out, with a function that computes by that file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.config.packages import install
+from runner.device.placement import map_tensors, tensors
+from runner.errors import Fault, RunnerError
+from runner.runs.load import Trained, built
+
+Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
+#: what is behind the conversions of torch and MLflow, and not a person's code
+NOT_THEIRS = ("site-packages", "dist-packages", "/lib/python", "runner/trained", "runner/tracking")
+
+
+def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:
+    """The weights, with the card as metadata; whoever loads them needs the module's code."""
+    with _needing("safetensors", "safetensors"):
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    save_file(weights, file, metadata={"format": "pt", "card": json.dumps(asdict(trained.card))})
+    with safe_open(file, framework="pt") as found:
+        loaded = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 - it is no dict
+        node = json.loads(found.metadata()["card"])["model"]
+    again: nn.Module = built(node, "model", trained.folder)
+    again.load_state_dict(loaded)
+    return again.eval()
+
+
+def pt2(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:
+    """The graph and the weights: torch.export.load() needs torch alone."""
+    torch.export.save(graph_of(module, example), file)
+    found: Compute = torch.export.load(file).module()
+    return found
+
+
+def onnx(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute | None:
+    """The graph and the weights for other runtimes. None: no onnxruntime is installed to compute by it."""
+    with _needing("onnx", "onnx"):
+        import onnx as _onnx  # noqa: F401
+        import onnxscript as _onnxscript  # noqa: F401
+    names = input_names(example)
+    program = torch.onnx.export(
+        graph_of(module, example),
+        dynamo=True,
+        input_names=names,
+        output_names=output_names(module, example),
+        verbose=False,
+    )
+    assert program is not None
+    is_big = sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values()) > 2**30
+    program.save(file, external_data=is_big)  # protobuf ends at 2 GiB
+    try:
+        from onnxruntime import InferenceSession, SessionOptions
+    except ImportError:
+        return None
+    options = SessionOptions()
+    options.intra_op_num_threads = 1  # as many as the machine has would be left behind, spinning
+    session = InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    taken = [given.name for given in session.get_inputs()]
+
+    def compute(rows: Any) -> Any:
+        arrays = dict(zip(names, (tensor.numpy() for tensor in tensors(rows)), strict=True))
+        return [torch.from_numpy(found) for found in session.run(None, {name: arrays[name] for name in taken})]
+
+    return compute
+
+
+def mlflow(trained: Trained, module: nn.Module, example: Any, folder: Path) -> Compute:
+    """A folder as MLflow logs models: a graph where that works, else a pickle with the modules of the current folder."""
+    import tempfile
+
+    from runner.data.tables.example import frame_of
+    from runner.data.tables.node import columns_in
+    from runner.tracking import mlflow_model, mlflow_store
+
+    columns = columns_in(trained.card.reader)
+    with mlflow_store.settings(), tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        mlflow_model.save(Path(place), "", module, example, reader=trained.card.reader).rename(folder)
+        import mlflow.pyfunc
+
+        found = mlflow.pyfunc.load_model(str(folder))
+
+    def compute(rows: Any) -> Any:
+        with mlflow_store.settings():
+            arrays: Any = map_tensors(rows, lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
+            said = found.predict(arrays if columns is None else frame_of(columns, arrays))
+        return map_arrays(said)
+
+    return compute
+
+
+def graph_of(module: nn.Module, example: Any) -> torch.export.ExportedProgram:
+    """The module's graph for any number of rows. Raises: what torch raises for a module that has none."""
+    shapes = map_tensors(example, lambda _: {0: torch.export.Dim.DYNAMIC})  # type: ignore[arg-type, return-value]
+    return torch.export.export(module, (example,), dynamic_shapes=(shapes,))
+
+
+def map_arrays(tree: Any) -> Any:
+    """Arrays as tensors, whatever they lie in."""
+    if isinstance(tree, dict):
+        return {key: map_arrays(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [map_arrays(value) for value in tree]
+    return torch.as_tensor(tree)
+
+
+def input_names(example: Any) -> list[str]:
+    """A name for each tensor: `inputs` where it is the only one, else its key or its place."""
+    if isinstance(example, Tensor):
+        return ["inputs"]
+    if isinstance(example, dict) and all(isinstance(value, Tensor) for value in example.values()):
+        return [str(key) for key in example]
+    return [f"inputs_{number}" for number in range(len(tensors(example)))]
+
+
+def output_names(module: nn.Module, example: Any) -> list[str]:
+    with torch.no_grad():
+        count = len(tensors(module(example)))
+    return ["outputs"] if count == 1 else [f"outputs_{number}" for number in range(count)]
+
+
+@contextmanager
+def explained(asked: str, write: str) -> Iterator[None]:
+    """Without the words of the exporters. Raises: RunnerError that names the operation which has no place in the form."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about torch's and MLflow's own code
+            yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise RunnerError(Fault(asked, _why(error), write)) from error
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _needing(package: str, extra: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        so = f"it takes the package {error.name or package}, which is not installed"
+        raise RunnerError(Fault(f"--format {package}", so, install(extra))) from None
+
+
+def _why(error: Exception) -> str:
+    """The operation, the line of the model's code and the reason, of what an exporter raised."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    text = f"{inner}\n{error}"
+    lines = [re.sub(r"\x1b\[\d*m|\[\d+m", "", line).strip() for line in str(inner).splitlines() if line.strip()]
+    operations = list(dict.fromkeys(re.findall(r"\b(?:aten|prims|torchvision)\.\w+(?:\.\w+)?", text)))
+    called = re.search(r'File "([^"]+)", line (\d+), in \w+\n\s+(\S.*)', str(inner))
+    where = f" at {Path(called[1]).name}:{called[2]}, {called[3].strip()}" if called else _where(inner)
+    head = (
+        f"the operation {', '.join(operations[:3])} can't be in it{where}"
+        if operations
+        else f"it can't be written{where}"
+    )
+    return f"{head} ({type(inner).__name__}: {lines[0][:200] if lines else 'no reason given'})"
+
+
+def _where(error: BaseException) -> str:
+    """The last line of the model's own code that the error passed through."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(part in Path(frame.filename).as_posix() for part in NOT_THEIRS)
+        and not frame.filename.startswith("<")
+    ]
+    return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

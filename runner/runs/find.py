@@ -1,0 +1,87 @@
+"""A run's folder, its id in MLflow or `last` goes in; the configuration that goes on with it comes out, or why it can't."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from runner.config.identity import changes, flat, may_change
+from runner.config.trust import check_folder
+from runner.errors import Fault, RunnerError
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import is_being_written
+from runner.tracking.journal_records import FILE as JOURNAL
+
+ROOTS = ("outputs", "multirun")
+
+
+def find(wanted: str, *, verb: str = "resume") -> Path:
+    """The folder of a run. wanted: the folder itself, `last`, or a run's id in MLflow or the beginning of it.
+
+    verb: of the command that asks, for the messages.
+    Raises: RunnerError where there is none, where it is of a sweep as a whole, where another process works in it, and
+    for what may not be in it.
+    """
+    folder = Path(wanted)
+    if wanted == "last":
+        folders = newest_first()
+        if not folders:
+            raise RunnerError(Fault(f"{verb} last", f"no run lies below {' or '.join(ROOTS)}", f"{verb} FOLDER"))
+        folder = folders[0]
+    elif not folder.is_dir():
+        folder = _by_id(wanted, verb)
+    if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
+        check_folder(folder)  # walks through it, and / may be named, too
+    if (folder / "ledger.jsonl").is_file():
+        write = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
+        raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", write))
+    if not (folder / "rerun.yaml").is_file():
+        so = f"{folder} holds no run: it has no rerun.yaml"
+        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
+    if is_being_written(folder):
+        raise RunnerError(
+            Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
+        )
+    return folder
+
+
+def check(before: DictConfig, now: DictConfig) -> None:
+    """Raises: RunnerError for each key that would make another experiment of it."""
+    old, new = flat(before), flat(now)
+    faults = []
+    for key in changes(old, new):
+        if not may_change(key):
+            asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
+            so = f"the run began with {was}, and with another value it would be another experiment"
+            faults.append(Fault(asked, so, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
+    if faults:
+        raise RunnerError(*faults)
+
+
+def _folders() -> list[Path]:
+    """A run's folder has a journal; what a run hands to its processes, in ranks/, has none."""
+    found = [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
+    return [folder for folder in found if (folder / JOURNAL).is_file()]
+
+
+def newest_first() -> list[Path]:
+    """The folders of the runs below outputs/ and multirun/, by when they were last begun or gone on with."""
+    return sorted(_folders(), key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
+
+
+def with_id(wanted: str) -> list[Path]:
+    """The folders of the runs below outputs/ and multirun/ whose id in MLflow begins so."""
+    return [folder for folder in _folders() if (read_ack(folder).run_id or "").startswith(wanted)]
+
+
+def _by_id(wanted: str, verb: str) -> Path:
+    found = with_id(wanted)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        so = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
+        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} {found[0]}"))
+    so = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
+    raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))

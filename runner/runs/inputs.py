@@ -1,0 +1,131 @@
+"""A run's card and a person's file go in; rows as its model takes them come out on the host, in chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.data import array_data
+from runner.data.array_files import ENDINGS as OF_ARRAYS
+from runner.data.tables.example import made_up
+from runner.data.tables.node import columns_in
+from runner.data.vision.reader import named_images
+from runner.device.placement import map_tensors, num_rows, tensors
+from runner.errors import Fault, RunnerError, nearest
+from runner.runs import input_tables
+from runner.runs.load import Trained, reader_of
+
+ARRAYS = "runner.data.array_data.array_inputs"
+IMAGES = "runner.data.vision.reader.read_images"
+
+
+def existing(path: str) -> Path:
+    """The file or folder. Raises: RunnerError with the nearest names beside it."""
+    file = Path(path).expanduser()
+    if file.exists():
+        return file
+    if not file.parent.is_dir():
+        raise RunnerError(Fault(f"--input {path}", f"there is no folder {file.parent}", "--input FILE"))
+    there = sorted(item.name for item in file.parent.iterdir() if not item.name.startswith("."))
+    hits = nearest(file.name, there)
+    write = " or ".join(f"--input {file.parent / name}" for name in hits) or "--input FILE"
+    raise RunnerError(Fault(f"--input {path}", f"there is no such file in {file.parent.resolve()}", write))
+
+
+def chunks(trained: Trained, file: Path) -> Iterator[Any]:
+    """Trees of tensors that share their first dimension, rows in the file's order; by the run's own reader where it has one.
+
+    Raises: RunnerError for a file that can't be read, has no rows, or has rows that the model does not take.
+    """
+    asked = f"--input {file}"
+    found = _read(trained, file)
+    count = 0
+    for chunk in iter([found]) if tensors(found) else iter(found):
+        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
+        if len(lengths) != 1:
+            so = f"its reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
+            raise RunnerError(Fault(asked, so, "a reader whose tensors share their first dimension"))
+        count += num_rows(chunk)
+        if num_rows(chunk):
+            yield chunk
+    if not count:
+        raise RunnerError(Fault(asked, "it has no rows", "a file with rows in it"))
+
+
+def files_of(trained: Trained, file: Path) -> list[str] | None:
+    """Of a run on images, the path that each row is read from; None where rows have no file of their own."""
+    node = trained.card.reader
+    return [str(image) for image in named_images(file)] if node is not None and node.get("_target_") == IMAGES else None
+
+
+def pieces(chunk: Any, rows: int) -> Iterator[Any]:
+    """A chunk in batches."""
+    for start in range(0, num_rows(chunk), rows):
+        yield map_tensors(chunk, lambda tensor, at=start: tensor[at : at + rows])  # type: ignore[misc]
+
+
+def example(trained: Trained) -> Any:
+    """A few rows of the model's inputs, on the host: of the run itself, or made up where it kept none."""
+    from runner.experiment.run_record import EXAMPLE
+
+    if (trained.folder / EXAMPLE).is_file():
+        try:
+            return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
+        except Exception as error:
+            so = f"it can't be read: {(str(error).splitlines() or [''])[0]}"
+            raise RunnerError(Fault(str(trained.folder / EXAMPLE), so, "the file as its run wrote it")) from error
+    if (columns := columns_in(trained.card.reader)) is not None:
+        reader: Any = reader_of(trained)
+        return reader.frame(made_up(columns))
+    shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
+    if not isinstance(shape, list):
+        raise RunnerError(
+            Fault(str(trained.folder), f"it has no {EXAMPLE}, and nothing tells its rows' shape", "a finished run")
+        )
+    if vocab_size:
+        return torch.randint(vocab_size, (4, *shape))
+    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _read(trained: Trained, file: Path) -> Any:
+    node, asked = trained.card.reader, f"--input {file}"
+    is_plain = node is None or node.get("_target_") == ARRAYS
+    if not is_plain or (node is not None and file.suffix not in input_tables.ENDINGS):
+        reader = reader_of(trained)
+        assert reader is not None
+        try:
+            return reader(str(file))
+        except RunnerError:
+            raise
+        except Exception as error:
+            so = f"the run's reader failed with {type(error).__name__}: {error}"
+            raise RunnerError(Fault(asked, so, "a file as the run's own data")) from error
+    shape = trained.card.facts.get("input_shape")
+    if file.suffix in input_tables.ENDINGS:
+        width = math.prod(shape) if isinstance(shape, list) else None
+        found = map(torch.from_numpy, input_tables.numbers(file, width=width))
+        return (_shaped(tensor, shape) for tensor in found)
+    if file.is_dir() or file.suffix not in OF_ARRAYS:
+        so = f"the run's data ({trained.card.data}) brought no reader for such files; without one there are arrays and tables of numbers"
+        raise RunnerError(Fault(asked, so, f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"))
+    read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
+    return (_fitting(tensor, shape, asked) for tensor in read)
+
+
+def _shaped(rows: Tensor, shape: Any) -> Tensor:
+    return rows.reshape(len(rows), *shape) if isinstance(shape, list) else rows
+
+
+def _fitting(rows: Tensor, shape: Any, asked: str) -> Tensor:
+    """Rows of the model's shape; flat ones get it. Raises: RunnerError."""
+    if not isinstance(shape, list) or list(rows.shape[1:]) == shape:
+        return rows
+    if rows.dim() == 2 and rows.shape[1] == math.prod(shape):
+        return _shaped(rows, shape)
+    so = f"its rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
+    raise RunnerError(Fault(asked, so, "rows as the run's own data has them, without their targets"))

@@ -1,0 +1,157 @@
+"""What a person calls a run goes in; its model with the best weights, its task and how it computed come out, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from runner.config import untrusted
+from runner.config.instantiate import build
+from runner.config.schema import PRECISIONS
+from runner.config.secrets import filled_in
+from runner.device import Choice, backends, check_precision, choose, probe
+from runner.device.placement import place
+from runner.errors import Fault, RunnerError
+from runner.experiment.summary import read_summary
+from runner.models.card import NAME, Card, read_card
+from runner.runs import find
+from runner.tasks.task import Task
+from runner.training import checkpoint
+from runner.version import __version__
+
+BEST = "checkpoints/best.pt"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's model, ready to answer."""
+
+    folder: Path
+    card: Card
+    model: nn.Module  # in eval mode, on `device`
+    task: Task
+    choice: Choice
+    device: torch.device
+    precision: backends.Precision
+    step: int  # that the weights are of
+    notes: tuple[str, ...]  # what a person should know of it
+
+    @property
+    def title(self) -> str:
+        return f"{shown(self.folder)}, its best weights, of step {self.step:,}"
+
+
+def find_run(wanted: str, *, verb: str) -> Path:
+    """The run's folder, absolute. Raises: RunnerError where there is none, it still runs, or holds what it may not."""
+    folder = find.find(wanted, verb=verb).absolute()
+    untrusted.check_card(folder / NAME)
+    return folder
+
+
+def open_run(
+    folder: Path, *, device: Any = None, precision: str | None = None, own_device: Choice | None = None
+) -> Trained:
+    """Loads it: the module of model.json, strictly with the weights of checkpoints/best.pt, on the device.
+
+    device: what `device=` says (None: auto). precision: None for the run's own.
+    own_device: where it is chosen already.
+    Raises: RunnerError for a run without best weights, weights that are not this model's, a device that is not there,
+    and for what may not be built.
+    """
+    state, notes = _best(folder)
+    card = read_card(folder)
+    name = precision or _precision_of(folder)
+    if name not in PRECISIONS:
+        choices = " or ".join(f"train.precision={choice}" for choice in PRECISIONS)
+        raise RunnerError(Fault(f"train.precision={name}", f"it is one of {', '.join(PRECISIONS)}", choices))
+    choice = own_device
+    if choice is None:
+        hardware = probe()
+        choice = choose("auto" if device is None else device, hardware)
+        check_precision(name, choice.here, hardware)
+    there = torch.device(choice.here)
+    model = place(_with_weights(built(card.model, "model", folder), state["model"], folder), there).eval()
+    task = built(card.task, "task", folder)
+    return Trained(
+        folder=folder,
+        card=card,
+        model=model,
+        task=place(task, there) if isinstance(task, nn.Module) else task,
+        choice=choice,
+        device=there,
+        precision=backends.precision(name, device=there),
+        step=int(state.get("step") or 0),
+        notes=notes,
+    )
+
+
+def built(node: dict[str, Any], key: str, folder: Path) -> Any:
+    """What a node of the card describes, held to the allow-list. Raises: RunnerError."""
+    try:
+        return build(filled_in(node), key=key)
+    except KeyError as error:
+        so = f"the run took a value of its {key} from the environment, and {error} is not set now"
+        raise RunnerError(Fault(str(folder / "model.json"), so, f"export {str(error).strip(chr(39))}=...")) from None
+
+
+def reader_of(trained: Trained) -> Callable[[str], Any] | None:
+    """What reads inputs of the run's kind from a file; None: arrays as they are."""
+    node = trained.card.reader
+    reader: Callable[[str], Any] | None = None if node is None else built(node, "reader", trained.folder)
+    return reader
+
+
+def shown(folder: Path) -> str:
+    """A path as a person would write it here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The checkpoint, and what is to be known of the run. Raises: RunnerError where it left none."""
+    summary = read_summary(folder)
+    status = str(summary.get("status") or "killed, without a summary")
+    if not (folder / BEST).is_file():
+        why = f" ({summary['error']})" if summary.get("error") else ""
+        so = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
+        write = (
+            f"resume {shown(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
+        )
+        raise RunnerError(Fault(shown(folder), so, write))
+    state = checkpoint.load(folder / BEST)
+    if not isinstance(state.get("model"), dict):
+        raise RunnerError(Fault(str(folder / BEST), "it holds no weights of a model", "the file as its run wrote it"))
+    notes = []
+    if status not in ("finished", "pruned"):
+        notes.append(f"the run's status is {status}; these are the best weights that it reached")
+    versions = summary.get("versions")
+    then = versions.get("runner") if isinstance(versions, dict) else None
+    if then not in (None, __version__):
+        notes.append(f"the run is of runner {then}, and this is {__version__}")
+    return state, tuple(notes)
+
+
+def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn.Module:
+    try:
+        model.load_state_dict(weights)
+    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        so = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
+        write = "both files as the run wrote them, and the code of the model as it was then"
+        raise RunnerError(Fault(str(folder / BEST), so, write)) from error
+    return model
+
+
+def _precision_of(folder: Path) -> str:
+    """How the run computed."""
+    try:
+        return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
+    except Exception as error:  # YAML's and OmegaConf's own
+        so = f"it can't be read: {str(error).splitlines()[0]}"
+        raise RunnerError(Fault(str(folder / "rerun.yaml"), so, "the file as its run wrote it")) from None

@@ -1,0 +1,110 @@
+"""A run and a file of rows go in; what the run's best weights say of each row comes out, as another file: `predict`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.device import backends
+from runner.device.placement import map_tensors, move
+from runner.errors import Fault, RunnerError
+from runner.experiment.terminal import say
+from runner.runs import input_tables
+from runner.runs.answers import Columns, answer, columns
+from runner.runs.inputs import chunks, existing, files_of, pieces
+from runner.runs.load import Trained, find_run, open_run, shown
+from runner.runs.output_files import check_output, writing
+
+
+def predict(
+    wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, device: Any, precision: str | None
+) -> int:
+    """Writes the answers and prints how many; of images, beside each its file.
+
+    Memory holds a chunk of the input and a batch; of .npz, all answers.
+    keep: the columns of a table beside the answers; one that is called like an answer becomes input_NAME.
+    device: what `device=` says (None: auto). precision: None for the run's own.
+    Raises: RunnerError for a run that left no model, and for files that can't be read or written.
+    """
+    file = existing(inputs)
+    target = check_output(output, inputs=file)
+    if keep and file.suffix not in input_tables.ENDINGS:
+        so = "only tables have columns to keep"
+        raise RunnerError(Fault(f"--keep with {inputs}", so, f"without --keep, or {', '.join(input_tables.ENDINGS)}"))
+    trained = open_run(find_run(wanted, verb="predict"), device=device, precision=precision)
+    backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False)
+    say(f"run     {trained.title}")
+    say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
+    for note in trained.notes:
+        say(f"note    {note}")
+    began, count = time.perf_counter(), 0
+    with writing(target) as write:
+        kept, files = Kept(file) if keep else None, files_of(trained, file)
+        for found in told(trained, chunks(trained, file), batch_size):
+            num_rows = len(next(iter(found.values())))
+            beside = kept.take(num_rows, found) if kept else {}
+            if files is not None:
+                beside = {"file": np.array(files[count : count + num_rows])}
+            write({**beside, **found})
+            count += num_rows
+        if kept is not None:
+            kept.finish(count)
+    seconds = time.perf_counter() - began
+    say(f"written {count:,} rows to {shown(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
+    return 0
+
+
+def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:
+    """The answers' columns, a batch at a time. One copy from the device a batch, made while the next one is computed."""
+    waiting: Any = None
+    for chunk in found:
+        for batch in pieces(chunk, batch_size):
+            said = answer(trained, move(batch, trained.device))
+            if waiting is not None:
+                yield _on_the_host(trained, waiting)
+            waiting = said
+    if waiting is not None:
+        yield _on_the_host(trained, waiting)
+
+
+class Kept:
+    """The columns of a table, as they are, in as many rows at a time as the answers come in."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._frames = file, input_tables.frames(file, as_text=True)
+        self._rest: Any = None
+        self._num_taken = 0
+
+    def take(self, count: int, answers: Columns) -> Columns:
+        """The next rows. Raises: RunnerError when there are fewer."""
+        import pandas
+
+        parts, missing = [], count
+        while missing:
+            frame = self._rest if self._rest is not None else next(self._frames, None)
+            if frame is None:
+                raise self._fault()
+            parts.append(frame.iloc[:missing])
+            missing -= len(parts[-1])
+            self._rest = frame.iloc[len(parts[-1]) :] if len(parts[-1]) < len(frame) else None
+        self._num_taken += count
+        whole = parts[0] if len(parts) == 1 else pandas.concat(parts)
+        names = [f"input_{name}" if str(name) in answers else str(name) for name in whole.columns]
+        return {name: whole.iloc[:, number].to_numpy() for number, name in enumerate(names)}
+
+    def finish(self, count: int) -> None:
+        """Raises: RunnerError when rows are left over."""
+        if self._rest is not None or next(self._frames, None) is not None:
+            raise self._fault()
+
+    def _fault(self) -> RunnerError:
+        so = "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
+        return RunnerError(Fault(f"--keep with {self._file}", so, "predict without --keep"))
+
+
+def _on_the_host(trained: Trained, said: Any) -> Columns:
+    return columns(map_tensors(said, lambda tensor: tensor.to("cpu")), trained.task, trained.card)

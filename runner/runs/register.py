@@ -1,0 +1,138 @@
+"""A run and a name go in; its model is a version of that name in MLflow's registry: `register`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config.instantiate import build
+from runner.config.secrets import filled_in
+from runner.errors import Fault, RunnerError
+from runner.experiment.terminal import say
+from runner.models.card import NAME as CARD
+from runner.runs.load import BEST, find_run, open_run, shown
+from runner.runs.store import answering, as_default, store_of
+from runner.tracking import mlflow_model, mlflow_store, recipes, store_uri
+from runner.tracking.ack import Ack, read_ack
+from runner.tracking.mlflow_events import LeftOutError
+from runner.tracking.sync import sync
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+#: what MLflow takes in neither a name nor an alias
+REFUSED = "/:\\"
+
+
+def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | None, again: bool) -> int:
+    """Registers, sets the alias and prints the version. A model that is a version of that name already stays that one.
+
+    Sends to MLflow first what it has not got of the run. again: a new version in any case.
+    Raises: RunnerError for names that MLflow does not take, a run that it has not got, and whatever the store says.
+    """
+    _check_names(name, alias)
+    folder = find_run(wanted, verb="register")
+    asked = f"register {wanted}"
+    uri = store_of(folder, overrides, asked=asked)
+    ack = _sent(folder, uri, asked=asked)
+    with answering(asked, uri), as_default(uri):
+        client = mlflow_store.open_store(uri)
+        mlflow_store.check_run(client, str(ack.run_id))
+        model_id = _model_of(client, folder, ack)
+        version, is_new = _version(client, name, model_id, str(ack.run_id), again=again)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, version)
+    say(
+        f"model   {name}, version {version}{'' if is_new else ', as it was'}: run {ack.run_id} in {store_uri.shown(uri)}"
+    )
+    address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{version}"
+    say(f"load    mlflow.pytorch.load_model({address!r})")
+    return 0
+
+
+def _check_names(name: str, alias: str | None) -> None:
+    faults = []
+    for flag, value in (("--name", name), ("--alias", alias)):
+        if value is not None and (not value.strip() or set(REFUSED) & set(value)):
+            so = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
+            faults.append(Fault(f"{flag} {value}", so, f"{flag} digits"))
+    if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
+        faults.append(Fault(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion"))
+    if faults:
+        raise RunnerError(*faults)
+
+
+def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
+    """The run as the store has it, complete. Raises: RunnerError where it is not."""
+    ack = read_ack(folder)
+    if not ack.is_complete or ack.uri != store_uri.shown(uri):
+        with answering(asked, uri):
+            ack = sync(folder, uri, build=recipes.build_of(folder))
+    if ack.run_id is None or not ack.is_complete:
+        so = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
+        raise RunnerError(Fault(asked, so, f"python -m runner sync {shown(folder)}, and then again"))
+    return ack
+
+
+def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
+    """The id of the run's logged model; it is made where the run left none there. Raises: RunnerError."""
+    if found := _logged(client, ack):
+        return found
+    trained = open_run(folder, device="cpu", precision="fp32")  # tells what is wrong with it, if something is
+    event = {"node": trained.card.model, "weights": BEST, "example": _example(folder, trained), "card": CARD}
+    try:
+        mlflow_model.publish_model(
+            client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build
+        )
+    except LeftOutError as error:
+        so = f"MLflow has no model of the run, and it can't be made: {error}"
+        raise RunnerError(Fault(f"register {shown(folder)}", so, "a run whose model can be logged")) from error
+    return _logged(client, ack)
+
+
+def _logged(client: MlflowClient, ack: Ack) -> str:
+    from mlflow.entities import LoggedModelStatus
+
+    wanted = f"source_run_id = '{ack.run_id}' AND name = '{mlflow_model.NAME}'"
+    found = client.search_logged_models([str(ack.experiment_id)], wanted)
+    ready = [model for model in found if model.status == LoggedModelStatus.READY]
+    return str(max(ready, key=lambda model: model.creation_timestamp).model_id) if ready else ""
+
+
+def _build(node: dict[str, Any]) -> Any:
+    return build(filled_in(node), key=mlflow_model.NAME)
+
+
+def _example(folder: Path, trained: Any) -> str:
+    """The name of the file with the rows that the model is tried with; made where the run kept none."""
+    import torch
+
+    from runner.experiment.run_record import EXAMPLE
+    from runner.runs.inputs import example
+
+    if not (folder / EXAMPLE).is_file():
+        torch.save(example(trained), folder / EXAMPLE)
+    return EXAMPLE
+
+
+def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, again: bool) -> tuple[str, bool]:
+    """The version's number, and whether it is new."""
+    from mlflow.exceptions import MlflowException
+
+    quote = '"' if "'" in name else "'"
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    source = f"models:/{model_id}"
+    there = [
+        found
+        for found in client.search_model_versions(f"name={quote}{name}{quote}")
+        if found.source == source or found.model_id == model_id
+    ]
+    if there and not again:
+        return str(max(int(found.version) for found in there)), False
+    made = client.create_model_version(name, source, run_id=run_id, model_id=model_id)
+    return str(made.version), True

@@ -1,0 +1,98 @@
+"""The id of a run on an MLflow store goes in; the run comes out, its files in a folder for as long as they are needed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runner.config.untrusted import cleared, trusting
+from runner.errors import Fault, RunnerError
+from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points
+from runner.runs.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original, num_steps_of
+from runner.tracking import mlflow_store, store_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+@contextmanager
+def fetched(run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
+    """The run. Imports MLflow (1 s) and asks once for each 25,000 points of a metric.
+
+    Raises: RunnerError where the store does not answer or has no such run, and for what its configuration may not hold.
+    """
+    asked, where = f"reproduce {run_id}", store_uri.shown(uri)
+    path = store_uri.sqlite_path(uri)
+    uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
+    if path is not None and not path.is_file():  # opening it would make it
+        so = f"no run below outputs or multirun has that id, and there is no store {where}"
+        raise RunnerError(Fault(asked, so, f"reproduce {run_id} tracking.uri=URI"))
+    with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
+        folder = Path(name)
+        try:
+            with mlflow_store.settings():
+                run, series = _copy(run_id, folder, uri)
+        except Exception as error:
+            so = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
+            raise RunnerError(Fault(asked, so, f"reproduce {run_id} tracking.uri=URI, or the run's folder")) from error
+        rerun = folder / RERUN
+        if not rerun.is_file():
+            so = f"that run of {where} has no {RERUN} among its artifacts: a sweep as a whole, or not of this runner"
+            raise RunnerError(Fault(asked, so, "the id of a run that this runner has tracked"))
+        text = rerun.read_text(errors="replace")
+        rerun.write_text(cleared(text, asked=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
+        with trusting():  # what is there now
+            yield _original(run, folder, uri=uri, series=series)
+
+
+def how_to_get(name: str, run_id: str, uri: str) -> str:
+    """The line that brings one of the run's files into the current folder."""
+    return f"MLFLOW_TRACKING_URI={store_uri.shown(uri)} mlflow artifacts download -r {run_id} -a {name} -d ."
+
+
+def _copy(run_id: str, folder: Path, uri: str) -> tuple[Run, dict[str, Points]]:
+    """Its files into the folder; what the store tells of it, and its points."""
+    client = mlflow_store.open_store(uri)
+    run = client.get_run(run_id)
+    names = {item.path for item in client.list_artifacts(run_id)}
+    for name in (RERUN, ENVIRONMENT, DIFF):
+        if name in names:
+            client.download_artifacts(run_id, name, str(folder))
+    return run, _series(client, run)
+
+
+def _original(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points]) -> Original:
+    datasets = run.inputs.dataset_inputs if run.inputs else []
+    dataset: dict[str, Any] = {}
+    if datasets:
+        last = datasets[-1].dataset
+        dataset = {"name": last.name, "digest": last.digest, "profile": last.profile}
+    return Original(
+        name=f"{run.info.run_id} on {store_uri.shown(uri)}",
+        run_id=run.info.run_id,
+        folder=folder,
+        store=uri,
+        status=str(run.info.status).lower(),
+        tags=run.data.tags,
+        dataset=dataset,
+        num_steps=num_steps_of(run.data.params),
+        series=series,
+    )
+
+
+def _series(client: MlflowClient, run: Run) -> dict[str, Points]:
+    found = {}
+    for name in run.data.metrics:
+        if name.startswith(NOT_OF_THE_RUN):
+            continue
+        history = client.get_metric_history(run.info.run_id, name)  # page after page
+        history.sort(key=lambda point: (point.step, point.timestamp))
+        steps = np.array([point.step for point in history], np.int64)
+        found[name] = steps, np.array([point.value for point in history], np.float64)
+    return found

@@ -1,0 +1,72 @@
+"""A run that was goes in; it is run again, and what is the same and what is not is said and written: `reproduce`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from runner.runs.reproduce import original as originals
+from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, last_step
+from runner.runs.reproduce.original import Original
+
+FLAGS = ("--anyway", "--trust")
+#: keys that make a run end elsewhere and leave what it measures until then as it is
+OF_LENGTH = ("train.num_epochs", "train.num_steps", "train.max_seconds", "train.early_stopping.")
+
+
+def original(wanted: str, overrides: list[str], *, trusted: bool) -> AbstractContextManager[Original]:
+    """The run that is meant; see runner.runs.reproduce.original."""
+    return originals.original(wanted, uri=originals.default_uri(overrides), trusted=trusted)
+
+
+def repeat(original: Original, cfg: DictConfig, folder: Path, *, anyway: bool) -> tuple[dict[str, Any], bool]:
+    """Runs the configuration as a new run in `folder`, and compares. Returns its summary, and whether it is the same.
+
+    Raises: RunnerError for data that is not the same, unless `anyway`, and for whatever keeps a run from starting.
+    """
+    from runner.device import probe
+    from runner.experiment import build, provenance, run  # torch
+    from runner.experiment.console import Screen
+    from runner.experiment.run_record import Repetition
+    from runner.runs.reproduce import differences, text
+
+    if original.store is not None:
+        cfg.tracking.uri = original.store  # not where a stranger's file says
+    hardware, screen = probe(), Screen()
+    choice = build.check(cfg, hardware)
+    making, values = differences.of_making(original, choice, hardware), differences.of_values(original, cfg)
+    code_lines = differences.how_to_get_the_code(original, provenance.git_state())
+    for line in text.said_first(original, making, values, code_lines=code_lines):
+        screen.say(line)
+    check = differences.data_check(original, anyway=anyway, say=screen.say)
+    repetition = Repetition(original.run_id or original.name, check)
+    summary = run.run(cfg, folder, hardware=hardware, repetition=repetition, owns_process=True)
+
+    now = _series(folder, spelled=original.store is not None)
+    is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])
+    found = compare_all(original.series, now, may_end_elsewhere=is_other_end)
+    failure = f"this run failed: {summary['error']}" if summary["status"] == "failed" != original.status else ""
+    same = is_reproduced(found) and not failure
+    said = text.sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
+    text.write(folder, original, found, [*making, *values], said=said, same=same)
+    for line in ("", *text.table(found), "", said):
+        screen.say(line)
+    return summary, same
+
+
+def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
+    """What the run in `folder` measured; spelled: its metrics' names as MLflow has them."""
+    from runner.tracking.journal_reader import read_series
+    from runner.tracking.mlflow_names import spell
+
+    found = {name: (steps, values) for name, (steps, _, values) in read_series(folder).items()}
+    return {spell(name): points for name, points in found.items()} if spelled else found
+
+
+def _ends_elsewhere(original: Original, cfg: DictConfig, summary: dict[str, Any], changed: list[str]) -> bool:
+    """Whether the two may have another number of steps and be the same run."""
+    is_short = not original.is_whole or summary["status"] != "finished" or cfg.train.max_seconds is not None
+    return is_short or any(key.startswith(OF_LENGTH) for key in changed)

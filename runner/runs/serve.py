@@ -1,0 +1,154 @@
+"""A run and a port go in; its model answers over HTTP on this machine until Ctrl-C: `serve`. Nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from runner.data.tables.node import columns_in
+from runner.errors import Fault, RunnerError
+from runner.experiment.terminal import say
+from runner.runs.export import export_to
+from runner.runs.load import find_run, open_run
+from runner.tracking.mlflow_store import SETTINGS
+
+HOST = "127.0.0.1"
+SECONDS_TO_START = 120.0
+SECONDS_TO_END = 10.0
+
+
+def serve(wanted: str, port: int, *, predictions: bool) -> int:
+    """Starts MLflow's scoring server over the run's model and waits for it to end. Some 10 s until it answers.
+
+    predictions: it answers with what the task makes of the outputs (probabilities) instead of raw outputs.
+    Returns 130 after Ctrl-C, 143 after SIGTERM, 1 when the server ended by itself.
+    Raises: RunnerError for a port that is taken and for a run that left no model.
+    """
+    folder = find_run(wanted, verb="serve")
+    _check_port(port)
+    trained = open_run(folder, device="cpu", precision="fp32")
+    with _signals() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
+        model = Path(place) / "model"
+        say(f"run     {trained.title}")
+        about = export_to(trained, "mlflow", model, predictions=predictions)
+        for note in trained.notes:
+            say(f"note    {note}")
+        # MLflow starts `uvicorn` by its name, which stands beside this Python also where nobody has activated it
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        environment = {**os.environ, **SETTINGS, "PATH": path}
+        words = ["models", "serve", "-m", str(model), "--env-manager", "local", "--host", HOST, "--port", str(port)]
+        command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words, "--workers", "1"]
+        # a session of its own: Ctrl-C reaches this process alone, which ends all of the other's
+        with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+            try:
+                if _answers(process, port, got):
+                    _say(about, port, has_columns=columns_in(trained.card.reader) is not None)
+                while process.poll() is None and not got:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(0.2)
+            finally:
+                _end(process)
+    if got:
+        return 128 + got[0]
+    raise RunnerError(
+        Fault("serve", f"MLflow's server ended by itself with {process.returncode}", "what it said above")
+    )
+
+
+def _check_port(port: int) -> None:
+    """Raises: RunnerError for a port that is taken, with one that is not."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((HOST, port))
+            return
+        except OSError as error:
+            why = error.strerror
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        free = other.getsockname()[1]
+    raise RunnerError(
+        Fault(f"serve --port {port}", f"{HOST}:{port} can't be had: {why}", f"--port {free}, which is free")
+    )
+
+
+def _answers(process: subprocess.Popen[bytes], port: int, got: list[int]) -> bool:
+    """Waits until it accepts connections; False when it ended, or somebody wants it to."""
+    until = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < until and process.poll() is None and not got:
+        with suppress(OSError), socket.create_connection((HOST, port), 1.0):
+            return True
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    return False
+
+
+def _say(about: dict[str, Any], port: int, *, has_columns: bool) -> None:
+    inputs = about["inputs"]
+    say(f"serving http://{HOST}:{port}/invocations; Ctrl-C ends it")
+    say(f"answers {about['meaning']}" + (f": {', '.join(about['classes'][:12])}" if about["classes"] else ""))
+    ask = "ask     POST with the header Content-Type: application/json, "
+    if has_columns:
+        named = ", ".join(f"{json.dumps(column['name'])}: {column['dtype']}" for column in inputs[:12])
+        more = ", ..." if len(inputs) > 12 else ""
+        say(f'{ask}{{"dataframe_records": [{{{named}{more}}}, ...]}}')
+    elif len(inputs) == 1:
+        shape = [1 if size == "rows" else size for size in inputs[0]["shape"]]
+        say(f'{ask}{{"inputs": an array of shape {json.dumps(shape)}}}')
+    sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the server and the processes that it started; those that don't listen, by force."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number) if hasattr(os, "killpg") else process.send_signal(number)
+        until = time.monotonic() + SECONDS_TO_END
+        while time.monotonic() < until and _is_there(process):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+            time.sleep(0.02)
+        if not _is_there(process):
+            return
+
+
+def _is_there(process: subprocess.Popen[bytes]) -> bool:
+    """Whether any process of the server's session is left."""
+    if process.poll() is None:
+        return True
+    try:
+        os.killpg(process.pid, 0)
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that came, instead of what they would do: the server is to be ended first."""
+    got: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield got
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        got.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

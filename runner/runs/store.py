@@ -1,0 +1,58 @@
+"""A run's folder goes in; the MLflow store that has it comes out, and what a store says when it does not answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.config import origin
+from runner.errors import Fault, RunnerError
+from runner.tracking import mlflow_store, store_uri, stores
+from runner.tracking.stores import VARIABLE
+
+
+def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
+    """The URI: of these words, else of the run, with the environment's password where that store is the same one.
+
+    Raises: RunnerError for a run that this person has not made, where neither names a store.
+    """
+    of_run = origin.store_of(folder)
+    named = stores.named(overrides)
+    is_by_word = any(word.startswith("tracking.uri=") for word in overrides)
+    if named is not None and (is_by_word or not of_run or store_uri.shown(named) == of_run):
+        return _whole(named)
+    return _whole(stores.USUAL) if of_run == "" else stores.of_run(folder, asked=asked)
+
+
+@contextmanager
+def answering(asked: str, uri: str) -> Iterator[None]:
+    """MLflow with our patience. Raises: RunnerError for whatever the store or the way to it says."""
+    try:
+        with mlflow_store.settings():
+            yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        so = mlflow_store.explain(error, uri=uri)
+        raise RunnerError(Fault(asked, so, "the same when the store answers, or tracking.uri=URI")) from error
+
+
+@contextmanager
+def as_default(uri: str) -> Iterator[None]:
+    """The store that MLflow takes where it is not told: its registry follows `models:/ID` there (3.17)."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = uri
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _whole(uri: str) -> str:
+    """MLflow keeps stores by their URI, whatever the current folder."""
+    return store_uri.shown(uri) if store_uri.sqlite_path(uri) else uri

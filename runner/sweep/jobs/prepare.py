@@ -1,0 +1,189 @@
+"""The words of a sweep go in; its jobs come out, composed and checked, before the first one starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from runner.config.schema import Grid
+from runner.config.validate import setting_faults, without_password
+from runner.device import Choice, Hardware, parse, probe
+from runner.errors import Fault, RunnerError
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.slots import DevicesFor
+
+#: not a job's own: what says how the sweep is run
+OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
+#: one process sends all journals of a sweep to one store
+#: of a job's folder: it passes through shells, and through Hydra as a word of its own
+USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
+LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
+PARAMS = "hydra.sweeper.params"
+THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
+
+
+@dataclass
+class Prepared:
+    """A job with its configuration; `missing` says why its device is not here."""
+
+    job: Job
+    config: DictConfig
+    policy: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
+    missing: Fault | None = None
+    assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
+
+
+def grid_params(config: DictConfig) -> Mapping[str, Any]:
+    """What a grid's settings give beside the words. Raises: RunnerError with everything that is wrong with them."""
+    node = config.hydra.sweeper
+    if found := setting_faults(node, Grid, "hydra.sweeper"):
+        raise RunnerError(*found)
+    return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
+
+
+def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
+    """hydra.sweeper.params as Hydra's overrides. Raises: RunnerError with all that can't be read, or is no job's own."""
+    from hydra.errors import HydraException
+
+    found, faults = [], []
+    for key, value in params.items():
+        asked = f"{PARAMS}: {{{key}: {value}}}"
+        try:
+            (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
+        except HydraException as error:
+            so = " ".join(str(error).splitlines()[0].split())
+            faults.append(Fault(asked, so, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
+            continue
+        if is_of_the_sweep(override):
+            faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))
+        found.append(override)
+    if faults:
+        raise RunnerError(*faults)
+    return found
+
+
+def combinations(
+    words: Sequence[str], config_loader: Any, *, params: Mapping[str, Any] | None = None
+) -> list[tuple[tuple[str, ...], str]]:
+    """Every job's overrides and its readable name: all combinations of the words with several values, in order.
+
+    params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
+    """
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=config_loader)
+    parsed = parser.parse_overrides(list(words))
+    refuse_swept_settings(parsed)
+    parsed = parsed_params(parser, params or {}) + parsed
+    _refuse_intervals(parsed)
+    own = [override for override in parsed if not is_of_the_sweep(override)]
+    own = list(
+        {override.get_key_element(): override for override in own}.values()
+    )  # the last of a key, as Hydra has it
+    swept = {override.get_key_element() for override in own if override.is_sweep_override()}
+    (jobs,) = BasicSweeper.split_arguments(own, None)
+    if not jobs:
+        raise RunnerError(
+            Fault(" ".join(words), "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value")
+        )
+    return [(tuple(overrides), name_of(overrides, swept)) for overrides in jobs]
+
+
+def name_of(overrides: Sequence[str], swept: set[str]) -> str:
+    """What sets a job apart; of a sweep over nothing, all that it was given."""
+    apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
+    return " ".join(without_password(re.sub(r"\\(.)", r"\1", text)) for text in apart)
+
+
+def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
+    """The job's configuration, its folder and number filled in; about 0.1 s."""
+    config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
+    with read_write(config), open_dict(config):
+        config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
+        job.folder_name = job.folder_name or re.sub(r"\\(.)", r"\1", str(config.hydra.sweep.subdir))
+        config.hydra.sweep.dir = master.hydra.sweep.dir
+        config.hydra.sweep.subdir = job.folder_name
+        config.sweep = master.sweep
+    return config
+
+
+def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
+    """What is wrong with the folders that hydra.sweep.subdir names for jobs."""
+    names = [job.folder_name for job in jobs]
+    found = {}
+    for name in names:
+        if len(name.encode()) > LONGEST:
+            found[name] = f"a folder's name has {LONGEST} bytes at most, and this one {len(name.encode())}"
+        elif not re.fullmatch(USABLE, name):
+            found[name] = "letters, digits and .,=+@:[]()- are what a job's folder is named by"
+        elif names.count(name) > 1:
+            found[name] = "several jobs would have this folder"
+    write = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
+    return [Fault(f"hydra.sweep.subdir={name or repr(name)}", so, write) for name, so in found.items()]
+
+
+def examine(
+    configs: Sequence[DictConfig], devices_for: DevicesFor, is_here: bool, *, hardware: Hardware | None = None
+) -> list[Any]:
+    """Checks jobs; runs in a process of its own, for it looks at the GPUs and imports the person's code.
+
+    devices_for: asks the launcher. is_here: whether this machine is the one that the jobs' settings must suit.
+    Returns the machine, then for each configuration its faults, policy, devices and what is missing.
+    """
+    from runner.experiment import build
+
+    hardware = hardware or probe()
+    found: list[Any] = [hardware]
+    for config in configs:
+        faults: list[Fault] = []
+        policy: tuple[str, ...] = ()
+        devices: tuple[str, ...] = ()
+        missing: Fault | None = None
+        try:
+            policy = parse(OmegaConf.select(config, "device"))
+            devices = devices_for(policy, hardware)
+        except RunnerError as error:
+            # a form that is none, or several devices for one job, is a mistake wherever it runs
+            if policy and "all" not in policy:
+                missing, faults = error.faults[0], []
+            else:
+                faults += error.faults
+        try:
+            build.check(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
+        except RunnerError as error:
+            faults += error.faults
+        found.append((faults, policy, devices, missing))
+    return found
+
+
+def _refuse_intervals(parsed: Sequence[Any]) -> None:
+    so = "an interval has no end of values, and a grid takes them all; a search can do with some"
+    found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
+    if found:
+        raise RunnerError(*(Fault(text, so, f"hydra/sweeper=optuna '{text}'") for text in found))
+
+
+def is_of_the_sweep(override: Any) -> bool:
+    """Whether an override, as Hydra parsed it, says how the sweep is run, and is no part of a job."""
+    return str(override.input_line).lstrip("+~").startswith(OF_THE_SWEEP)
+
+
+def refuse_swept_settings(parsed: Sequence[Any]) -> None:
+    """Raises: RunnerError for what says how the sweep is run and has several values."""
+    found = [
+        Fault(
+            str(override.input_line),
+            f"{override.key_or_group} is the same for all jobs of a sweep",
+            f"{override.key_or_group}=... with one value",
+        )
+        for override in parsed
+        if override.is_sweep_override() and str(override.input_line).lstrip("+~").startswith(THE_SAME_FOR_ALL)
+    ]
+    if found:
+        raise RunnerError(*found)

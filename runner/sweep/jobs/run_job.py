@@ -1,0 +1,123 @@
+"""A job of a sweep, composed and placed, goes in; its folder holds all that a run leaves, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import RunnerError
+from runner.experiment.terminal import say
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from omegaconf import DictConfig
+
+    from runner.device import Choice
+    from runner.experiment.run_record import Membership
+
+#: what a job knows of its sweep, for launchers that hand on nothing but overrides
+VARIABLE = "RUNNER_JOB"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a job is told besides its configuration; plain values, for a launcher may carry it as text."""
+
+    sweep: str  # the sweep's folder
+    uid: str  # of the sweep's own run in MLflow
+    experiment: str
+    name: str
+    publishes: bool = True  # False: the sweep sends its journal
+    device: str | None = None  # None: the job chooses by its own `device=`
+    device_reason: str = ""
+    device_here: str | None = None  # what the job's process calls it
+    study: str | None = None  # of a search: where its study lies
+    trial: int | None = None
+    metric: str | None = None  # that decides whether the trial goes on
+
+    def as_text(self) -> str:
+        """Letters and digits alone, so that it passes through any command line."""
+        return "j" + json.dumps(asdict(self)).encode().hex()
+
+    @classmethod
+    def from_text(cls, text: str) -> Assignment:
+        return cls(**json.loads(bytes.fromhex(text[1:])))
+
+
+def run_pickled(payload: bytes) -> int:
+    """In the job's process: runs what a launcher composed. Returns the exit code."""
+    config, context = pickle.loads(payload)  # from our own parent
+    returned = run_composed(config, context)
+    value = returned._return_value
+    return int(value["exit_code"] or value["status"] == "failed") if isinstance(value, dict) else 1
+
+
+def run_composed(config: DictConfig, context: Any) -> JobReturn:
+    """Runs one composed job as Hydra does: its folder, its log, its callbacks."""
+    from hydra import version
+    from hydra.core.utils import JobRuntime, run_job, setup_globals
+
+    version.setbase("1.3")
+    setup_globals()
+    JobRuntime.instance().set("name", config.hydra.job.name)
+    return run_job(
+        hydra_context=context,
+        task_function=task,
+        config=config,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+
+
+def task(cfg: DictConfig) -> dict[str, Any]:
+    """What a job does, wherever it runs. Returns its summary, which is in its folder, too, and raises nothing."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from runner.config.compose import name_data
+    from runner.experiment import run
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    assigned = Assignment.from_text(os.environ[VARIABLE])
+    name_data(cfg)
+    try:
+        return run.run(cfg, folder, choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
+    except RunnerError as error:
+        text = "; ".join(f"{fault.asked}: {fault.so}; write {fault.write}" for fault in error.faults)
+        say(f"\n{error}")
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+    summary = {"status": "failed", "error": text, "exit_code": 1}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def _choice(assigned: Assignment) -> Choice | None:
+    from runner.device import Choice
+
+    return Choice(assigned.device, assigned.device_reason, assigned.device_here) if assigned.device else None
+
+
+def _member(assigned: Assignment) -> Membership:
+    from runner.experiment.run_record import Membership
+
+    return Membership(
+        sweep=assigned.sweep,
+        uid=assigned.uid,
+        experiment=assigned.experiment,
+        name=assigned.name,
+        publishes=assigned.publishes,
+    )
+
+
+def _trial(assigned: Assignment) -> Any:
+    if assigned.study is None or assigned.trial is None or assigned.metric is None:
+        return None
+    from runner.sweep.search.pruning import StudyTrial
+
+    return StudyTrial(assigned.study, assigned.trial, metric=assigned.metric)

@@ -1,0 +1,93 @@
+"""A machine and the numbers of slots go in; places for jobs come out, and which of them a job may take. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from runner.device import Choice, Hardware, resolve
+from runner.device.unavailable import why_not
+
+#: a policy and the machine that asks → the devices that a job may take where it runs
+DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A slot of a device; one job at a time runs in it."""
+
+    device: str  # cpu, cuda:1, mps, xpu:0
+    number: int = 0  # among the slots of its device
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    def __str__(self) -> str:
+        return self.device if self.number == 0 else f"{self.device} ({self.number + 1})"
+
+
+def places(hardware: Hardware, slots: Mapping[str, int]) -> list[Place]:
+    """Every slot of the machine: the devices with the most free memory first, the CPU last."""
+    usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
+    devices = hardware.devices()
+    usable.sort(key=lambda name: (name == "cpu", -(devices[name].free_bytes or 0)))
+    most = max((slots[name.partition(":")[0]] for name in usable), default=0)
+    # first slots first: jobs spread over the devices before two share one
+    return [Place(name, number) for number in range(most) for name in usable if number < slots[_kind(name)]]
+
+
+def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
+    """The devices that a job with this policy may take; where `device=` leaves a choice, all that it could choose.
+
+    Raises: RunnerError when none of them is there, with the reason.
+    """
+    first = resolve(policy, hardware).device  # the first of a preference list that is there decides the kind
+    asked = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
+    if asked not in ("auto", "all", "cuda", "xpu"):
+        return (first,)
+    return tuple(name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None)
+
+
+def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
+    """The devices of a machine that nobody sees from here: the job says when its own is missing."""
+    return ()
+
+
+def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -> Place | None:
+    """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory."""
+    jobs = Counter(place.device for place in busy)
+    wanted = set(devices)
+    fitting = [place for place in free if place.device in wanted]
+    return min(fitting, key=lambda place: jobs[place.device], default=None)  # min keeps the order of `free`
+
+
+def choice_at(place: Place, policy: tuple[str, ...]) -> Choice:
+    """The device of a job in its place. A process that is given one GPU calls it cuda:0."""
+    automatic = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
+    reason = "as asked" if place.device in policy else automatic
+    return Choice(place.device, reason, "cuda:0" if place.kind == "cuda" else place.device)
+
+
+def environment_of(place: Place, *, visible: str | None) -> dict[str, str]:
+    """What a job in this place sees of the machine.
+
+    visible: CUDA_VISIBLE_DEVICES as it is here, which numbers the GPUs that the sweep sees.
+    """
+    if place.kind == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": ""}  # a look at a GPU would make a context of some 400 MB on it
+    if place.kind != "cuda":
+        return {}
+    index = int(place.device.partition(":")[2])
+    seen = [word.strip() for word in visible.split(",")] if visible else []
+    return {"CUDA_VISIBLE_DEVICES": seen[index] if seen else str(index)}
+
+
+def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
+    """Threads of each job on the CPU, so that slots don't fight; None leaves a lone job to itself."""
+    return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]

@@ -1,0 +1,138 @@
+"""Composed jobs go in; each runs in a process and a slot of its own on this machine. Hydra's launcher for sweeps."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from runner.device import Hardware
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.run_job import VARIABLE, Assignment
+from runner.sweep.jobs.slots import DevicesFor, Place, choice_at, devices_for, environment_of, pick, places, threads_of
+from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.worker import Request
+
+PRELOAD = ("runner.sweep.launchers.preload",)
+CONSOLE = "console.log"  # what a job prints, in its folder
+
+
+class Slots(Launcher):
+    """One job per slot; GPU slots see one GPU, named in CUDA_VISIBLE_DEVICES before torch is imported."""
+
+    is_here = True
+    follows = True
+
+    def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
+        self.preload = tuple(preload)
+        self._free: list[Place] = []
+        self._busy: dict[int, Place] = {}
+        self._nurseries: dict[str, Nursery] = {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._config = hydra_context, config
+        settings = config.sweep
+        self._slots = {kind: int(settings.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
+        self._grace_seconds = float(settings.grace_seconds)
+        self._threads = threads_of(self._slots, num_cpus=_num_cpus())
+        self._folder = Path(config.hydra.sweep.dir).absolute()
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        return devices_for
+
+    def nursery(self, place: Place | None = None) -> Nursery:
+        """The warm process for a place; without one, that which sees the whole machine."""
+        key = place.device if place is not None and place.kind == "cuda" else ""
+        if key not in self._nurseries:
+            environment = environment_of(place, visible=_visible()) if key and place is not None else {}
+            if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
+                environment["OMP_NUM_THREADS"] = str(self._threads)
+            self._nurseries[key] = Nursery(environment, preload=self.preload)
+        return self._nurseries[key]
+
+    def open(self, hardware: Hardware, devices: set[str]) -> str:
+        """Opens the slots of the devices that the jobs may take, and says in words which they are."""
+        self._order = [place for place in places(hardware, self._slots) if place.device in devices]
+        self._free = list(self._order)
+        for place in self._free:
+            self.nursery(place)
+        return ", ".join(map(str, self._free)) or "none"
+
+    @property
+    def num_places(self) -> int:
+        """Jobs at a time, once it is open."""
+        return len(self._order)
+
+    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+        """Starts the job and returns its device; None when no slot is free for it now."""
+        place = pick(prepared.devices, self._free, self._busy.values())
+        if place is None:
+            return None
+        self._free.remove(place)
+        number, folder = prepared.job.number, self._folder / prepared.job.folder_name
+        self._busy[number] = place
+        self._share_memory(prepared.config, place)
+        choice = choice_at(place, prepared.policy)
+        placed = Assignment(
+            **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
+        )
+        self.nursery(place).start(
+            Request(
+                number,
+                "runner.sweep.jobs.run_job:run_pickled",
+                pickle.dumps((prepared.config, self._context)),
+                str(folder / CONSOLE),
+                {VARIABLE: placed.as_text(), **environment_of(place, visible=_visible())},
+                self._grace_seconds,
+            )
+        )
+        return choice.device
+
+    def _share_memory(self, config: DictConfig, place: Place) -> None:
+        """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
+        if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
+            config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """The jobs that have ended; waits for the first one, at most so long."""
+        nurseries = list(self._nurseries.values())
+        select.select(nurseries, [], [], seconds)
+        found = [ended for nursery in nurseries for ended in nursery.ended()]
+        for ended in found:
+            place = self._busy.pop(ended.number)
+            self._free = sorted([*self._free, place], key=self._order.index)
+        return found
+
+    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
+        """Tells every job to save its state and end; SIGKILL ends it and all that it started."""
+        for nursery in self._nurseries.values():
+            for number in nursery.running:
+                nursery.signal(number, what, whole_group=what == signal.SIGKILL)
+
+    def close(self) -> None:
+        for nursery in self._nurseries.values():
+            nursery.close()
+        self._nurseries.clear()
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Hydra's interface, for sweepers that are not ours: runs the jobs and returns their best values."""
+        from runner.sweep.launchers.hydra_batch import run_batch
+
+        return run_batch(self, self._context, self._config, job_overrides, initial_job_idx)
+
+
+def _visible() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,35 @@
+"""Hydra's configuration goes in; an open launcher comes out that can do what a sweep asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
+
+from runner.sweep.jobs.run_job import task
+from runner.sweep.launchers import slurm
+from runner.sweep.launchers.hydra_launcher import Foreign
+from runner.sweep.launchers.local import Slots
+
+
+@contextmanager
+def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
+    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, basic, joblib, ...).
+
+    imports: modules that all jobs share, for launchers whose processes are warm.
+    """
+    slurm.check_there(config)
+    launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+    if str(config.hydra.launcher._target_).startswith(slurm.PLUGIN):
+        launcher = slurm.Scheduled(launcher, config)
+    elif not hasattr(launcher, "devices_for"):
+        launcher = Foreign(config, context)
+    if isinstance(launcher, Slots):
+        launcher.preload += imports
+    try:
+        yield launcher
+    finally:
+        launcher.close()

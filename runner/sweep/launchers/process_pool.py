@@ -1,0 +1,212 @@
+"""An environment goes in; processes that are warm already come out, one for each job, and word of how they ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.sweep.launchers.worker import LENGTH, Request
+from runner.version import PACKAGES
+
+#: a fork copies a process with its locks as they are: Apple's libraries do not bear that, and Windows has none
+FORKS = sys.platform == "linux"
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job's process ended: its exit code, or minus the signal's number; None: nobody can tell any more."""
+
+    number: int
+    code: int | None
+    cause: str | None = None  # in words, where a launcher knows more than a code says
+    is_interrupted: bool = False  # its time was over; it has saved its state and may go on
+
+
+class Nursery:
+    """Starts jobs in processes of one environment. Its own process has imported `preload`, jobs begin with it.
+
+    One thread may use it. `fileno()` is readable when `ended()` has news.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        preload: Sequence[str] = (),
+        forks: bool = FORKS,
+    ) -> None:
+        """Starts the warm process and returns at once.
+
+        environment: added to this process's.
+        """
+        self._environment, self._preload, self._forks = dict(environment), tuple(preload), forks
+        self._lifeline, self._alive = os.pipe()  # the jobs' end, and ours: it closes when we do
+        self._events, self._told = os.pipe()
+        os.set_blocking(self._events, False)
+        self._pids: dict[int, int] = {}  # number → pid, of the jobs that run
+        self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs that have no process yet
+        self._singles: dict[int, subprocess.Popen[bytes]] = {}  # where a warm process does one job itself
+        self._rest = b""
+        self._warm = self._start_warm()
+
+    def fileno(self) -> int:
+        return self._events
+
+    @property
+    def running(self) -> list[int]:
+        """The numbers of the jobs that run."""
+        return [*self._pids, *(number for number in self._singles if number not in self._pids)]
+
+    def start(self, request: Request) -> None:
+        """Hands a job over; it begins as soon as the warm process is warm."""
+        if self._warm.poll() is not None:  # it was killed, or could not import what it should
+            _hang_up(self._warm)
+            self._warm = self._start_warm()
+        self._pids[request.number] = 0
+        body = pickle.dumps(request)
+        assert self._warm.stdin is not None
+        with suppress(BrokenPipeError):  # ended() tells
+            self._warm.stdin.write(LENGTH.pack(len(body)) + body)
+            self._warm.stdin.flush()
+        if not self._forks:
+            self._singles[request.number], self._pids[request.number] = self._warm, self._warm.pid
+            self._warm = self._start_warm()
+
+    def ended(self) -> list[Ended]:
+        """The jobs that have ended since the last call. Never waits."""
+        return self._ended_forks() if self._forks else self._ended_singles()
+
+    def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
+        """Sends a signal to a job that runs; whole_group: to what it started, too. One that is just starting gets it then."""
+        pid = self._pids.get(number)
+        if pid == 0:
+            self._early[number] = what, whole_group
+        elif pid:
+            with suppress(ProcessLookupError, PermissionError):
+                (os.killpg if whole_group and hasattr(os, "killpg") else os.kill)(pid, what)
+
+    def close(self) -> None:
+        """Ends the warm process. Jobs that still run are told to end, and are ended after their grace, 10 s at the most."""
+        os.close(self._alive)
+        if not (self._forks and self._pids):
+            self._warm.terminate()  # nobody's parent: a mistake is told without the seconds that its imports take
+        processes = [self._warm, *self._singles.values()]
+        for process in processes:
+            _hang_up(process)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for fd in (self._events, self._told, self._lifeline):
+            os.close(fd)
+
+    def _start_warm(self) -> subprocess.Popen[bytes]:
+        arguments = [
+            ",".join(self._preload),
+            "0",
+            str(self._told),
+            str(self._lifeline),
+            *(["fork"] if self._forks else []),
+        ]
+        own = [] if sys.flags.safe_path else [str(Path.cwd())]  # the person's modules; our package comes first
+        paths = [str(PACKAGES), *own, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment}
+        return subprocess.Popen(
+            # -P: a folder `runner` of the person's must not take this package's place
+            [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.launchers.worker", *arguments],
+            stdin=subprocess.PIPE,
+            env=environment,
+            pass_fds=(self._told, self._lifeline),
+            start_new_session=True,
+        )
+
+    def _ended_forks(self) -> list[Ended]:
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._events, 65536):
+                self._rest += chunk
+        *lines, self._rest = self._rest.split(b"\n")
+        found = []
+        for event in map(json.loads, lines):
+            if "code" in event:
+                del self._pids[event["number"]]
+                found.append(Ended(event["number"], event["code"]))
+            else:
+                self._pids[event["number"]] = event["pid"]
+                if early := self._early.pop(event["number"], None):
+                    self.signal(event["number"], early[0], whole_group=early[1])
+        if self._warm.poll() is not None and self._pids:
+            found += self._lost()
+        return found
+
+    def _lost(self) -> list[Ended]:
+        """The warm process is gone: how its jobs end nobody will tell, so they are ended."""
+        lost = list(self._pids)
+        for number in lost:
+            self.signal(number, signal.SIGKILL, whole_group=True)
+        self._pids.clear()
+        return [Ended(number, None) for number in lost]
+
+    def _ended_singles(self) -> list[Ended]:
+        found = []
+        for number, process in list(self._singles.items()):
+            code = process.poll()
+            if code is not None:
+                del self._singles[number], self._pids[number]
+                _hang_up(process)
+                found.append(Ended(number, code))
+        return found
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Closes the pipe of requests: there will be no more."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def call(nursery: Nursery, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)` in a process of the nursery's; waits for it. Function and values must pickle.
+
+    Raises: what it raised; RuntimeError when the process ended without an answer, with what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer, log = Path(folder) / "answer", Path(folder) / "log"
+        payload = pickle.dumps((function, arguments, str(answer)))
+        nursery.start(Request(-1, "runner.sweep.launchers.process_pool:answer", payload, str(log)))
+        while not any(ended.number == -1 for ended in nursery.ended()):
+            select.select([nursery], [], [], 0.2)
+        if not answer.exists():
+            said = log.read_text() if log.exists() else ""
+            raise RuntimeError(f"a process ended without an answer\n{said}")
+        is_error, value = pickle.loads(answer.read_bytes())
+    if is_error:
+        raise value
+    return value
+
+
+def answer(payload: bytes) -> int:
+    """In the process: calls the function, and leaves the answer where it is looked for."""
+    function, arguments, path = pickle.loads(payload)
+    try:
+        result = False, function(*arguments)
+    except Exception as error:
+        result = True, error
+    Path(path).with_suffix(".writing").write_bytes(pickle.dumps(result))
+    Path(path).with_suffix(".writing").replace(path)
+    return 0

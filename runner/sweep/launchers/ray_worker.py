@@ -1,0 +1,84 @@
+"""A job goes in, on a machine of a Ray cluster; how it ended comes out, with its folder where the machines share none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.sweep.launchers.job_files import pack, unpack
+from runner.sweep.launchers.process_pool import Nursery
+from runner.sweep.launchers.worker import Request
+
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where the person is. A machine that finds `word` in `mark` shares the person's files."""
+
+    folder: str  # the person's own
+    mark: str  # a file in the sweep's folder
+    word: str
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Where Ray has put a job."""
+
+    node_id: str
+    luggage: str | None  # the job's folder there; None where it is the one in the person's files
+
+
+class Site:
+    """One job's place: an actor of Ray's, in a process of its own, which holds what the job takes of the machine.
+
+    The job is a process below it, so that it can be told to save its state, and so that a crash has its exit code. When
+    the actor goes, for whatever reason, its job gets a SIGTERM and its grace (runner.sweep.launchers.worker). All methods run in
+    one thread.
+    """
+
+    def __init__(self, home: Home, environment: dict[str, str]) -> None:
+        """environment: added to what Ray gives the job."""
+        self._is_home = _shares(home)
+        if self._is_home and Path(home.folder).is_dir():
+            os.chdir(home.folder)  # relative paths in the configuration mean the person's
+        self._luggage = None if self._is_home else tempfile.mkdtemp(prefix="runner-job-")
+        self._nursery = Nursery(environment)
+
+    async def arrived(self) -> Arrival:
+        import ray
+
+        return Arrival(ray.get_runtime_context().get_node_id(), self._luggage)
+
+    async def run(self, request: Request, luggage: bytes) -> tuple[int | None, bytes]:
+        """The exit code, or minus the signal; and the job's folder, packed, where it did not run in the person's files.
+
+        luggage: what the folder holds already, packed.
+        """
+        if self._luggage is not None:
+            unpack(luggage, Path(self._luggage))
+        self._number = request.number
+        self._nursery.start(request)
+        try:
+            while not (ended := self._nursery.ended()):
+                await asyncio.sleep(LOOK_SECONDS)
+            return ended[0].code, b"" if self._luggage is None else pack(Path(self._luggage))
+        finally:
+            self._nursery.close()
+            if self._luggage is not None:
+                shutil.rmtree(self._luggage, ignore_errors=True)
+
+    async def stop(self, what: int) -> None:
+        self._nursery.signal(self._number, signal.Signals(what), whole_group=what == signal.SIGKILL)
+
+
+def _shares(home: Home) -> bool:
+    try:
+        return Path(home.mark).read_text() == home.word
+    except OSError:
+        return False

@@ -1,0 +1,220 @@
+"""submitit's launcher goes in; one comes out that a sweep can hand jobs to: Slurm's queue, or processes started here."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config.packages import install
+from runner.device import Hardware
+from runner.errors import Fault, RunnerError
+from runner.experiment.summary import read_summary
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.run_job import Assignment, task
+from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
+from runner.sweep.launchers.hydra_launcher import link_console, overrides_of
+from runner.sweep.launchers.process_pool import Ended, Nursery
+
+PLUGIN = "hydra_plugins.hydra_submitit_launcher"
+#: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
+OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
+SECONDS_BETWEEN_LOOKS = 20.0  # sacct by submitit itself: up to 10 minutes, so late a death would be seen
+SECONDS_FOR_FILES = 5.0  # a network file system shows a file so much later than another machine wrote it
+#: how Slurm calls the end of a job that somebody else ended
+ENDED_BY_OTHERS = ("CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "DEADLINE", "INTERRUPTED")
+
+
+class Scheduled:
+    """Jobs in a scheduler's queue. It decides when they run; each ends for itself, whatever becomes of the others."""
+
+    follows = False
+
+    def __init__(self, launcher: Any, config: DictConfig) -> None:
+        self._launcher, self._folder = launcher, Path(config.hydra.sweep.dir)
+        launcher.task_function = scheduled_task
+        self.is_here = launcher._EXECUTOR == "local"
+        logging.getLogger(PLUGIN).setLevel(logging.WARNING)  # it would print each job's whole assignment
+        self._batch: list[tuple[Prepared, Assignment]] = []
+        self._jobs: dict[int, Any] = {}  # submitit's, by our number
+        self._done_at: dict[int, float] = {}
+        self._folders: dict[int, Path] = {}
+        self._asked_at = time.monotonic()
+        self._is_stopping = False
+        self._nursery: Nursery | None = None
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        return devices_for if self.is_here else anywhere
+
+    def nursery(self) -> Nursery:
+        if self._nursery is None:
+            self._nursery = Nursery({}, preload=("torch",))
+        return self._nursery
+
+    def open(self, hardware: Hardware, devices: set[str]) -> str:
+        return "processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit"
+
+    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+        self._batch.append((prepared, assigned))
+        self._folders[prepared.job.number] = self._folder / prepared.job.folder_name
+        return str(OmegaConf.select(prepared.config, "device"))
+
+    def ended(self, seconds: float) -> list[Ended]:
+        batch, self._batch = self._batch, []
+        for on_cpu in (True, False):  # one array each, for an array asks for one thing
+            if part := [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]:
+                self._submit(part, on_cpu=on_cpu)
+        found = [number for number in list(self._jobs) if self._is_done(number)]
+        if not found:
+            time.sleep(seconds)
+        return [self._farewell(number) for number in found]
+
+    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
+        self._is_stopping = True
+        for job in self._jobs.values():
+            if self.is_here:
+                _signal_here(int(job.job_id), what)
+            else:
+                job.cancel(check=False)  # SIGTERM at once, SIGKILL after Slurm's KillWait
+
+    def close(self) -> None:
+        if self._jobs:
+            self.stop(signal.SIGKILL)
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = None
+
+    def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> None:
+        parameters = dict(self._launcher.params)
+        if on_cpu:
+            self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
+        numbers = [prepared.job.number for prepared, _ in batch]
+        try:
+            with _no_waiting() as handed, _ctrl_c_is_ours():
+                self._launcher.launch([overrides_of(*one, self._folder) for one in batch], initial_job_idx=min(numbers))
+        finally:
+            self._launcher.params = parameters
+        self._jobs |= dict(zip(numbers, handed, strict=True))
+
+    def _is_done(self, number: int) -> bool:
+        """Whether the job has ended and its files are here to see."""
+        if number not in self._done_at:
+            every = 2.0 if self._is_stopping else SECONDS_BETWEEN_LOOKS
+            asks = not self.is_here and time.monotonic() - self._asked_at > every
+            if asks:
+                self._asked_at = time.monotonic()
+            if not self._jobs[number].done(force_check=asks):  # asks for all jobs at once
+                return False
+            self._done_at[number] = time.monotonic()
+        waited = time.monotonic() - self._done_at[number]
+        return self.is_here or waited > SECONDS_FOR_FILES or "status" in read_summary(self._folders[number])
+
+    def _farewell(self, number: int) -> Ended:
+        job, folder = self._jobs.pop(number), self._folders[number]
+        del self._done_at[number]
+        for log in (job.paths.stdout, job.paths.stderr):
+            if log.is_file() and log.stat().st_size:
+                link_console(log, folder)
+        if read_summary(folder).get("status") == "killed" and not self._is_stopping:
+            return Ended(number, None, is_interrupted=True)
+        state = job.state.partition(" ")[0].upper()
+        told = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"
+        code = None if state in ENDED_BY_OTHERS else 1
+        return Ended(number, code, f"{told}, and it left no summary")
+
+
+def check_there(config: DictConfig) -> None:
+    """Raises: RunnerError when the launcher is submitit's, and it or Slurm is not installed here."""
+    target = str(config.hydra.launcher._target_)
+    if not target.startswith(PLUGIN):
+        return
+    asked = f"hydra/launcher={config.hydra.runtime.choices.get('hydra/launcher')}"
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(PLUGIN) is not None:
+            if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
+                so = "there is no Slurm on this machine: srun is not found"
+                raise RunnerError(
+                    Fault(asked, so, "the same line on the cluster's login node, or hydra/launcher=slots")
+                )
+            return
+    raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", install("slurm")))
+
+
+def scheduled_task(cfg: DictConfig) -> dict[str, Any]:
+    """A job in a scheduler's hands. Before its time there is over it saves its state, and is queued again if it may be."""
+    asked: list[int] = []
+    handler = signal.getsignal(
+        signal.SIGUSR2
+    )  # submitit's: it queues the job again, and ends the process where it stands
+
+    def end(number: int, frame: Any) -> None:
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and callable(handler):
+            handler(number, frame)  # the training has not begun
+        else:
+            asked.append(number)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR2, end)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit ignores it
+    try:
+        summary = task(cfg)
+    finally:
+        signal.signal(signal.SIGUSR2, handler)
+    if asked and summary["status"] == "killed" and callable(handler):
+        handler(asked[0], None)
+    return summary
+
+
+@contextmanager
+def _no_waiting() -> Iterator[list[Any]]:
+    """submitit's jobs, as Hydra's plugin submits them. By itself it waits for all, and raises at the first that died."""
+    import submitit
+
+    handed: list[Any] = []
+    submit = submitit.AutoExecutor.map_array
+
+    def map_array(executor: Any, function: Any, *arguments: Any) -> list[Submitted]:
+        handed.extend(submit(executor, function, *arguments))
+        return [Submitted() for _ in handed]
+
+    submitit.AutoExecutor.map_array = map_array  # type: ignore[assignment, method-assign]
+    try:
+        yield handed
+    finally:
+        submitit.AutoExecutor.map_array = submit  # type: ignore[method-assign]
+
+
+class Submitted:
+    """What the plugin gets instead of a job."""
+
+    def results(self) -> list[None]:
+        return [None]
+
+
+@contextmanager
+def _ctrl_c_is_ours() -> Iterator[None]:
+    """Processes that are started here don't hear a Ctrl-C: submitit's would end their jobs a second later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _signal_here(pid: int, what: signal.Signals) -> None:
+    """To submitit's own process, which hands it on to the job's; SIGKILL to all of them."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in [process, *(process.children(recursive=True) if what == signal.SIGKILL else [])]:
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(what)

@@ -1,0 +1,193 @@
+"""Requests go in, one after the other; for each a process that is warm already does the work.
+
+`python -m runner.sweep.launchers.worker PRELOAD` imports what takes seconds (torch, mlflow) once, and then forks for each
+request: a job starts in milliseconds and shares nothing with the others that it could spoil. Where a fork is not safe
+(macOS, Windows) it is warm for one request and does that itself.
+
+A job ends with the process that asked for it, however that one ends: it holds the reading end of a pipe, and the other
+end closes with its owner, also by SIGKILL. It then gets a SIGTERM, and some seconds to save its state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job for a process of its own: `function(payload)`."""
+
+    number: int
+    function: str  # module:name
+    payload: bytes
+    log: str  # the file that gets what the job prints
+    environment: dict[str, str] = field(default_factory=dict)
+    grace_seconds: float = 30.0  # to save its state, once the asking process is gone
+
+
+def main(argv: list[str]) -> None:
+    """The process. argv: the modules to import first, and the numbers of its three pipes."""
+    preload, requests, events, lifeline = argv[0], *map(int, argv[1:4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
+    for name in filter(None, preload.split(",")):
+        importlib.import_module(name)
+    if hasattr(os, "fork") and len(argv) == 5 and argv[4] == "fork":
+        _fork_for_each(requests, events, lifeline)
+    elif (request := _read(requests)) is not None:
+        _do(request, lifeline)
+
+
+@contextmanager
+def folder_for_now() -> Iterator[Path]:
+    """For what is imported first: gone in the end, also when this process is told to end before it is warm."""
+    mask = getattr(signal, "pthread_sigmask", None)  # not on Windows
+    before = mask(signal.SIG_BLOCK, {signal.SIGTERM}) if mask else None
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    finally:
+        if mask:
+            mask(signal.SIG_SETMASK, before)
+
+
+def _fork_for_each(requests: int, events: int, lifeline: int) -> None:
+    """One process a request, until the pipe of requests closes; tells who started and who ended, and how."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, _wake_up)
+    running: dict[int, int] = {}  # pid → number
+    asked = [requests]
+    while asked or running:  # to the end of the last job: what it leaves running ends with it
+        ready, _, _ = select.select([*asked, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        for number, pid, code in _ended(running):
+            with suppress(BrokenPipeError):  # nobody listens any more
+                _tell(events, {"number": number, "pid": pid, "code": code})
+        if requests not in ready:
+            continue
+        request = _read(requests)
+        if request is None:
+            asked = []
+            continue
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # a Ctrl-C at the terminal is for the process that asks; signals to the group reach data workers
+            signal.set_wakeup_fd(-1)
+            for fd in (events, woken, wake):  # requests is stdin, which the job gets anew
+                os.close(fd)
+            _do(request, lifeline)
+        running[pid] = request.number
+        _tell(events, {"number": request.number, "pid": pid})
+
+
+def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
+    """(number, pid, exit code or minus the signal) of each child that ended; what it left running in its group is ended."""
+    found = []
+    while running:
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            break
+        pid = info.si_pid
+        _end_group(pid)  # before it is waited for: its number is nobody else's yet
+        _, status = os.waitpid(pid, 0)
+        found.append((running.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+    return found
+
+
+def _do(request: Request, lifeline: int) -> NoReturn:
+    """Is the job, with its output in its log; ends the process with the job's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    Path(request.log).parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, fd)
+    sys.stdin = os.fdopen(0, "r", closefd=False)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
+    os.environ.update(request.environment)
+    threading.Thread(target=_end_with_owner, args=(lifeline, request.grace_seconds), daemon=True).start()
+    module, _, name = request.function.partition(":")
+    code = 1
+    try:
+        code = int(getattr(importlib.import_module(module), name)(request.payload) or 0)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)  # not sys.exit: what the warm process registered for its end is not the job's
+
+
+def _end_with_owner(lifeline: int, grace_seconds: float) -> None:
+    while os.read(lifeline, 1):  # nobody writes; it returns at the end of the pipe: the owner is gone
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_seconds)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(143)
+
+
+def _end_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where the group has but zombies
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _wake_up(number: int, frame: FrameType | None) -> None:
+    """Python's handler; the wake-up pipe does the work."""
+
+
+def _read(fd: int) -> Request | None:
+    """The next request; None when nobody will ask any more."""
+    head = _read_exactly(fd, LENGTH.size)
+    if head is None:
+        return None
+    body = _read_exactly(fd, LENGTH.unpack(head)[0])
+    request: Request | None = None if body is None else pickle.loads(body)  # from our own parent
+    return request
+
+
+def _read_exactly(fd: int, count: int) -> bytes | None:
+    parts = b""
+    while len(parts) < count:
+        part = os.read(fd, count - len(parts))
+        if not part:
+            return None
+        parts += part
+    return parts
+
+
+def _tell(fd: int, event: dict[str, Any]) -> None:
+    os.write(fd, json.dumps(event).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    from runner.sweep.launchers import worker  # requests are of that module's class, not of __main__'s
+
+    worker.main(sys.argv[1:])

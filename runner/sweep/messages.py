@@ -1,0 +1,94 @@
+"""A sweep that is about to run, or has run, goes in; what a person reads before and after comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from omegaconf import DictConfig
+
+from runner.config.validate import without_password
+from runner.device import Hardware
+from runner.device.benchmark import cache
+from runner.device.benchmark.text import comparison
+from runner.sweep.jobs.ledger import Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.mlflow_parent import shown
+from runner.sweep.progress_table import Table
+from runner.tracking import stores
+
+MOST_LINES = 24
+
+
+def kind(objectives: Sequence[Mapping[str, str]]) -> str:
+    """What sort of sweep it is, in words."""
+    goals = [f"{objective['direction']} {objective['metric']}" for objective in objectives]
+    return f"a search ({', '.join(goals)})" if goals else "a grid"
+
+
+def plan(
+    table: Table,
+    sweep: Sweep,
+    prepared: Sequence[Prepared],
+    *,
+    slots: str,
+    search: Sequence[tuple[str, str]],
+    hardware: Hardware | None = None,
+) -> None:
+    """What a person reads before the first job starts.
+
+    Of a grid, the jobs, and the skipped ones with the reason. search: what a search says of itself; empty for a grid.
+    hardware: that the jobs run on; None where this process does not see it.
+    """
+    to_run = [found.job for found in prepared if found.missing is None]
+    skipped = [found for found in prepared if found.missing is not None]
+    done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
+    table.say(f"sweep:  {shown(sweep.folder)}")
+    table.say(f"slots:  {slots}")
+    if hardware is not None and (line := measured(prepared, hardware)):
+        table.say(line)
+    if search:
+        counts_before = Counter(job.state for job in sweep.jobs.values())
+        before = [f"{count} {state}" for state, count in counts_before.items()]
+        for heading, text in [*search, *([("before", ", ".join(before))] if before else [])]:
+            table.say(f"{heading + ':':<8}{text}")
+        return
+    counts = [f"{len(to_run)} to run", *([f"{len(skipped)} skipped"] if skipped else [])]
+    counts += [f"{done} done before"] if done else []
+    table.say(f"jobs:   {', '.join(counts)}")
+    for job in to_run[:MOST_LINES]:
+        again = " (goes on)" if sweep.folder_of(job).exists() else ""
+        table.say(f"  {job.folder_name:<4} {job.name}{again}")
+    if len(to_run) > MOST_LINES:
+        table.say(f"  ... and {len(to_run) - MOST_LINES} more")
+    reasons: dict[str, list[str]] = {}
+    for found in skipped:
+        assert found.missing is not None
+        reasons.setdefault(f"{found.missing.asked}: {found.missing.so}", []).append(found.job.name)
+    for reason, names in reasons.items():
+        table.say(f"skipped, {reason}")
+        for name in names:
+            table.say(f"  {name}")
+
+
+def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
+    """How the kinds of devices that the jobs take compare; "" for one kind, and where `devices --bench` never ran."""
+    line = comparison(cache.read(hardware), {name for found in prepared for name in found.devices})
+    return f"measured: {line}" if line else ""
+
+
+def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
+    """Where everything lies and what to type next."""
+    states = [job.state for job in sweep.jobs.values()]
+    folder = shown(sweep.folder)
+    table.say(f"folder  {folder}")
+    table.say(f"report  {folder}/report.html")
+    if config.tracking.enabled:
+        uri = str(config.tracking.uri)
+        table.say(f"MLflow  {without_password(uri)}: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()}")
+    if any(state in ("planned", "running", "interrupted") for state in states):
+        table.say(f"next    the same line with sweep.resume={folder}")
+    elif any(state in ("failed", "killed") for state in states):
+        table.say(f"next    the same line with sweep.resume={folder} sweep.retry=true, once it is mended")
+    elif sweep.objectives:
+        table.say(f"more    the same line with sweep.resume={folder} and a higher hydra.sweeper.n_trials")

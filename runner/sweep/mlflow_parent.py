@@ -1,0 +1,125 @@
+"""A sweep goes in; its own run in MLflow comes out, with the report, and the jobs' runs below it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import origin
+from runner.config.validate import without_password
+from runner.experiment.summary import note_tracker, read_summary
+from runner.sweep import outcome
+from runner.sweep.jobs.ledger import Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.report.report import Report
+from runner.tracking import store_uri
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+from runner.tracking.journal_records import FILE, has_records
+from runner.tracking.publisher import Publisher
+from runner.version import __version__
+
+ARTIFACTS = ("report.html", "report.csv", "report.json")
+RUN_SECONDS = 30.0  # for the best job's run to be there: a short sweep ends before MLflow is imported
+
+
+class Parent:
+    """The sweep's journal, and the process that publishes it and its jobs' journals."""
+
+    def __init__(
+        self, sweep: Sweep, journal: Journal | None, publisher: Publisher | None, experiment: str, follows: bool
+    ) -> None:
+        """Use Parent.open()."""
+        self._sweep, self._journal, self.publisher = sweep, journal, publisher
+        self._follows = follows
+        self.assigned = {
+            "sweep": shown(sweep.folder),
+            "uid": sweep.uid,
+            "experiment": experiment,
+            "publishes": not follows,
+        }
+
+    @classmethod
+    @contextmanager
+    def open(cls, sweep: Sweep, config: DictConfig, prepared: Sequence[Prepared], *, follows: bool) -> Iterator[Parent]:
+        """Begins the sweep's run, or goes on with it. follows: whether the jobs' journals are sent from here, too."""
+        experiment = experiment_of(prepared[0].config if prepared else config)
+        if not config.tracking.enabled:
+            yield cls(sweep, None, None, experiment, follows)
+            return
+        uri, grace = str(config.tracking.uri), config.tracking.grace_seconds
+        with Publisher.start(sweep.folder, uri, grace_seconds=grace) as publisher, Journal(sweep.folder) as journal:
+            origin.sign(sweep.folder, store_uri.shown(uri))
+            words = " ".join(map(without_password, sweep.overrides))
+            journal.event(
+                "start",
+                uid=sweep.uid,
+                experiment=experiment,
+                run_name=config.name or f"sweep {words}"[:200],
+                start_ms=sweep.began_ms,
+                params={"sweep": words},
+                tags={
+                    "sweep": shown(sweep.folder),
+                    "runner_version": __version__,
+                    "mlflow.source.name": "python -m runner -m",
+                    "mlflow.source.type": "LOCAL",
+                    "mlflow.note.content": f"A sweep: `python -m runner -m {words}`\n\nThe report is among the artifacts: report.html.",
+                },
+                system_metrics=False,
+            )
+            parent = cls(sweep, journal, publisher, experiment, follows)
+            parent._take_up()
+            yield parent
+
+    def tell_summaries(self, sweep: Sweep) -> None:
+        """Writes into the jobs' summaries what their own processes could not know: where MLflow has them."""
+        if self.publisher is None:
+            return
+        for job in sweep.jobs.values():
+            folder = sweep.folder_of(job)
+            if "run_id" in read_summary(folder):
+                ack = read_ack(folder)
+                note_tracker(folder, run_id=ack.run_id, tracker=ack.counts)
+
+    def end(self, status: str, report: Report) -> None:
+        """The best job, the report's files and the status; waits for MLflow as a run does at its end."""
+        if self._journal is None or self.publisher is None:
+            return
+        if not self._follows:
+            self._take_up()
+        if report.best is not None:
+            seconds = 0.0 if status == "KILLED" else RUN_SECONDS  # who stops a sweep does not wait for its table
+            ack = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds)
+            outcome.tell(self._journal, self._sweep.folder, report, run_id=ack.run_id)
+        for name in ARTIFACTS:
+            if (self._sweep.folder / name).is_file():
+                self._journal.event("artifact", path=name, to="")
+        self._journal.event("end", status=status, end_ms=int(time.time() * 1000))
+        self.publisher.finish()
+
+    def _take_up(self) -> None:
+        """What earlier jobs of this sweep have not delivered yet, and what came home from machines without its store."""
+        if self.publisher is None:
+            return
+        for job in self._sweep.jobs.values():
+            folder = self._sweep.folder_of(job)
+            ack = read_ack(folder)
+            is_ours = self._follows or ack.run_id is None
+            if job.is_done and is_ours and has_records(folder / FILE) and not ack.is_complete:
+                self.publisher.follow(folder)
+                self.publisher.gone(folder)
+
+
+def experiment_of(config: DictConfig) -> str:
+    """The experiment of the sweep's run: its first job's."""
+    name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
+    return str(name or config.hydra.runtime.choices.get("data"))
+
+
+def shown(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

@@ -1,0 +1,102 @@
+"""A sweep's jobs go in, again and again; what a person sees while they run comes out: a live table, or lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import Terminal
+from runner.sweep.jobs.ledger import Job, Sweep
+from runner.sweep.jobs.progress import Watch
+
+MOST_ROWS = 20  # of jobs that have ended; the others are counted
+SECONDS_BETWEEN_FRAMES = 0.5
+STYLES = {
+    "finished": "green",
+    "failed": "red",
+    "killed": "red",
+    "pruned": "yellow",
+    "running": "bold",
+    "skipped": "dim",
+}
+
+
+class Table:
+    """The terminal of a sweep."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Terminal()
+        self._live: Live | None = None
+        self._watches: dict[tuple[int, str], Watch] = {}
+        self._results: dict[int, str] = {}
+        self._said: set[int] = set()
+        self._drawn = 0.0
+        self._total = 0
+
+    def __enter__(self) -> Table:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def show(self, sweep: Sweep) -> None:
+        """Draws the jobs as they are now, at most twice a second; in a pipe, a line for each job that began."""
+        self._total = len(sweep.jobs)
+        if self._live is None:
+            for job in sweep.jobs.values():
+                if job.state == "running" and job.number not in self._said:
+                    self._said.add(job.number)
+                    self.say(f"job {job.number} began on {job.device}: {job.name}")
+            return
+        if time.monotonic() - self._drawn < SECONDS_BETWEEN_FRAMES:
+            return
+        self._drawn = time.monotonic()
+        self._live.update(self._picture(sweep), refresh=True)
+
+    def ended(self, job: Job, summary: Mapping[str, Any]) -> None:
+        """A job's end; in a pipe it is a line."""
+        best = summary.get("best") or {}
+        value = f"{best['metric']} {readable(best['value'])}" if best.get("value") is not None else ""
+        self._results[job.number] = value
+        if self._live is None:
+            what = f": {job.error}" if job.error else ""
+            self.say(f"job {job.number} {job.state}{what}  {value}".rstrip())
+
+    def _picture(self, sweep: Sweep) -> Group:
+        table = RichTable(box=None, pad_edge=False, header_style="bold")
+        for heading in ("job", "", "device", "progress", "last"):
+            table.add_column(heading, no_wrap=True, overflow="ellipsis", ratio=2 if heading == "last" else None)
+        ended = [job for job in sweep.jobs.values() if job.is_done and job.state != "skipped"]
+        for job in [*ended[-MOST_ROWS:], *(job for job in sweep.jobs.values() if job.state == "running")]:
+            progress, last = self._progress(sweep, job)
+            style = STYLES.get(job.state, "")
+            table.add_row(str(job.number), job.name, job.device or "", Text(progress, style=style), last)
+        counts = Counter(job.state for job in sweep.jobs.values())
+        line = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return Group(table, Text(f"{len(sweep.jobs)} jobs: {line}", style="dim"))
+
+    def _progress(self, sweep: Sweep, job: Job) -> tuple[str, str]:
+        if job.is_done:
+            return job.state, job.error or self._results.get(job.number, "")
+        watch = self._watches.setdefault((job.number, job.folder_name), Watch(sweep.folder_of(job)))
+        watch.look()
+        share = f"{100 * watch.step / watch.num_steps:.0f} %" if watch.num_steps else "starting"
+        names = sorted(watch.values, key=lambda name: not name.startswith("val/"))
+        shown = [name for name in names if name.startswith(("val/", "train/")) and name != "train/lr"][:2]
+        return share, "  ".join(f"{name} {readable(watch.values[name])}" for name in shown)

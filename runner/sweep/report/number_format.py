@@ -1,0 +1,60 @@
+"""A report's numbers go in; how a person reads them comes out, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from runner.experiment.readable_numbers import readable
+from runner.sweep.report.device_gains import Gain
+from runner.sweep.report.report import Report
+from runner.sweep.report.seeds import Mean
+
+
+def value(number: float | None) -> str:
+    """A metric's value; empty where there is none."""
+    return "" if number is None else readable(number)
+
+
+def mean(found: Mean | None) -> str:
+    """The mean and, of two values or more, the sample's standard deviation."""
+    if found is None:
+        return ""
+    return value(found.mean) + (f" ± {value(found.std)}" if found.std is not None else "")
+
+
+def speed(per_second: float | None) -> str:
+    if per_second is None:
+        return ""
+    return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.2g}"
+
+
+def seconds(duration: float | None) -> str:
+    """8.41 s, 85 s, 12 min 5 s, 3 h 12 min."""
+    if duration is None:
+        return ""
+    if duration < 120:
+        return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
+    minutes, rest = divmod(round(duration), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def factor(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def difference(number: float | None) -> str:
+    """Between two curves; "0" only when they are equal to the bit."""
+    return "" if number is None else "0" if number == 0 else f"{number:.1e}"
+
+
+def gain(found: Gain) -> str:
+    """One sentence: what a device gains over another."""
+    pairs = "1 pair" if found.num_pairs == 1 else f"median of {found.num_pairs} pairs"
+    if found.speed_up >= 1:
+        return f"{found.device} is {factor(found.speed_up)} times faster than {found.reference} ({pairs})"
+    return f"{found.device} is {factor(1 / found.speed_up)} times slower than {found.reference} ({pairs})"
+
+
+def counts(report: Report) -> str:
+    """12 jobs: 10 finished, 1 skipped, 1 failed."""
+    total = len(report.results)
+    parts = ", ".join(f"{number} {state}" for state, number in report.counts.items())
+    return f"{total} job{'' if total == 1 else 's'}" + (f": {parts}" if parts else "")

@@ -1,0 +1,68 @@
+"""What a sweep's jobs reached goes in; the report as plain values comes out: what the text, the files and the page show."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.sweep.report.device_gains import Devices, Gain
+from runner.sweep.report.ranking import FAILURES, RANK, Goal
+from runner.sweep.report.results import Result, differing_keys
+from runner.sweep.report.seeds import Seeds
+
+
+@dataclass
+class Report:
+    """What a sweep's jobs reached, as plain values; the same for the same folder."""
+
+    folder: Path
+    uid: str
+    began_ms: int
+    overrides: tuple[str, ...]  # the words of the command line
+    objectives: tuple[dict[str, str], ...]  # of a search; of a grid: empty
+    goals: tuple[Goal, ...]  # what the order follows, also of a grid; empty: no job measured anything
+    results: list[Result]  # best first
+    front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
+    seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds
+    devices: list[Devices] = field(default_factory=list)  # empty: nothing ran on two devices
+    gains: list[Gain] = field(default_factory=list)
+    importance: dict[str, float] = field(default_factory=dict)  # of a search: shares by key, the largest first
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many jobs ended in which state, in the order of the table."""
+        found = Counter(result.state for result in self.results)
+        return {state: found[state] for state in sorted(found, key=lambda state: (RANK.get(state, 2), state))}
+
+    @property
+    def exit_code(self) -> int:
+        """1 when a job failed or was killed, else 0; a skipped one is no failure."""
+        return int(bool(self.failures))
+
+    @property
+    def failures(self) -> list[Result]:
+        return sorted((each for each in self.results if each.state in FAILURES), key=lambda each: each.job)
+
+    @property
+    def skipped(self) -> list[Result]:
+        return [each for each in self.results if each.state == "skipped"]
+
+    @property
+    def best(self) -> Result | None:
+        """The first of the table, if it finished with a value."""
+        first = self.results[0] if self.results else None
+        if first is None or first.state != "finished" or not self.goals:
+            return None
+        return first if first.value(self.goals[0].metric) is not None else None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that set the jobs apart."""
+        return differing_keys(sorted(self.results, key=lambda result: result.job))
+
+    @property
+    def command(self) -> str:
+        """The line that made the sweep."""
+        return f"python -m runner -m {shlex.join(self.overrides)}".strip()

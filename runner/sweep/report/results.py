@@ -1,0 +1,169 @@
+"""A sweep's folder goes in; what each of its jobs reached comes out, as plain values, with thinned curves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.config.validate import without_password
+from runner.experiment.summary import read_summary
+from runner.sweep.jobs.ledger import Job, Sweep
+from runner.tracking.journal_reader import Series, read_series
+from runner.tracking.journal_records import FILE as JOURNAL
+from runner.tracking.journal_records import scan
+
+LOSS = "train/loss"
+#: more points than pixels say nothing, and many jobs' noise hides their means
+MOST_POINTS, LEAST_POINTS, MOST_POINTS_OF_ALL = 1000, 120, 12_000
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a job, and when it was reached."""
+
+    metric: str
+    mode: str  # min | max
+    value: float | None  # None: nothing was measured
+    step: int
+    epoch: int | None  # from 1; None: the journal does not tell
+    seconds: float | None  # from the training's start; None: the journal does not tell
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric by step; each point is the mean of its bin's finite values, NaN where there are none."""
+
+    steps: NDArray[np.int64]  # (n,)
+    values: NDArray[np.float64]  # (n,)
+
+
+@dataclass
+class Result:
+    """One job: what it was, how it ended, what it reached."""
+
+    job: int
+    name: str
+    overrides: tuple[str, ...]  # as the command line takes them
+    keys: dict[str, str]  # the overrides by key, as a person reads them
+    state: str
+    folder: str  # below the sweep's; "": it never had one
+    device: str | None = None
+    error: str | None = None  # its first line; why it was skipped
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: Best | None = None
+    num_steps: int | None = None
+    num_epochs: int | None = None
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    seconds_train: float | None = None
+    run_id: str | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    def value(self, metric: str) -> float | None:
+        """Its best value of `metric` where that was kept, else the last one; None when there is none or it is NaN."""
+        kept = self.best is not None and self.best.metric == metric
+        found = self.best.value if kept and self.best is not None else self.metrics.get(metric)
+        return None if found is None or math.isnan(found) else found
+
+
+def read_results(sweep: Sweep) -> list[Result]:
+    """Every job, by number. Reads each journal once: about 50 ms for 10,000 steps."""
+    goals = {objective["metric"] for objective in sweep.objectives}
+    most = max(LEAST_POINTS, min(MOST_POINTS, MOST_POINTS_OF_ALL // max(1, len(sweep.jobs))))
+    return [_read(sweep, sweep.jobs[number], goals, most) for number in sorted(sweep.jobs)]
+
+
+def as_keys(overrides: tuple[str, ...]) -> dict[str, str]:
+    r"""Overrides by key without Hydra's signs: ("+optimizer.lr=0.1", "device=cuda\\:0") -> their plain words."""
+    pairs = (word.partition("=") for word in overrides)
+    return {key.lstrip("+~"): _plain(value) for key, _, value in pairs}
+
+
+def differing_keys(results: Sequence[Result]) -> list[str]:
+    """The keys that set the jobs apart, in the order of the command line."""
+    keys = dict.fromkeys(key for result in results for key in result.keys)
+    return [key for key in keys if len({result.keys.get(key) for result in results}) > 1]
+
+
+def thin(steps: NDArray[np.int64], values: NDArray[np.float64], most: int) -> Curve:
+    """At most `most` points: the means of bins of equal length. NaN and inf stay out of the means."""
+    if len(steps) <= most:
+        return Curve(steps, np.where(np.isfinite(values), values, np.nan))
+    begins = (np.arange(most) * len(steps)) // most
+    finite = np.isfinite(values)
+    counts = np.add.reduceat(finite.astype(np.int64), begins)
+    sums = np.add.reduceat(np.where(finite, values, 0.0), begins)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    sizes = np.diff(begins, append=len(steps))
+    return Curve(np.add.reduceat(steps, begins) // sizes, means)
+
+
+def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
+    folder = sweep.folder_of(job) if job.folder_name else None
+    summary = read_summary(folder) if folder else {}
+    series = read_series(folder) if folder else {}
+    error = job.error or summary.get("error")
+    best = _best(summary.get("best"), series, _began_ms(folder, series))
+    wanted = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
+    shown = tuple(map(without_password, job.overrides))
+    return Result(
+        job.number,
+        job.name,
+        shown,
+        as_keys(shown),
+        job.state,
+        job.folder_name,
+        device=summary.get("device") or job.device,
+        error=str(error).strip().partition("\n")[0] if error else None,
+        metrics=dict(sorted(_numbers(summary.get("metrics")).items())),
+        best=best,
+        run_id=summary.get("run_id"),
+        num_steps=summary.get("num_steps"),
+        num_epochs=summary.get("num_epochs"),
+        steps_per_second=summary.get("steps_per_second"),
+        samples_per_second=summary.get("samples_per_second"),
+        seconds_train=(summary.get("seconds") or {}).get("train"),
+        curves={name: thin(series[name][0], series[name][2], most) for name in wanted if name in series},
+    )
+
+
+def _numbers(metrics: dict[str, Any] | None) -> dict[str, float]:
+    """Only numbers: a value that JSON could not hold is null there."""
+    return {name: float(value) for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+
+
+def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int | None) -> Best | None:
+    if not found or not found.get("metric"):
+        return None
+    metric, step = str(found["metric"]), int(found.get("step") or 0)
+    mode = found.get("mode") or ("max" if "acc" in metric else "min")
+    epoch, seconds = None, None
+    if metric in series:
+        steps, times_ms, _ = series[metric]
+        (where,) = np.nonzero(steps == step)
+        if len(where):
+            epoch = int(where[0]) + 1 if metric.startswith("val/") else None
+            seconds = (int(times_ms[where[0]]) - began_ms) / 1000 if began_ms is not None else None
+    return Best(metric, mode, found.get("value"), step, epoch, seconds)
+
+
+def _began_ms(folder: Path | None, series: dict[str, Series]) -> int | None:
+    """When the training began: the journal's start, else its first point."""
+    if folder is not None and (folder / JOURNAL).is_file():
+        first = next(scan(folder / JOURNAL), None)
+        if first is not None and first.kind == "start" and isinstance(first.data, dict):
+            return int(first.data["start_ms"])
+    return min((int(times_ms[0]) for _, times_ms, _ in series.values() if len(times_ms)), default=None)
+
+
+def _plain(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        value = value[1:-1]
+    return re.sub(r"\\(.)", r"\1", value)

@@ -1,0 +1,26 @@
+"""A sweep's folder goes in; its table on the screen and its report's files come out, made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.config.trust import check_folder
+from runner.errors import Fault, RunnerError
+from runner.experiment.terminal import Terminal
+from runner.sweep.jobs import ledger
+from runner.sweep.report import build, text
+
+ROOT = Path("multirun")
+
+
+def show(folder: Path | None) -> int:
+    """Returns 0, whatever the jobs did: it is the report that was asked for. None: the last sweep below multirun/."""
+    found = folder if folder is not None else ledger.find_last(ROOT)
+    if found is None:
+        so = f"no sweep has run below {ROOT.absolute()}"
+        raise RunnerError(Fault("report", so, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
+    check_folder(found)
+    console = Terminal()
+    text.show(build.write(found), console)
+    console.print(f"report  {found / 'report.html'}", markup=False)
+    return 0

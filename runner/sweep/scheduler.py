@@ -1,0 +1,194 @@
+"""Jobs and a launcher go in; every job has ended when it comes out, each as a line of the ledger, whatever happened."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from runner.device import Hardware
+from runner.experiment.summary import read_summary, write_summary
+from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.run_job import Assignment
+from runner.sweep.jobs.slots import DevicesFor
+from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.progress_table import Table
+from runner.tracking.publisher import Publisher
+from runner.training.signals import Stop
+
+LOOK_SECONDS = 0.5
+#: signals by which a process ends itself; by all others somebody ended it
+CRASHES = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGBUS": "bus error", "SIGILL": "illegal instruction"}
+
+
+class Source(Protocol):
+    """Where jobs come from: a list, or a search that thinks of the next one when there is room for it."""
+
+    def next(self, num_waiting: int) -> Prepared | None:
+        """A job to start when there is room; None when there is none now. num_waiting: jobs that wait for room already."""
+        ...
+
+    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+        """Hears how a job ended, before the ledger does; it may find that a job failed which thinks it finished."""
+        ...
+
+
+class Places(Protocol):
+    """What a launcher does for a sweep, beside Hydra's own interface."""
+
+    is_here: bool  # whether the jobs run on the machine that asks
+    follows: bool  # whether the sweep sends the jobs' journals; else each job publishes for itself
+
+    @property
+    def devices_for(self) -> DevicesFor:
+        """Which devices a job's policy may take where the jobs run; raises a RunnerError for none. It pickles."""
+        ...
+
+    def nursery(self) -> Nursery:
+        """Processes on this machine that have torch, to check the jobs in."""
+        ...
+
+    def open(self, hardware: Hardware, devices: set[str]) -> str:
+        """Makes ready for jobs on these devices, and says in words where they will run."""
+        ...
+
+    def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
+        """Starts the job and returns its device in words; None when there is no room for it now: it will be asked again."""
+        ...
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """The jobs that have ended; waits for the first one, about so long."""
+        ...
+
+    def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
+        """Tells every job to save its state and end; SIGKILL ends it and all that it started. May be called again."""
+        ...
+
+    def close(self) -> None:
+        """Leaves nothing running."""
+        ...
+
+
+def conduct(
+    source: Source,
+    places: Places,
+    *,
+    sweep: Sweep,
+    ledger: Ledger,
+    assigned: dict[str, Any],
+    publisher: Publisher | None,
+    table: Table,
+    stop: Stop,
+    grace_seconds: float,
+) -> None:
+    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop.
+
+    assigned: what every job is told of the sweep (fields of Assignment). publisher: sends the jobs' journals (None: they
+    do it themselves, or nothing is tracked).
+    """
+    waiting: list[Prepared] = []
+    running: dict[int, Job] = {}
+    deadline: float | None = None  # for jobs that were told to end
+    while True:
+        if stop.signal is None:
+            _start(source, waiting, running, places, sweep=sweep, ledger=ledger, assigned=assigned, publisher=publisher)
+        elif deadline is None:
+            places.stop()
+            deadline = time.monotonic() + grace_seconds
+        elif time.monotonic() > deadline:
+            places.stop(signal.SIGKILL)
+        if not running and (not waiting or stop.signal is not None):
+            return
+        table.show(sweep)
+        try:
+            found = places.ended(LOOK_SECONDS)
+        except KeyboardInterrupt:  # the second Ctrl-C
+            places.stop(signal.SIGKILL)
+            continue
+        for ended in found:
+            job = running.pop(ended.number)
+            summary = settle(
+                job,
+                sweep.folder_of(job),
+                ended.code,
+                is_stopped=stop.signal is not None or ended.is_interrupted,
+                cause=ended.cause,
+            )
+            source.ended(job, summary)
+            ledger.note(job)
+            if publisher is not None:
+                publisher.gone(sweep.folder_of(job))
+            table.ended(job, summary)
+
+
+def _start(
+    source: Source,
+    waiting: list[Prepared],
+    running: dict[int, Job],
+    places: Places,
+    *,
+    sweep: Sweep,
+    ledger: Ledger,
+    assigned: dict[str, Any],
+    publisher: Publisher | None,
+) -> None:
+    """Fills the free places. A job whose device is busy waits, and those behind it may go first."""
+    while True:
+        for prepared in list(waiting):
+            job = prepared.job
+            device = places.start(prepared, Assignment(name=job.name, **assigned, **prepared.assigned))
+            if device is None:
+                continue
+            waiting.remove(prepared)
+            job.state, job.device = "running", device
+            ledger.note(job)
+            running[job.number] = job
+            if publisher is not None:
+                publisher.follow(sweep.folder_of(job))
+        fresh = source.next(len(waiting))
+        if fresh is None:
+            return
+        waiting.append(fresh)
+
+
+def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:
+    """Writes into the job how it ended, and leaves a summary in its folder if it could not do that itself.
+
+    code: of its process. is_stopped: whether it was told to save its state and end: then it goes on another time.
+    cause: why it ended, where a launcher knows.
+    """
+    summary = read_summary(folder)
+    status = summary.get("status")
+    if status in ("finished", "pruned", "failed"):
+        job.state, job.error = status, _first_line(summary.get("error"))
+        return summary
+    if is_stopped:
+        job.state, job.error = "interrupted", None
+        return summary
+    job.state, job.error = _cause(code)
+    job.error = cause or job.error
+    summary = {**summary, "status": job.state, "error": job.error, "device": job.device}
+    write_summary(folder, summary)
+    return summary
+
+
+def _cause(code: int | None) -> tuple[str, str]:
+    """The state and the reason of a job that left no word."""
+    if code is None:
+        return "killed", "the process that starts the jobs was killed, and this one with it"
+    if 0 <= code <= 128:
+        return "failed", f"its process ended with exit code {code} and left no summary"
+    if code > 128:  # a run that was told to end says so as shells have it
+        code = 128 - code
+    name = signal.Signals(-code).name
+    if name in CRASHES:
+        return "failed", f"its process crashed: {name}, {CRASHES[name]}"
+    if name == "SIGKILL":
+        return "killed", "SIGKILL: by the system when memory ran out, or by somebody"
+    return "killed", f"{name}, from somewhere else"
+
+
+def _first_line(text: str | None) -> str | None:
+    return text.strip().splitlines()[0] if text and text.strip() else None

@@ -1,0 +1,105 @@
+"""A search's settings go in; the metrics that it is for, with their directions, come out, and each job's values of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from runner.errors import Fault, nearest
+from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metrics_of
+
+SPLITS = ("train", "val", "test")
+#: data that never comes with a val or test split of its own
+WITHOUT_SPLITS = ("runner.data.builtin.digits.digits", "runner.data.builtin.synthetic.synthetic")
+SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
+
+Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "direction": ...}
+
+
+def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Fault]]:
+    """The goals, and what is wrong with them as they stand; a direction that is not given follows from the name."""
+    metrics = [metric] if isinstance(metric, str) else list(metric)
+    given = [direction] if isinstance(direction, str) else [None] * len(metrics) if direction is None else direction
+    faults = []
+    if len(given) != len(metrics):
+        asked = f"hydra.sweeper.direction={_listed(given)}"
+        so = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
+        write = f"hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}, or null"
+        faults.append(Fault(asked, so, write))
+        given = [None] * len(metrics)
+    for name in {name for name in metrics if metrics.count(name) > 1}:
+        faults.append(Fault(f"hydra.sweeper.metric={_listed(metrics)}", f"{name} stands twice", f"{name} once"))
+    goals = tuple({"metric": name, "direction": way or _usual(name)} for name, way in zip(metrics, given, strict=True))
+    return goals, faults
+
+
+def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault]:
+    """The metrics that no job would have. config: of all jobs. swept: the keys that differ among them."""
+    task, data = (None if key in swept else str(config[key].get("_target_")) for key in ("task", "data"))
+    reported = None if any(key.startswith("task.") for key in swept) else REPORTED.get(str(task))
+    known = [
+        *(
+            f"{split}/{name}"
+            for split in SPLITS
+            for name in metrics_of(config.task, reported or ("loss",), whole=split != "train") or ()
+        ),
+        *SPEEDS,
+    ]
+    faults = []
+    for name in (goal["metric"] for goal in goals):
+        split, _, leaf = name.partition("/")
+        asked = f"hydra.sweeper.metric={name}"
+        is_known = name in known or (split in ("val", "test") and is_of_a_class(leaf, config.task))
+        if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
+            hits = dict.fromkeys(
+                [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)]
+            )
+            so = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
+            write = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
+            faults.append(Fault(asked, so, write))
+        elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
+            so = f"data.{split}_fraction=0 leaves no rows to measure {name} on"
+            faults.append(Fault(asked, so, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
+    return faults
+
+
+def values_of(summary: Mapping[str, Any], goals: Goals) -> tuple[list[float] | None, str]:
+    """What a job that finished reached: the value of its best epoch, where that was kept by this metric, else the last.
+
+    Or None, and the reason why it can't be compared.
+    """
+    best, metrics = summary.get("best") or {}, summary.get("metrics") or {}
+    values = []
+    for name in (goal["metric"] for goal in goals):
+        kept = best.get("value") if best.get("metric") == name else None
+        value = metrics.get(name) if kept is None else kept
+        if value is None:
+            return None, f"it has no metric {name}; it has {', '.join(sorted(metrics)) or 'none'}"
+        if math.isnan(value):
+            return None, f"its {name} is nan"
+        values.append(float(value))
+    return values, ""
+
+
+def kept_by(goals: Goals, config: Any) -> tuple[str, ...]:
+    """Overrides that make a run keep as its best epoch what the search calls best, unless the person chose something.
+
+    The default is val/loss already; a train/ or test/ metric is none that an epoch's weights are kept by.
+    """
+    name, direction = goals[0]["metric"], goals[0]["direction"]
+    stopping = config.train.early_stopping
+    is_default = (name, direction) == ("val/loss", "minimize")
+    if is_default or not name.startswith("val/") or stopping.metric or stopping.mode:
+        return ()
+    mode = "max" if direction == "maximize" else "min"
+    return f"train.early_stopping.metric={name}", f"train.early_stopping.mode={mode}"
+
+
+def _usual(name: str) -> str:
+    return "maximize" if is_rising(name) else "minimize"
+
+
+def _listed(words: Sequence[Any]) -> str:
+    texts = ["null" if word is None else str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"[{','.join(texts)}]"

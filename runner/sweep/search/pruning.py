@@ -1,0 +1,75 @@
+"""An epoch's value goes in; whether the search gives this trial up comes out. In the job's process."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.sweep.search.study import NAME, make_pruner, open_storage, patiently, read_pruning
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import RDBStorage
+
+log = logging.getLogger("runner")
+
+
+class StudyTrial:
+    """A trial of the search's study, as the job that runs it sees it."""
+
+    def __init__(self, study: str, number: int, *, metric: str) -> None:
+        """study: its database's path. number: the trial's in it. Nothing is opened before the first epoch ends."""
+        self.metric = metric
+        self._path, self._number = Path(study), number
+        self._opened: tuple[RDBStorage, Study, int] | None = None
+        self._startup_trials = 0
+        self._reported: set[int] = set()  # epochs
+
+    def gives_up(self, value: float, epoch: int) -> bool:
+        """Reports the metric's value at an epoch's end, some ms; True when the study's pruner gives the trial up.
+
+        A study that can't be reached is no reason to lose the run: the trial goes on then, and the log says why.
+        """
+        from optuna.exceptions import OptunaError
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            return patiently(lambda: self._judge(value, epoch))
+        except (OptunaError, SQLAlchemyError, KeyError) as error:
+            log.warning("the search's study %s can't be asked, the trial goes on: %s", self._path, error)
+            return False
+
+    def _judge(self, value: float, epoch: int) -> bool:
+        from optuna.trial import TrialState
+
+        storage, study, trial_id = self._open()
+        if epoch < max(self._reported, default=0):
+            return False  # a run that was taken up again: it has been judged here, and went on
+        if epoch not in self._reported:
+            storage.set_trial_intermediate_value(trial_id, epoch, value)
+            self._reported.add(epoch)
+        if math.isnan(value):
+            return True  # it does not come back from there, and the median of such values is a warning
+        # the pruner is asked in any case: halving notes at each rung what it saw
+        verdict = study.pruner.prune(study, storage.get_trial(trial_id))
+        if not verdict:
+            return False
+        whole = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return len(whole) >= self._startup_trials
+
+    def _open(self) -> tuple[RDBStorage, Study, int]:
+        if self._opened is None:
+            import optuna
+
+            storage = open_storage(self._path, is_new=False)
+            study = optuna.load_study(study_name=NAME, storage=storage, sampler=optuna.samplers.RandomSampler())
+            pruning = read_pruning(study.user_attrs)
+            study.pruner = make_pruner(pruning) if pruning else optuna.pruners.NopPruner()
+            self._startup_trials = pruning.startup_trials if pruning else 0
+            study_id = storage.get_study_id_from_name(NAME)
+            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, self._number)
+            self._reported = {*storage.get_trial(trial_id).intermediate_values}
+            self._opened = storage, study, trial_id
+        return self._opened

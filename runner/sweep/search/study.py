@@ -1,0 +1,128 @@
+"""A search's folder and settings go in; Optuna's study comes out, with its sampler and its pruner. Imports Optuna."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
+
+    from runner.config.schema import Search as Settings
+
+FILE = "optuna.db"  # in a sweep's folder
+NAME = "search"  # of the study in it
+PRUNING = "pruning"  # the study's attribute that tells the jobs how they are judged
+#: a job writes a line an epoch, the sweep some a trial; each takes milliseconds
+WAIT_SECONDS = 60.0
+TRIES = 5
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """How trials are given up; plain values, for the jobs read them from the study."""
+
+    kind: str  # median | hyperband | halving
+    warmup_epochs: int
+    startup_trials: int
+    num_epochs: int | None  # None: not known before; then hyperband takes the longest trial's
+
+
+def open_storage(path: Path, *, is_new: bool, may_share_memory: bool = True) -> RDBStorage:
+    """The study's database, which any number of processes may use at once.
+
+    is_new: it is made. may_share_memory: all its processes run on this machine, so that writers need not wait for readers.
+    """
+    from optuna import logging
+    from optuna.storages import RDBStorage
+
+    logging.set_verbosity(logging.ERROR)  # else it tells of each trial on stderr
+    storage = RDBStorage(
+        f"sqlite:///{_as_url(path)}",
+        engine_kwargs={"connect_args": {"timeout": WAIT_SECONDS}},
+        skip_compatibility_check=not is_new,
+        skip_table_creation=not is_new,
+    )
+    # its connection stays open, or each use would fold the log into the file; it is closed when nobody has it any more
+    weakref.finalize(storage, storage.engine.dispose)
+    if is_new and may_share_memory:
+        with storage.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    return storage
+
+
+def make_study(storage: RDBStorage, directions: Sequence[str], pruning: Pruning | None) -> Study:
+    """The study, as new or as it was; the jobs learn from it how they are judged."""
+    import optuna
+
+    study = optuna.create_study(
+        study_name=NAME,
+        storage=storage,
+        directions=[optuna.study.StudyDirection[name.upper()] for name in directions],
+        sampler=optuna.samplers.RandomSampler(seed=0),  # until it is known how many trials there are
+        load_if_exists=True,
+    )
+    study.set_user_attr(PRUNING, asdict(pruning) if pruning else None)
+    return study
+
+
+def make_sampler(settings: Settings, *, num_trials: int) -> BaseSampler:
+    """The sampler. num_trials: that the study has already; the seed moves on, or a study would repeat its suggestions."""
+    from optuna import samplers
+
+    seed = settings.seed + num_trials
+    if settings.sampler == "tpe":
+        return samplers.TPESampler(seed=seed, constant_liar=True)  # trials that run count as poor: others go elsewhere
+    if settings.sampler == "cmaes":
+        return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    if settings.sampler == "nsga2":
+        # Optuna's 50 a generation would be all of a small search, and the first generation is random
+        return samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, settings.n_trials // 5)))
+    return samplers.RandomSampler(seed=seed)
+
+
+def make_pruner(pruning: Pruning) -> BasePruner:
+    """What judges a trial at an epoch's end; epochs count from 1."""
+    from optuna import pruners
+
+    least = max(1, pruning.warmup_epochs)
+    if pruning.kind == "hyperband":
+        most = max(pruning.num_epochs, least) if pruning.num_epochs else "auto"
+        return pruners.HyperbandPruner(min_resource=least, max_resource=most)
+    if pruning.kind == "halving":
+        return pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=3)
+    return pruners.MedianPruner(n_startup_trials=pruning.startup_trials, n_warmup_steps=pruning.warmup_epochs)
+
+
+def read_pruning(attributes: Mapping[str, Any]) -> Pruning | None:
+    """What make_study() left in the study's attributes."""
+    found = attributes.get(PRUNING)
+    return Pruning(**found) if found else None
+
+
+def patiently(action: Callable[[], Value]) -> Value:
+    """`action()`, again while another process holds the database. Raises: the last error, after some minutes."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import OperationalError
+
+    for attempt in range(TRIES):
+        try:
+            return action()
+        except (StorageInternalError, OperationalError) as error:
+            if attempt == TRIES - 1 or "locked" not in f"{error} {error.__cause__}":
+                raise
+            time.sleep(0.1 * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _as_url(path: Path) -> str:
+    # a URL's own characters, and braces, which Optuna takes for a template
+    return str(path).translate({ord(char): f"%{ord(char):02x}" for char in "%?#"}).replace("{", "{{").replace("}", "}}")

@@ -1,0 +1,83 @@
+"""The name of a metric goes in; whether more of it is better comes out. And the names that tasks and pictures have. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+#: how the words of such names begin
+RISING = (
+    *(
+        "acc",
+        "auc",
+        "auroc",
+        "f1",
+        "fbeta",
+        "precision",
+        "recall",
+        "specificity",
+        "sensitivity",
+        "iou",
+        "jaccard",
+        "dice",
+    ),
+    *("r2", "pearson", "spearman", "explained", "mcc", "kappa", "top", "psnr", "ssim", "bleu", "rouge", "speed", "hit"),
+)
+#: a word that decides, whatever stands beside it: accuracy_error, f1_loss
+FALLING = ("loss", "error", "perplexity", "mse", "mae", "rmse", "mape")
+
+#: by the kind of a task, the pictures that can be drawn of what it predicts (runner.experiment.plots.draw)
+PLOTS: dict[str, tuple[str, ...]] = {
+    "multiclass": ("confusion", "roc", "calibration", "samples", "boundary"),
+    "multilabel": ("roc", "calibration", "samples"),
+    "regression": ("residuals", "samples", "boundary"),
+    "autoencoding": ("reconstructions",),
+    "language": (),
+}
+
+
+def is_rising(name: str) -> bool:
+    """Whether a metric of this name is better when it is more: val/accuracy, val/f1_macro, speed/steps_per_second."""
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    return not any(word in FALLING for word in words) and any(word.startswith(RISING) for word in words)
+
+
+#: of the tasks that come with the package; what another task reports, only its first trial tells
+REPORTED = {
+    "runner.tasks.classification.Classification": ("loss", "accuracy"),
+    "runner.tasks.regression.Regression": ("loss", "mae"),
+    "runner.tasks.autoencoding.Autoencoding": ("loss", "mae"),
+    "runner.tasks.language.Language": ("loss", "accuracy"),
+}
+#: what follows from them, over a whole split
+DERIVED = {
+    "runner.tasks.regression.Regression": ("rmse",),
+    "runner.tasks.autoencoding.Autoencoding": ("rmse",),
+    "runner.tasks.language.Language": ("perplexity", "bits_per_byte"),
+}
+#: tasks whose loss can be another one than the squared error, which is reported beside it then
+OF_NUMBERS = ("runner.tasks.regression.Regression", "runner.tasks.autoencoding.Autoencoding")
+
+
+def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool = True) -> list[str] | None:
+    """What a task measures, by its node in the configuration; None where nobody knows: one that is not ours.
+
+    reported: of each batch (None: as the task is known for). whole: of whole splits, and not of batches alone.
+    """
+    target, loss = str(task.get("_target_")), task.get("loss")
+    reported = REPORTED.get(target) if reported is None else reported
+    if reported is None:
+        return None
+    each = [*reported, *(["mse"] if target in OF_NUMBERS and loss not in (None, "mse") else [])]
+    return [*each, *DERIVED.get(target, ()), *asked_metrics(task)] if whole else each
+
+
+def is_of_a_class(name: str, task: Any) -> bool:
+    """f1_cat, of a metric f1 that has a value for each class."""
+    return any(name.startswith(f"{asked}_") for asked in asked_metrics(task))
+
+
+def asked_metrics(task: Any) -> list[str]:
+    asked = task.get("metrics") or ()
+    return [asked] if isinstance(asked, str) else [str(name) for name in asked]

@@ -1,0 +1,112 @@
+"""Short names of metrics and a kind of task go in; torchmetrics' classes with the right arguments come out, made."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from runner.config.packages import install
+from runner.errors import Fault, RunnerError, nearest
+from runner.tasks.checks import UNKNOWN
+
+Arguments = dict[str, Any]
+
+MACRO: Arguments = {"average": "macro"}
+#: for two classes, whose second one is looked for, as scikit-learn has it
+BINARY: dict[str, tuple[str, Arguments]] = {
+    "f1": ("BinaryF1Score", {}),
+    "precision": ("BinaryPrecision", {}),
+    "recall": ("BinaryRecall", {}),
+    "specificity": ("BinarySpecificity", {}),
+    "auroc": ("BinaryAUROC", {}),
+    "average_precision": ("BinaryAveragePrecision", {}),
+    "iou": ("BinaryJaccardIndex", {}),
+}
+#: by the kind of task: the name, torchmetrics' class and its arguments but for the number of classes
+SHORT: dict[str, dict[str, tuple[str, Arguments]]] = {
+    "multiclass": {
+        "f1": ("MulticlassF1Score", MACRO),
+        "precision": ("MulticlassPrecision", MACRO),
+        "recall": ("MulticlassRecall", MACRO),
+        "specificity": ("MulticlassSpecificity", MACRO),
+        "balanced_accuracy": ("MulticlassAccuracy", MACRO),
+        "top3": ("MulticlassAccuracy", {"top_k": 3, "average": "micro"}),
+        "top5": ("MulticlassAccuracy", {"top_k": 5, "average": "micro"}),
+        "auroc": ("MulticlassAUROC", MACRO),
+        "average_precision": ("MulticlassAveragePrecision", MACRO),
+        "iou": ("MulticlassJaccardIndex", MACRO),
+        "mcc": ("MulticlassMatthewsCorrCoef", {}),
+        "kappa": ("MulticlassCohenKappa", {}),
+        "calibration_error": ("MulticlassCalibrationError", {"n_bins": 15}),
+    },
+    "multilabel": {
+        "f1": ("MultilabelF1Score", MACRO),
+        "precision": ("MultilabelPrecision", MACRO),
+        "recall": ("MultilabelRecall", MACRO),
+        "specificity": ("MultilabelSpecificity", MACRO),
+        "auroc": ("MultilabelAUROC", MACRO),
+        "average_precision": ("MultilabelAveragePrecision", MACRO),
+        "iou": ("MultilabelJaccardIndex", MACRO),
+        "exact_match": ("MultilabelExactMatch", {}),
+    },
+    "regression": {
+        "r2": ("R2Score", {}),
+        "mape": ("MeanAbsolutePercentageError", {}),
+        "smape": ("SymmetricMeanAbsolutePercentageError", {}),
+        "explained_variance": ("ExplainedVariance", {}),
+        "pearson": ("PearsonCorrCoef", {"num_outputs": None}),
+        "spearman": ("SpearmanCorrCoef", {"num_outputs": None}),
+    },
+    "autoencoding": {"r2": ("R2Score", {}), "explained_variance": ("ExplainedVariance", {})},
+}
+COUNTS = {"multiclass": "num_classes", "multilabel": "num_labels"}
+
+
+def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, Any]:
+    """torchmetrics' objects by name. auroc, average_precision and spearman are exact: they keep a whole split on the device.
+
+    Raises: RunnerError for unknown names, for a number of classes that nobody told, and where torchmetrics is missing.
+    """
+    known = SHORT.get(kind, {})
+    if faults := [_unknown(name, known, kind) for name in names if name not in known]:
+        raise RunnerError(*faults)
+    if num_outputs == UNKNOWN and kind != "autoencoding":
+        so = "the data does not tell how many classes or numbers a row has"
+        raise RunnerError(
+            Fault(f"task.metrics=[{','.join(names)}]", so, "task.num_classes=10, say, or task.metrics=[]")
+        )
+    return {name: _make(name, kind, num_outputs) for name in names}
+
+
+def _make(name: str, kind: str, num_outputs: int) -> Any:
+    is_binary = kind == "multiclass" and num_outputs == 2 and name in BINARY
+    class_name, arguments = (BINARY if is_binary else SHORT[kind])[name]
+    arguments = {key: num_outputs if value is None else value for key, value in arguments.items()}
+    if kind in COUNTS:
+        arguments |= {"validate_args": False} | ({} if is_binary else {COUNTS[kind]: num_outputs})
+    if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
+        so = f"there are {num_outputs} classes, and the best {arguments['top_k']} are all of them"
+        raise RunnerError(Fault(f"task.metrics=[{name}]", so, "task.metrics=[], or another one"))
+    module = _module("classification" if kind in COUNTS else "regression")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # it is said in made_of
+        return getattr(module, class_name)(**arguments)
+
+
+def _module(name: str) -> Any:
+    """1.7 s the first time, in a process of its own: with transformers installed it imports that, too."""
+    try:
+        return importlib.import_module(f"torchmetrics.{name}")
+    except ModuleNotFoundError as error:
+        so = f"they come from torchmetrics, which is not installed ({error.name})"
+        raise RunnerError(Fault("task.metrics", so, install("metrics"))) from None
+
+
+def _unknown(name: str, known: dict[str, Any], kind: str) -> Fault:
+    hits = nearest(name, known)
+    write = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
+    write = write or "task.metrics={NAME: {_target_: ...}}"
+    so = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
+    return Fault(f"task.metrics=[{name}]", so, write)

@@ -1,0 +1,97 @@
+"""Run folders go in; their pages in MLflow come out: `python -m runner.tracking.__main__ FOLDER`, beside a training or a sweep."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from runner.config.importing import loading
+from runner.tracking import mlflow_store, store_uri
+from runner.tracking.pipe import Line
+from runner.tracking.publish_loop import BROKEN, Rounds, follow
+from runner.tracking.publish_run import Followed
+from runner.tracking.publisher import GRACE
+from runner.tracking.system_metrics import Machine
+from runner.tracking.uploader import Uploader
+
+log = logging.getLogger("runner.tracking.__main__")
+
+
+def main(argv: list[str]) -> int:
+    """The process. Returns 0, 3 when something is left in the journal, 1 for what should not happen."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+    folder, uri = Path(argv[0]), os.environ["MLFLOW_TRACKING_URI"]
+    line = Line(sys.stdin.fileno(), grace_seconds=float(os.environ.get(GRACE, "10")))
+    if hasattr(os, "nice"):
+        os.nice(5)  # the training comes first
+    _write_masked(uri)
+    with mlflow_store.settings():
+        return _publish(folder, uri, line)
+
+
+def _publish(folder: Path, uri: str, line: Line) -> int:
+    _open_sqlite(uri)
+    gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
+
+    machine = Machine()
+
+    def upload(folder: Path, lives: bool) -> Uploader:
+        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
+
+    try:
+        rounds = Rounds(folder, run_of=lambda folder: Followed(folder, upload), ask=lambda: _what_is_wrong(uri))
+        return follow(rounds, line)
+    except Exception:
+        log.exception("this should not happen")
+        return BROKEN
+
+
+def _what_is_wrong(uri: str) -> str | None:
+    """Why the store does not answer, None when it does."""
+    try:
+        mlflow_store.ask(uri)
+    except Exception as error:
+        return mlflow_store.explain(error, uri=uri)
+    return None
+
+
+def _open_sqlite(uri: str) -> None:
+    """Makes the store where there is none: 2 s, while the training is still reading its data."""
+    if store_uri.sqlite_path(uri):
+        ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave a store half made
+        try:
+            with loading():  # alembic imports 60 migrations
+                mlflow_store.open_store(uri)
+        except Exception as error:  # it is told when there is something to send
+            log.warning("the store does not open: %s", mlflow_store.explain(error, uri=uri))
+        finally:
+            signal.signal(signal.SIGTERM, ended)
+
+
+def _write_masked(uri: str) -> None:
+    """Whatever is written from here on, by MLflow too, goes to the log without the password."""
+    mask = store_uri.masker(uri)
+    sys.stdout, sys.stderr = _Masked(sys.stdout, mask), _Masked(sys.stderr, mask)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    log.setLevel(logging.INFO)
+
+
+class _Masked:
+    def __init__(self, stream: TextIO, mask: Callable[[str], str]) -> None:
+        self._stream, self._mask = stream, mask
+
+    def write(self, text: str) -> int:
+        return self._stream.write(self._mask(text))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Events and rows of points go in; a journal's bytes come out, and its records again, around damage, up to a torn tail."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from runner.tracking import journal_frames
+
+FILE = "journal/journal.bin"  # in a run's folder
+
+EVENT, POINTS = 1, 2
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Points:
+    """A window of rows: n steps of k values each."""
+
+    names: tuple[str, ...]  # (k,)
+    steps: NDArray[np.int64]  # (n,)
+    times_ms: NDArray[np.int64]  # (n,) since 1970
+    values: NDArray[np.float64]  # (n, k)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One entry of a journal; the next one begins at `end`. `kind` is "points" or an event's own."""
+
+    offset: int
+    end: int
+    kind: str
+    data: dict[str, Any] | Points
+
+    @property
+    def num_points(self) -> int:
+        return int(self.data.values.size) if isinstance(self.data, Points) else 0
+
+
+def encode_event(kind: str, fields: dict[str, Any]) -> bytes:
+    """One record. Raises: TypeError for a field that JSON can't hold."""
+    return journal_frames.encode(EVENT, json.dumps({"kind": kind, **fields}).encode(), num_points=0)
+
+
+def encode_points(names: Sequence[str], steps: ArrayLike, times_ms: ArrayLike, values: ArrayLike) -> bytes:
+    """One record: its names, then a table of float64 with the columns step, time_ms and one for each name.
+
+    A step and a time in milliseconds are whole numbers that float64 holds exactly (up to 2**53).
+    """
+    table = np.column_stack([np.asarray(part, dtype="<f8") for part in (steps, times_ms, values)])
+    if table.shape[1] != len(names) + 2:
+        raise ValueError(f"{len(names)} names for {table.shape[1] - 2} columns of values")
+    head = json.dumps(list(names)).encode()
+    return journal_frames.encode(
+        POINTS, _LENGTH.pack(len(head)) + head + table.tobytes(), num_points=len(table) * len(names)
+    )
+
+
+def scan(path: Path, offset: int = 0) -> Iterator[Record]:
+    """The whole records from `offset` (a record's beginning) on, also those behind damage; a torn tail is none.
+
+    Raises: ValueError when `offset` lies behind the file's end: it came from another file.
+    """
+    for frame in journal_frames.frames(path, offset):
+        if frame.kind == POINTS:
+            yield Record(frame.offset, frame.end, "points", _decode_points(frame.payload))
+        else:
+            fields = json.loads(frame.payload)
+            yield Record(frame.offset, frame.end, fields.pop("kind"), fields)
+
+
+def scan_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Every event as its fields and its `kind`; points are passed over, undecoded."""
+    for frame in journal_frames.frames(path):
+        if frame.kind == EVENT:
+            fields: dict[str, Any] = dict(json.loads(frame.payload))
+            yield {"kind": fields.pop("kind"), **fields}
+
+
+def count_points(path: Path, offset: int = 0) -> int:
+    """How many points lie from `offset` on; reads all that follows it, about 1 s for 1 GB."""
+    if not path.is_file() or offset > path.stat().st_size:
+        return 0
+    return sum(frame.num_points for frame in journal_frames.frames(path, offset))
+
+
+def has_records(path: Path, offset: int = 0) -> bool:
+    """Whether there is a whole record in the file from `offset` on, or a file at all."""
+    return path.is_file() and path.stat().st_size > offset and next(scan(path, offset), None) is not None
+
+
+def begins_record(path: Path, offset: int) -> bool:
+    """Whether a record begins at `offset`, or will: the file's end counts."""
+    if not path.is_file() or offset > path.stat().st_size:
+        return offset == 0
+    with path.open("rb") as file:
+        file.seek(offset)
+        return journal_frames.MAGIC.startswith(file.read(len(journal_frames.MAGIC)))
+
+
+def _decode_points(payload: bytes) -> Points:
+    (length,) = _LENGTH.unpack_from(payload)
+    begin = _LENGTH.size + length
+    names = tuple(json.loads(payload[_LENGTH.size : begin]))
+    table = np.frombuffer(payload, dtype="<f8", offset=begin).reshape(-1, len(names) + 2)
+    return Points(names, table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])

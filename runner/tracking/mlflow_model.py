@@ -1,0 +1,209 @@
+"""A model's recipe, its weights and a few rows go in; an MLflow model comes out, with signature and input example."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config import run_files
+from runner.config.importing import loading
+from runner.tracking import mlflow_store
+from runner.tracking.mlflow_events import Event, LeftOutError, own_file
+from runner.tracking.model_graph import as_model, forget_graph, has_graph, write_graph
+from runner.tracking.table_model import Reader, signature_and_example, take_frames
+
+if TYPE_CHECKING:
+    import torch
+    from mlflow import MlflowClient
+
+Build = Callable[[dict[str, Any]], Any]
+
+NAME = "model"
+GRAPH = "journal/exported"  # in a run's folder, until the store has it
+NO_MODELS = (
+    "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
+)
+RECORD_TAG = "runner.experiment.run_record"  # which record of the journal the model came from
+
+log = logging.getLogger("runner.tracking.__main__")
+
+
+def publish_model(
+    client: MlflowClient,
+    run_id: str,
+    experiment_id: str,
+    *,
+    folder: Path,
+    event: Event,
+    build: Build | None = None,
+    takes_graph: bool = False,
+) -> None:
+    """Makes `runs:/RUN/model`: an exported graph (pt2: loads without this package and without pickle) where the model
+    allows one, else a pickle with the modules of the current folder.
+
+    takes_graph: the one that the training has left beside its journal, where there is one; not of a folder from
+        elsewhere: a graph is more than data.
+    MLflow's own log_model is not used: it reads the whole history of every metric on the way.
+    Raises: LeftOutError when the model can't be made; what MLflow raises when it can't be stored now.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            reader = _reader(folder, event)
+            if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
+                path = _of_graph(graph, Path(place), run_id, reader)
+            else:
+                path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
+        except Exception as error:
+            raise LeftOutError(f"{type(error).__name__}: {error}") from error
+        _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
+    forget_graph(folder / GRAPH)
+
+
+def leave_graph(folder: Path, event: Event) -> bool:
+    """Makes the graph beside the training, for publish_model(takes_graph=True): its process needs no torch then.
+
+    event: of the model, as it is going to stand in the journal. False where there is none; it is made anew at the end.
+    """
+    import torch
+
+    try:
+        with (
+            loading(),
+            torch.random.fork_rng(devices=[]),
+        ):  # a text that the model writes afterwards is the same without a tracker
+            return write_graph(folder / GRAPH, *_rebuilt(folder, event, build_own), requirements=_requirements())
+    except Exception as error:  # told by publish_model
+        log.info("no graph was left: %s", error)
+        return False
+
+
+def build_own(node: dict[str, Any]) -> Any:
+    """As the run itself does, with the code of the current folder and what the environment holds."""
+    from runner.config.instantiate import build
+    from runner.config.secrets import filled_in
+
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # the person's own modules; not before now, one named torch.py would break everything
+    return build(filled_in(node), key=NAME)
+
+
+def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module, Any]:
+    """The module with the run's weights, ready to predict, and the rows to try it with."""
+    import torch
+
+    module = build(dict(event["node"]))
+    state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
+    module.load_state_dict(state["model"])
+    return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
+
+
+def _reader(folder: Path, event: Event) -> Reader | None:
+    """What reads inputs of the run's kind: plain values, of which nothing is built here. None in an earlier version's event."""
+    return run_files.read_json(own_file(folder, event["card"]))["reader"] if "card" in event else None
+
+
+def save(place: Path, run_id: str, module: torch.nn.Module, example: Any, *, reader: Reader | None = None) -> Path:
+    """MLflow's folder of a model below `place`: a graph where that works for any number of rows, else a pickle.
+
+    reader: of the run's inputs. A table's goes with the model: it takes DataFrames, by the columns' names.
+    """
+    if write_graph(place / "graph", module, example, requirements=_requirements()):
+        return _of_graph(place / "graph", place, run_id, reader)
+    return _pickle(place / "pickled", run_id, module, example, reader)
+
+
+def _of_graph(graph: Path, place: Path, run_id: str, reader: Reader | None) -> Path:
+    from mlflow.models import Model
+
+    as_model(graph, place / "exported", Model(run_id=run_id), reader=reader)
+    return place / "exported"
+
+
+def _pickle(path: Path, run_id: str, module: torch.nn.Module, example: Any, reader: Reader | None) -> Path:
+    import mlflow.pytorch
+    import torch
+    from mlflow.models import Model
+
+    with torch.no_grad():
+        outputs = module(example)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are about MLflow's and torch's own code
+        signature, rows = signature_and_example(_to_numpy(example), _to_numpy(outputs), reader)
+        mlflow.pytorch.save_model(
+            module,
+            str(path),
+            mlflow_model=Model(run_id=run_id),
+            serialization_format="pickle",
+            signature=signature,
+            input_example=rows,
+            pip_requirements=_requirements(),
+            code_paths=_own_code(module) or None,
+        )
+        take_frames(path, reader)
+    return path
+
+
+def _requirements() -> list[str]:
+    return [f"{name}=={metadata.version(name).split('+')[0]}" for name in ("torch", "numpy")]
+
+
+def _to_numpy(tree: Any) -> Any:
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        return tree.numpy()
+    if isinstance(tree, dict):
+        return {key: _to_numpy(value) for key, value in tree.items()}
+    return [_to_numpy(value) for value in tree]
+
+
+def _own_code(module: torch.nn.Module) -> list[str]:
+    """The modules and packages of the current folder that the model's classes come from; a pickle needs them."""
+    here = Path.cwd()
+    found = set()
+    for part in module.modules():
+        source = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+        if source and Path(source).is_relative_to(here) and "site-packages" not in Path(source).parts:
+            found.add(here / Path(source).relative_to(here).parts[0])
+    return sorted(map(os.fspath, found))
+
+
+def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, *, record: str) -> None:
+    """Stores the saved model once: an earlier attempt's entry is filled, a finished one is left alone."""
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import Model
+
+    wanted = f"source_run_id = '{run_id}' AND name = '{NAME}'"
+    try:
+        found_models = client.search_logged_models([experiment_id], wanted)
+    except MlflowException as error:
+        if mlflow_store.is_older(error):
+            client.get_run(run_id)  # else it is away as a whole
+            raise LeftOutError(NO_MODELS) from error
+        raise
+    earlier = [found for found in found_models if found.tags.get(RECORD_TAG) == record]
+    if any(found.status == LoggedModelStatus.READY for found in earlier):
+        return
+    if earlier:
+        entry = earlier[0]
+    else:
+        tags = {RECORD_TAG: record}
+        entry = client.create_logged_model(experiment_id, name=NAME, source_run_id=run_id, tags=tags)
+    card = Model.load(str(path))
+    card.model_id = card.model_uuid = entry.model_id
+    card.artifact_path = entry.artifact_location
+    card.save(str(path / "MLmodel"))
+    outputs = client.get_run(run_id).outputs
+    if entry.model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
+        client.log_outputs(run_id, [LoggedModelOutput(entry.model_id, step=0)])
+    client.log_model_artifacts(entry.model_id, str(path))
+    client.finalize_logged_model(entry.model_id, LoggedModelStatus.READY)

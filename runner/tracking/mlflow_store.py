@@ -1,0 +1,232 @@
+"""A tracking URI goes in; an open MLflow store comes out, and in it a run that is made once, however often one asks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from runner.config.importing import loading
+from runner.tracking import store_uri
+from runner.tracking.mlflow_names import MOST_NAME, cut
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment
+    from mlflow.exceptions import MlflowException
+
+UID_TAG = "runner.uid"
+#: MLflow's page opens on training runs, not on traces of language models
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+#: retries are ours: MLflow's own block for four minutes (measured: 246.7 s), and a repeated creation makes a second run
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_UV_AUTO_DETECT": "false",  # else a model takes the current folder's pyproject.toml with it
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a whole answer; the person's own wins
+
+
+MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are gone past
+MOST_TEXT = 100_000  # of an error's words: MLflow puts the whole answer into them
+TOO_LONG = "an answer of more than 32 MiB"
+
+
+class RunGoneError(Exception):
+    """The store has lost the run: it was made anew, or the run was deleted for good. Its journal can be replayed."""
+
+
+class RunDeletedError(Exception):
+    """The run lies in MLflow's bin: it takes nothing until somebody restores it."""
+
+
+class ParentMissingError(Exception):
+    """The run that another one belongs to is not in the store, or not yet: its own journal brings it."""
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """MLflow with our patience instead of its own, and without its warnings; all is as before, afterwards.
+
+    Imports MLflow (1 s).
+    """
+    ours = {TIMEOUT: os.environ.get(TIMEOUT, TIMEOUT_SECONDS), **SETTINGS}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow 3.17 uses what SQLAlchemy 2.1 deprecates
+            with loading():
+                from runner.tracking.deadline import deadlines  # imports MLflow
+            with deadlines():
+                yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def open_store(uri: str) -> MlflowClient:
+    """Imports MLflow (about 1 s) and opens the store; a new sqlite store is created first (about 2 s).
+
+    One process at a time creates it: MLflow's own migrations fail when several meet in an empty file.
+    Raises: what MLflow raises; whatever it is, asking again is safe.
+    """
+    from mlflow import MlflowClient  # 1 s, and nothing that trains may pay for it
+
+    path = store_uri.sqlite_path(uri)
+    if path is None:
+        return MlflowClient(uri)
+    with FileLock(store_uri.creation_lock(path), timeout=120, thread_local=False):
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
+    return client
+
+
+def ask(uri: str) -> None:
+    """One small question, 5 ms; raises what keeps the store from answering."""
+    open_store(uri).search_experiments(max_results=1)
+
+
+def experiment_of(client: MlflowClient, name: str, *, uri: str) -> tuple[str, str]:
+    """The experiment's id and name; made if need be. One in MLflow's bin keeps its name: then NAME-2, NAME-3, ..."""
+    from mlflow.exceptions import MlflowException
+
+    for wanted, found in itertools.islice(_bearers(client, name), MOST_NAMES):
+        if found is None:
+            try:
+                made = client.create_experiment(wanted, store_uri.artifact_root(uri), EXPERIMENT_TAGS)
+                return _known(made, f"an experiment {wanted} that it has made"), wanted
+            except MlflowException as error:  # another run was faster
+                found = client.get_experiment_by_name(wanted)
+                if found is None:
+                    raise error from None
+        if found.lifecycle_stage == "active":
+            return found.experiment_id, wanted
+    raise MlflowException(f"{MOST_NAMES} experiments named {name} were deleted; to go on: tracking.experiment=OTHER")
+
+
+def _bearers(client: MlflowClient, name: str) -> Iterator[tuple[str, Experiment | None]]:
+    """NAME, NAME-2, ... and their experiments, up to the first that is not there (None)."""
+    for number in itertools.count(1):
+        wanted = name if number == 1 else f"{name}-{number}"
+        found = client.get_experiment_by_name(wanted)
+        if found is not None:
+            _known(found.experiment_id, f"the experiment {wanted}")
+        yield wanted, found
+        if found is None:
+            return
+
+
+def _known(name: str, of: str) -> str:
+    """What the store calls it. Raises: MlflowException for an answer without: {} says yes to everything."""
+    from mlflow.exceptions import MlflowException
+
+    if not name:
+        raise MlflowException(f"the store answers, but names no id of {of}: is it an MLflow server?")
+    return name
+
+
+def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str) -> str:
+    """The id of the run that bears this uid. Looked for first: an earlier creation may have lost only its answer."""
+    from mlflow.entities import ViewType
+
+    wanted = f"tags.`{UID_TAG}` = '{uid}'"
+    order = ["attributes.start_time ASC"]
+    found = client.search_runs([experiment_id], wanted, run_view_type=ViewType.ALL, max_results=1, order_by=order)
+    if found:
+        return str(found[0].info.run_id)
+    given = start.get("tags") or {}
+    tags = {
+        name: str(given[name]) for name in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") if name in given
+    }
+    name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
+    run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
+    return _known(str(run.info.run_id or ""), "a run that it has made")
+
+
+def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
+    """The id of the run that bears this uid, in the experiment or in one that took its place, NAME-2, NAME-3, ...
+
+    One that lies in the bin counts where there is no other. Raises: ParentMissingError.
+    """
+    from mlflow.entities import ViewType
+
+    bearers = itertools.islice(_bearers(client, experiment), MOST_NAMES)
+    experiment_ids = [found.experiment_id for _, found in bearers if found is not None]
+    for view in (ViewType.ACTIVE_ONLY, ViewType.ALL) if experiment_ids else ():
+        found = client.search_runs(experiment_ids, f"tags.`{UID_TAG}` = '{uid}'", run_view_type=view, max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+    raise ParentMissingError(f"the run that it belongs to has not arrived in {experiment}")
+
+
+def check_run(client: MlflowClient, run_id: str) -> None:
+    """Asks for the run. Raises: RunGoneError, RunDeletedError, or what keeps the store from answering."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        from_store = isinstance(error, RestException) or not client.tracking_uri.startswith("http")
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST" and from_store:  # a proxy's 404 says nothing about the run
+            raise RunGoneError(f"the store has no run {run_id} any more") from error
+        raise
+    if run.info.lifecycle_stage != "active":
+        mend = f"mlflow runs restore --run-id {run_id}, then python -m runner sync"
+        raise RunDeletedError(f"run {run_id} was deleted in MLflow; to go on: {mend}")
+
+
+def is_older(error: MlflowException) -> bool:
+    """Whether the server does not know the address at all: one of MLflow 2 says so in HTML, not as MLflow does."""
+    from mlflow.exceptions import RestException
+
+    return error.error_code == "ENDPOINT_NOT_FOUND" and not isinstance(error, RestException)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether the store has understood and will never take it. All else may pass: an outage, a full disk, a proxy."""
+    from mlflow.exceptions import MlflowException, RestException
+
+    if not isinstance(error, MlflowException):
+        return False
+    return error.error_code == "INVALID_PARAMETER_VALUE" or (
+        isinstance(error, RestException) and error.error_code == "BAD_REQUEST"
+    )
+
+
+def explain(error: BaseException, *, uri: str) -> str:
+    """One line for a person, without passwords: what is wrong with the store, and the mend where there is one."""
+    where, text = store_uri.shown(uri), str(error)[:MOST_TEXT]
+    if "out-of-date database schema" in text:
+        return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
+    if "Connection refused" in text or "Failed to resolve" in text or "NameResolutionError" in text:
+        return f"{where} does not answer"
+    if TOO_LONG in text:
+        return f"{where} gave {TOO_LONG}: no MLflow server"
+    if "Connection aborted" in text or "Connection broken" in text or "IncompleteRead" in text:
+        return f"{where} broke off the connection"
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return f"{where} does not answer in time"
+    if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
+        return f"{where} refuses these credentials (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
+    line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    named = (
+        line
+        if type(error).__name__ in ("MlflowException", "RestException", *_OURS)
+        else f"{type(error).__name__}: {line}"
+    )
+    return cut(store_uri.masker(uri)(named), most=400)
+
+
+_OURS = ("RunGoneError", "RunDeletedError", "ParentMissingError")

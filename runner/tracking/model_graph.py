@@ -1,0 +1,122 @@
+"""A module and a few rows go in; its graph comes out as files, and of those MLflow's folder of a model, without torch.
+
+The training's process has torch and what its graphs need in memory: there it takes 0.8 s. The publishing process would
+import both first, 3.5 s of a core while a person waits for the prompt (2 cores, torch 2.13, 2026-11).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runner.tracking.table_model import Reader, signature_and_example, take_frames
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "graph/model.pt2"  # MLflow's loader looks for a model.pt2 in a folder
+ROWS = "rows.npz"
+ABOUT = "about.json"
+TRIED_ROWS = (1, 2, 7)  # an exported model must take any number
+
+log = logging.getLogger("runner.tracking.__main__")
+
+
+def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirements: list[str]) -> bool:
+    """Exports, loads the export again and compares it with the module; about 0.8 s, more for many layers.
+
+    module: on the CPU, ready to predict. False, and no folder, for one that has no graph for any number of rows.
+    """
+    import torch
+
+    if not isinstance(example, torch.Tensor):
+        return False
+    if len(example) == 1:
+        example = torch.cat([example, example])  # an export takes a dimension of 1 for a constant
+    try:
+        (folder / FILE).parent.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # where torch prints the part that it has got
+            warnings.simplefilter("ignore")  # they are about torch's own code
+            graph = torch.export.export(module, (example,), dynamic_shapes=[{0: torch.export.Dim.AUTO}])
+            torch.export.save(graph, folder / FILE)
+            outputs = _compared(torch.export.load(folder / FILE).module(), module, example)
+        np.savez(folder / ROWS, inputs=example.numpy(), outputs=outputs.numpy())
+        about = {"torch": str(torch.__version__), "requirements": requirements}
+        (folder / ABOUT).write_text(json.dumps(about) + "\n")
+    except Exception as error:
+        log.info("the model has no graph for any number of rows: %s", str(error).partition("\n")[0])
+        forget_graph(folder)
+        return False
+    return True
+
+
+def _compared(graph: Any, module: torch.nn.Module, example: torch.Tensor) -> torch.Tensor:
+    """The module's outputs for the example. Raises: AssertionError where the graph says something else."""
+    import torch
+
+    with torch.no_grad():
+        for count in TRIED_ROWS:
+            rows = torch.cat([example] * count)[:count]
+            torch.testing.assert_close(graph(rows), module(rows), equal_nan=True)
+        outputs: torch.Tensor = module(example)
+    return outputs
+
+
+def has_graph(folder: Path) -> bool:
+    return (folder / ABOUT).is_file()  # the last one that is written
+
+
+def forget_graph(folder: Path) -> None:
+    """Takes its files away; nothing happens where there are none."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_model(folder: Path, path: Path, card: Any, *, reader: Reader | None = None) -> None:
+    """Makes MLflow's folder of a model at `path`, of the graph in `folder`; both of its loaders take it.
+
+    card: mlflow.models.Model, to be filled in. MLflow's own mlflow.pytorch.save_model would import torch.
+    reader: of the run's inputs; a table's is asked for each DataFrame.
+    """
+    from mlflow import pyfunc
+
+    about = json.loads((folder / ABOUT).read_text())
+    with np.load(folder / ROWS) as rows:
+        inputs, outputs = rows["inputs"], rows["outputs"]
+    card.add_flavor("pytorch", model_data="data/graph", pytorch_version=about["torch"], code=None)
+    with _versions_unquestioned(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are about MLflow's own code
+        signature, example = signature_and_example(inputs, outputs, reader)
+        pyfunc.save_model(
+            str(path),
+            loader_module="mlflow.pytorch",
+            data_path=str((folder / FILE).parent),
+            mlflow_model=card,
+            model_config={"device": None},
+            signature=signature,
+            input_example=example,
+            pip_requirements=about["requirements"],
+        )
+        take_frames(path, reader)
+
+
+@contextmanager
+def _versions_unquestioned() -> Iterator[None]:
+    """MLflow reads the files of every installed package, 0.4 s, to warn of versions that are not the ones installed."""
+    from mlflow.utils import environment
+
+    name = "warn_dependency_requirement_mismatches"  # where a later MLflow has none, nothing is lost but time
+    before = getattr(environment, name, None)
+    setattr(environment, name, lambda *_: None)
+    try:
+        yield
+    finally:
+        setattr(environment, name, before)

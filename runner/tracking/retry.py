@@ -1,0 +1,85 @@
+"""Values and one call to a store go in; what the store takes lies there, and what it refuses for good comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from runner.tracking.journal_records import Points, Record
+from runner.tracking.mlflow_names import spell
+from runner.tracking.mlflow_store import is_refusal
+
+T = TypeVar("T")
+
+
+#: by begin and end of a part of a batch: None when it is stored, else why it was refused
+Answers = dict[tuple[int, int], str | None]
+
+
+def send_in_halves(
+    send: Callable[[Sequence[T]], None], items: Sequence[T], *, answers: Answers | None = None
+) -> list[tuple[T, str]]:
+    """Sends `items` in one call; where the store refuses, in halves, down to what it refuses. Returns that and why.
+
+    answers: what an earlier call with the same items got before it broke off; it grows. On a line that breaks now and
+    then twenty calls in a row would never come through.
+    Raises: what is no refusal; then some items may be stored, and sending them again must be harmless.
+    """
+    answers = {} if answers is None else answers
+    refused = []
+    parts = [(0, len(items))] if items else []
+    while parts:
+        begin, end = part = parts.pop()
+        if part not in answers:
+            answers[part] = _refusal(send, items[begin:end])
+        why = answers[part]
+        if why is not None and end - begin == 1:
+            refused.append((items[begin], why))
+        elif why is not None:
+            middle = (begin + end) // 2
+            parts += [(middle, end), (begin, middle)]
+    return refused
+
+
+def _refusal(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> str | None:
+    try:
+        send(items)
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return str(error)
+    return None
+
+
+def grouped(records: Iterable[Record], *, most: int) -> Iterator[list[Record]]:
+    """Neighbouring records of points together, up to `most` points; every other record by itself."""
+    group: list[Record] = []
+    num_points = 0
+    for record in records:
+        is_points = isinstance(record.data, Points)
+        if group and (not is_points or num_points + record.num_points > most):
+            yield group
+            group, num_points = [], 0
+        if is_points:
+            group.append(record)
+            num_points += record.num_points
+        else:
+            yield [record]
+    if group:
+        yield group
+
+
+def to_metrics(records: Iterable[Record]) -> list[Any]:
+    """The points in `records` as MLflow's entities, each with its own time: the same records give the same bytes."""
+    from mlflow.entities import Metric
+
+    metrics = []
+    for record in records:
+        if isinstance(record.data, Points):
+            rows = record.data
+            keys = [spell(name) for name in rows.names]
+            for step, time_ms, values in zip(
+                rows.steps.tolist(), rows.times_ms.tolist(), rows.values.tolist(), strict=True
+            ):
+                metrics += [Metric(key, value, time_ms, step) for key, value in zip(keys, values, strict=True)]
+    return metrics

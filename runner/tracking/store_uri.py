@@ -1,0 +1,38 @@
+"""A tracking URI goes in; where its store lies and how it may be shown comes out: no password leaves this module."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from runner.config.secrets import masker as masker  # others take it from here
+
+_SQLITE = re.compile(r"^(sqlite(?:\+\w+)?:///)([^?]+)(\?.*)?$")
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The absolute path of a sqlite store's file; None for every other store, and for one in memory."""
+    match = _SQLITE.match(uri)
+    return Path(match[2]).absolute() if match and match[2] != ":memory:" else None
+
+
+def shown(uri: str) -> str:
+    """The URI as it may be written down: without its password, a relative sqlite path made absolute."""
+    path = sqlite_path(uri)
+    return _SQLITE.sub(lambda match: f"{match[1]}{path}{match[3] or ''}", uri) if path else masker(uri)(uri)
+
+
+def artifact_root(uri: str) -> str | None:
+    """Where a sqlite store's artifacts go: mlartifacts/ beside the database. None: the server decides."""
+    path = sqlite_path(uri)
+    return (path.parent / "mlartifacts").as_uri() if path else None
+
+
+def creation_lock(path: Path) -> Path:
+    """The file to lock while a sqlite store is created; each account has its own, as they can't open each other's."""
+    account = os.getuid() if hasattr(os, "getuid") else "all"
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"runner-store-{account}-{digest}.lock"

@@ -1,0 +1,77 @@
+"""Words, the environment and run folders go in; the MLflow store that is meant comes out, or the question for one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from runner.config import origin, secrets
+from runner.config.validate import HIDDEN, without_password
+from runner.errors import Fault, RunnerError
+from runner.tracking import store_uri
+
+VARIABLE = "MLFLOW_TRACKING_URI"
+USUAL = "sqlite:///mlflow.db"
+
+
+def named(words: Sequence[str]) -> str | None:
+    """The store that these words name, else the environment; None for neither."""
+    given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("tracking.uri=")]
+    return given[-1].strip("'\"") if given else os.environ.get(VARIABLE) or None
+
+
+def of_run(folder: Path, *, asked: str) -> str:
+    """The store that a run was tracked to, when this person made it. Raises: RunnerError that asks for one."""
+    store = origin.store_of(folder)
+    path = store_uri.sqlite_path(store or "")
+    if store is None:
+        so = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
+        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder"))
+    if not store:
+        so = f"{folder} was run with tracking.enabled=false, and belongs to no store"
+        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+    if HIDDEN in store:
+        write = f"{asked} tracking.uri={store.replace(HIDDEN, ':PASSWORD@')}, or export {VARIABLE} with it"
+        raise RunnerError(Fault(asked, f"its store is {store}, and a run's folder keeps no password", write))
+    if path is not None and not path.parent.is_dir():
+        so = f"it was tracked to {store}, and {path.parent} is not there any more"
+        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+    return _filled_in(store, asked=asked)
+
+
+def of_last(folders: Iterable[Path], *, asked: str) -> str:
+    """The store of the first of these runs that was tracked; the usual one where it is here. Raises: RunnerError."""
+    tracked = next((folder for folder in folders if origin.store_of(folder) != ""), None)
+    if tracked is not None:
+        return of_run(tracked, asked=asked)
+    if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
+        return USUAL
+    so = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
+    raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+
+
+def _filled_in(store: str, *, asked: str) -> str:
+    """The URI with what the environment brings. Raises: RunnerError for what it does not have."""
+    try:
+        uri = str(secrets.filled_in(store))
+    except KeyError as error:
+        so = f"its store is {store}, and the environment has no {error.args[0]}"
+        raise RunnerError(Fault(asked, so, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
+    secrets.note_secrets(store)
+    return uri
+
+
+def words_for(uri: str) -> str:
+    """What a printed command says after itself so that it finds this store: nothing for the usual one."""
+    if store_uri.shown(uri) == store_uri.shown(USUAL):
+        return ""
+    shown = without_password(uri)
+    if HIDDEN not in shown and shown != uri:
+        return ""  # of the environment: the folder of the run says of which variable
+    if shown == uri:
+        return shlex.quote(f"tracking.uri={uri}")
+    if os.environ.get(VARIABLE) == uri:
+        return f"# {VARIABLE} names the store"
+    return shlex.quote(f"tracking.uri={shown.replace(HIDDEN, ':PASSWORD@')}")

@@ -1,0 +1,70 @@
+"""What happened on the way to the store goes in; ack.json, rejected.jsonl and the log come out, without passwords."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from runner.tracking import store_uri
+from runner.tracking.ack import Ack, read_ack, write_ack
+from runner.tracking.journal_records import FILE, begins_record
+from runner.tracking.mlflow_store import explain
+
+REJECTED = "journal/rejected.jsonl"  # in a run's folder
+
+log = logging.getLogger("runner.tracking.__main__")
+
+
+class Progress:
+    """Keeps how far one run has got into one store, on the disk after each change.
+
+    What another store has, or a store has of another journal, counts for nothing: then it begins at the beginning.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder, self._uri, self._mask = folder, uri, store_uri.masker(uri)
+        self.ack = dataclasses.replace(read_ack(folder), points_pending=0)
+        if self.ack.uri != store_uri.shown(uri) or not begins_record(folder / FILE, self.ack.offset):
+            self.ack = Ack(uri=store_uri.shown(uri))
+
+    def note(self, **changes: Any) -> None:
+        """Changes fields of the acknowledgement and writes it."""
+        self.ack = dataclasses.replace(self.ack, **changes)
+        write_ack(self._folder, self.ack)
+
+    def begin_again(self) -> None:
+        """The store has nothing of this run any more."""
+        (self._folder / REJECTED).unlink(missing_ok=True)
+        self.ack = Ack(uri=self.ack.uri)
+        self.note()
+
+    def warn(self, text: str) -> None:
+        """Something was left out for good."""
+        text = self._mask(text)
+        log.warning(text)
+        if text not in self.ack.warnings:
+            self.note(warnings=(*self.ack.warnings, text))
+
+    def fail(self, error: Exception, *, what: str = "") -> None:
+        """Something did not get through, and is going to be tried again."""
+        text = f"{what}: {explain(error, uri=self._uri)}" if what else explain(error, uri=self._uri)
+        if text != self.ack.error:  # an outage of an hour is one traceback, not a thousand
+            log.warning("%s", text)
+            log.info("how that came", exc_info=error)  # for the publishing process's log, not for a person's screen
+            self.note(error=text)
+
+    def reject(self, kind: str, refused: Iterable[tuple[Any, str]]) -> None:
+        """Keeps what the store will never take, a line of JSON each."""
+        lines = []
+        for item, why in refused:
+            fields = {
+                name: getattr(item, name) for name in ("key", "value", "step", "timestamp") if hasattr(item, name)
+            }
+            lines.append(json.dumps({"kind": kind, **fields, "why": self._mask(why)}) + "\n")
+        if lines:
+            with (self._folder / REJECTED).open("a") as file:
+                file.writelines(lines)

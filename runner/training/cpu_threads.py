@@ -1,0 +1,66 @@
+"""A task, a model and a batch go in; how many of the CPU's threads its steps are worth comes out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from runner.device.placement import map_tensors, num_rows
+from runner.inspection.costs import flops_of
+from runner.tasks.task import Task
+
+#: floating point operations of a product, for each of which a thread pays: below, the others are waited for longer than
+#: they help. With 2 threads the bench's MLP (1.2 MFLOP a product) takes 1.5 times as long as with 1, its CNN 0.78 (README); nets
+#: between 2 and 10 went either way from one time to the next (34 of them, each 5 times, 2 shared cores, 2026-11)
+FLOPS_A_THREAD = 1.25e6
+#: rows that are computed to count what a batch takes
+FEW_ROWS = 8
+
+
+def threads_worth(flops: float, *, most: int) -> int:
+    """Threads for steps whose products (of matrices, convolutions) take so many operations each, on average."""
+    return max(1, min(most, int(flops / FLOPS_A_THREAD)))
+
+
+def flops_a_product(
+    task: Task, model: nn.Module, batch: Any, *, autocast: Callable[[], AbstractContextManager[Any]]
+) -> float | None:
+    """The operations of a product in the forward pass of a batch, on average; None where they can't be counted.
+
+    Computes a few rows of it with a copy of the model, so that nothing remembers it; takes numbers from torch's
+    generators where the model draws some.
+    """
+    few, rows = map_tensors(batch, lambda tensor: tensor[:FEW_ROWS]), num_rows(batch)
+    products = _Products()
+    try:
+        task, model = copy.deepcopy((task, model))
+        for module in (task, model):
+            if isinstance(module, nn.Module):
+                module.eval()
+        with products, autocast():
+            task(model, few)
+    except Exception:  # the first step will tell what is wrong with it, better than here
+        return None
+    if not products.num:
+        return None
+    return products.flops / products.num * rows / num_rows(few)
+
+
+class _Products(TorchDispatchMode):
+    """Counts the operations of all that torch has a formula for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = self.num = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        if flops := flops_of(op, args, kwargs or {}, result):
+            self.flops += flops
+            self.num += len(args[0]) if op.__name__.startswith("mkldnn_rnn_layer") else 1  # a product each time step
+        return result

@@ -1,0 +1,83 @@
+"""An error that ended a training goes in; the record's status, its words and what to do come out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from torch import Tensor, nn
+
+from runner.errors import RunnerError
+from runner.experiment.run_record import Record
+from runner.inspection import call_site
+from runner.inspection.device_mismatch import PlacementError
+from runner.tracking.journal import DeletedError
+from runner.training.metric_buffer import NotFiniteError
+
+log = logging.getLogger("runner")
+
+
+def fail(record: Record, error: BaseException) -> None:
+    """Makes an error the record's. Raises: what is not an Exception."""
+    if isinstance(error, KeyboardInterrupt):
+        record.status, record.error = "killed", "interrupted"
+        return
+    record.status = "failed"
+    if isinstance(error, NotFiniteError):
+        record.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
+        return
+    if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit
+        record.error = "; ".join(f"{fault.asked}: {fault.so}; write: {fault.write}" for fault in error.faults)
+        log.error("the run failed: %s", record.error)
+        return
+    if isinstance(error, PlacementError):
+        record.error = str(error)
+        log.error("tensors on two devices met", exc_info=error)
+        return
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        record.ending = "disk_full"
+        record.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
+        return
+    if isinstance(error, DeletedError):
+        record.ending, record.error = "deleted", str(error)
+        return
+    record.error = words_of(error)
+    log.error("the run failed", exc_info=error)
+    if not isinstance(error, Exception):
+        raise error  # SystemExit and the like are not ours to keep
+
+
+def words_of(error: BaseException) -> str:
+    """What a person's code raised: its words, their last line that it passed through, the layer, and a mend where one is known.
+
+    The runner's own lines and torch's are in the log alone: nobody can mend anything there.
+    """
+    stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
+    own = next(((frame, line) for frame, line in stack if call_site.is_own(frame.f_code.co_filename)), None)
+    layer = call_site.module([frame for frame, _ in stack]).removeprefix("Prepared.")
+    line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
+    place = " in ".join(filter(None, (line, layer)))
+    write = _mend(error, [frame for frame, _ in stack])
+    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}{f'; {write}' if write else ''}"
+
+
+def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
+    """For what torch says in words that lead nowhere."""
+    text = str(error)
+    if "does not require grad" in text and isinstance(error, RuntimeError):
+        so = "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
+        return f"{so}; write: torch operations from the first layer to the loss"
+    if "Can't call numpy()" in text:
+        return "numpy knows no gradients, and .detach() would train nothing before it; write: the torch operation of that name"
+    if isinstance(error, IndexError) and "index out of range in self" in text:
+        for frame in stack:
+            layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
+            if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
+                rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
+                so = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
+                return f"{so}; write: a vocabulary of {high + 1:,} or more, e.g. '${{facts.vocab_size}}'"
+    return ""

@@ -1,0 +1,229 @@
+"""0-d tensors on the device go in, one row a step; windows of rows come out on the host, one copy each."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runner.training.background import Background
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one copy brought: a row a point. `notes` are host numbers, {name: [(step, value), ...]}."""
+
+    names: tuple[str, ...]
+    steps: NDArray[np.int64]  # (n,)
+    values: NDArray[np.float32]  # (n, k)
+    times_ms: NDArray[np.int64]  # (n,) when each step ended, spread evenly over the window
+    seconds: float  # that the window's steps took
+    num_steps: int
+    notes: Mapping[str, list[tuple[int, float]]]
+
+
+class NotFiniteError(ArithmeticError):
+    """The loss of a step is NaN or infinite."""
+
+    def __init__(self, step: int, name: str, value: float) -> None:
+        super().__init__(f"{name} is {value} at step {step}")
+        self.step = step
+
+
+class MetricBuffer:
+    """Keeps every step's values on the device and brings them over in windows.
+
+    Two halves: one fills while the other is copied. On CUDA the copy runs on a side stream into pinned memory and only
+    the background thread waits for it; on MPS and the CPU it is a plain copy, once a window. Rows are float32: MPS has
+    no float64 (pytorch#122602).
+
+    pull_every: steps between copies. every: a point each so many steps, the mean over them, taken on the device.
+    sink: gets each Window, in order, in the background thread.
+    watch: the name whose values must be finite.
+    mean: of several processes that write at the same steps, the mean over them; each pull is one for its rows (None: this
+        process is alone).
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        sink: Callable[[Window], None],
+        *,
+        background: Background,
+        pull_every: int,
+        every: int = 1,
+        watch: str = "train/loss",
+        first_step: int = 0,
+        mean: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.pulls = 0
+        self.points = 0
+        self.step = first_step
+        self._device, self._sink, self._background, self._watch = device, sink, background, watch
+        self._every, self._mean = every, mean
+        self._half = math.ceil(pull_every / every) * every
+        self._names: tuple[str, ...] = ()
+        self._ring = torch.empty(0)
+        self._rows: list[Tensor] = []
+        self._place: Tensor | None = None  # (1,) of the next row, where the device writes by itself
+        self._filled = self._pulled = 0  # rows since the start; the ring wraps
+        self._notes: dict[str, list[tuple[int, float]]] = {}
+        self._seen = time.perf_counter(), time.time()
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._copied: list[torch.cuda.Event | None] = [None, None]
+
+    def write(self, values: Mapping[str, Tensor]) -> None:
+        """Keeps one step's 0-d tensors: one small kernel, nothing waits. Raises what the background met, at a pull."""
+        if not self._rows:
+            self._allocate(values)
+        torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
+        self.wrote(1)
+
+    def write_on_device(self, values: Mapping[str, Tensor]) -> None:
+        """Like write(), but the row's place is read and moved on by the device, as a captured step needs it.
+
+        Whoever has the device do it calls wrote() then, with no more steps at a time than there is room for; and calls this
+        once before it captures it.
+        """
+        if not self._rows:
+            self._allocate(values)
+        if self._place is None:
+            self._place = torch.tensor([self._filled % len(self._rows)], device=self._device)
+        self._ring.index_copy_(0, self._place, torch.stack(tuple(values.values())).float()[None])
+        self._place.add_(1).remainder_(len(self._rows))
+
+    def wrote(self, num_steps: int) -> None:
+        """Counts what the device has written, or will have, by itself. Raises what the background met, at a pull."""
+        self._filled += num_steps
+        self.step += num_steps
+        if self._filled % self._half == 0:
+            self.pull()
+
+    @property
+    def room(self) -> int:
+        """Rows until the next pull."""
+        return self._half - self._filled % self._half
+
+    def note(self, name: str, value: float, *, ahead: int = 0) -> None:
+        """Keeps a host number for the step to come, or for one `ahead` of it; it travels with the next window."""
+        self._notes.setdefault(name, []).append((self.step + 1 + ahead, value))
+
+    def state(self) -> dict[str, Any]:
+        """What has been written and not pulled yet, for a checkpoint. Waits for the device once it is copied."""
+        begin = self._pulled % max(1, len(self._rows))
+        rows = self._over_all(self._ring[begin : begin + self._filled - self._pulled])
+        notes = {name: list(points) for name, points in self._notes.items()}
+        return {"names": list(self._names), "rows": rows, "notes": notes}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the rows and notes of a checkpoint; before the first write()."""
+        split_names = [name.removeprefix("train/") for name in state["names"]]
+        if split_names:
+            self._allocate(dict.fromkeys(split_names, torch.zeros(())))
+            rows = state["rows"]
+            self._ring[: len(rows)].copy_(rows)  # of one process they are the mean already, so that each has them
+            self._filled = len(rows)
+        self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
+
+    def pull(self, *, is_end: bool = True) -> None:
+        """Starts the copy of what has been written since the last pull and returns; a background thread waits for it.
+
+        is_end: whether the last steps make a point though they are fewer than `every`; else they stay for state().
+        Raises: NotFiniteError, or what the sink raised, once the background has met it.
+        """
+        num_steps = self._filled - self._pulled
+        left = 0 if is_end else num_steps % self._every
+        num_steps -= left
+        if num_steps == 0:
+            self._background.raise_error()
+            return
+        start = self._pulled % len(self._rows)
+        half = start // self._half
+        rows = self._ring[start : start + num_steps]  # never across a half: write() pulls at its end
+        host, copied = self._copy(rows)
+        self._copied[half] = copied
+        self._pulled += num_steps
+        self.pulls += 1
+        if (
+            self._filled % self._half and not left
+        ):  # a part of a half, at the end of the run: begin the next half afresh
+            self._filled = self._pulled = (self._filled // self._half + 1) * self._half
+            if self._place is not None:
+                self._place.fill_(self._filled % len(self._rows))
+        self._wait_for_copy_out_of(1 - half)
+        notes, self._notes = self._notes, {}
+        last_step, pulled = self.step - left, (time.perf_counter(), time.time())
+        self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes, pulled))
+
+    def _allocate(self, values: Mapping[str, Tensor]) -> None:
+        self._names = tuple(f"train/{name}" for name in values)
+        self._ring = torch.zeros(2 * self._half, len(self._names), device=self._device)
+        self._rows = list(self._ring)  # the views, made once
+        self._filled = self._pulled = 0
+
+    def _copy(self, rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        if self._side is None:
+            return self._over_all(self._means(rows)).to("cpu", copy=True), None
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            means = self._over_all(self._means(rows))
+            host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
+            host.copy_(means, non_blocking=True)
+            copied = torch.cuda.Event(blocking=True)  # waiting for it sleeps instead of spinning
+            copied.record()
+        return host, copied
+
+    def _means(self, rows: Tensor) -> Tensor:  # (n, k) -> (ceil(n / every), k)
+        if self._every == 1:
+            return rows
+        whole = len(rows) // self._every * self._every
+        means = rows[:whole].view(-1, self._every, rows.shape[1]).mean(1)
+        return means if whole == len(rows) else torch.cat([means, rows[whole:].mean(0, keepdim=True)])
+
+    def _over_all(self, rows: Tensor) -> Tensor:
+        """The mean over the processes; one that has no rows asks nobody, as all have as many."""
+        return rows if self._mean is None or not len(rows) else self._mean(rows)
+
+    def _wait_for_copy_out_of(self, half: int) -> None:
+        """Before a half is written again its copy must be over: the device waits for that, the host does not."""
+        copied = self._copied[half]
+        if copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(copied)
+
+    def _deliver(
+        self,
+        host: Tensor,
+        copied: torch.cuda.Event | None,
+        num_steps: int,
+        last_step: int,
+        notes: dict[str, list[tuple[int, float]]],
+        pulled: tuple[float, float],
+    ) -> None:
+        # the disk may have kept this thread: what was over when it was pulled is not late
+        (before, clock_before), (now, clock) = self._seen, pulled
+        if copied is not None and (now <= before or not copied.query()):
+            copied.synchronize()
+            now, clock = time.perf_counter(), time.time()
+        self._seen = now, clock
+        values = host.numpy()
+        ends = np.minimum(np.arange(1, len(values) + 1) * self._every, num_steps)
+        times_ms = ((clock_before + (clock - clock_before) * ends / num_steps) * 1000).astype(np.int64)
+        steps = last_step - num_steps + ends
+        self.points += values.size
+        self._sink(Window(self._names, steps, values, times_ms, now - before, num_steps, notes))
+        self._check_finite(steps, values)
+
+    def _check_finite(self, steps: NDArray[np.int64], values: NDArray[np.float32]) -> None:
+        if self._watch not in self._names:
+            return
+        watched = values[:, self._names.index(self._watch)]
+        if not np.isfinite(watched).all():
+            first = int(np.flatnonzero(~np.isfinite(watched))[0])
+            raise NotFiniteError(int(steps[first]), self._watch, float(watched[first]))

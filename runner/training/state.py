@@ -1,0 +1,147 @@
+"""Where a run stands goes in; the content of its checkpoints comes out, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from runner.config.identity import changes, may_change
+from runner.data.loading.order import mixed
+from runner.device import backends
+from runner.distributed.group import Ranks
+from runner.errors import Fault, RunnerError
+from runner.experiment.build import Parts
+from runner.training.checkpoint import Keeper
+from runner.training.loop import Progress
+from runner.training.metric_buffer import MetricBuffer
+
+T = TypeVar("T")
+
+#: what of a checkpoint are counts
+NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
+
+
+def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
+    """The weights that are kept, and what they reached."""
+    best = progress.best
+    model = _whole(parts, parts.kept_model.state_dict())
+    return {"model": model, "step": best.step, "metric": best.metric, "value": best.value}
+
+
+def put_back_best(parts: Parts, state: dict[str, Any]) -> None:
+    """The kept weights as best_state() gave them."""
+    _load_model(parts, parts.kept_model, state["model"])
+
+
+def _whole(parts: Parts, tree: T) -> T:
+    return tree if parts.shards is None else parts.shards.whole(tree)
+
+
+def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
+    if parts.shards is None:
+        model.load_state_dict(state)
+    else:
+        parts.shards.load_model(model, state)
+
+
+def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
+    """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
+    best = progress.best
+    generators = ranks.gathered(backends.generator_states(parts.device))
+    return {
+        "format": 3,
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "measured": progress.measured,
+        "rate": progress.rate,
+        "rows": buffer.state(),
+        "num_pieces": progress.num_pieces,
+        "epochs_without_best": progress.epochs_without_best,
+        "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
+        "model": _whole(parts, parts.model.state_dict()),
+        "average": _whole(parts, parts.average.model.state_dict()) if parts.average else None,
+        "optimizer": _whole(parts, parts.optimizer.state_dict()),
+        "schedule": parts.schedule.state_dict() if parts.schedule else None,
+        "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
+        "generators": generators[0] if generators else {},
+        "generators_of_others": generators[1:],
+    }
+
+
+def take_up(
+    parts: Parts,
+    progress: Progress,
+    keeper: Keeper,
+    buffer: MetricBuffer,
+    ranks: Ranks,
+    *,
+    experiment: Mapping[str, Any],
+) -> None:
+    """Puts everything where the folder's last checkpoint says; without one, nothing.
+
+    experiment: what identity.chosen() gives of the configuration. Raises: RunnerError for a checkpoint of another one.
+    """
+    state = keeper.last()
+    if state is None:
+        return
+    _check_experiment(state.get("experiment"), experiment)
+    try:
+        _put_back(state, parts, progress, keeper, buffer)
+        _draw_on(state, parts, ranks)
+    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+        so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
+        write = "the run in a new folder, or the checkpoint that its own run wrote"
+        raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+
+
+def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
+    """Of the keys that both have: another version of the runner may have more of them, with defaults of their own."""
+    if not isinstance(before, dict):
+        return
+    others = [key for key in changes(before, now) if key in before and key in now and not may_change(key)]
+    if others:
+        faults = [
+            Fault(f"{key}={now[key]}", f"the folder's checkpoint is of a run with {key}={before[key]}", "a new folder")
+            for key in others
+        ]
+        raise RunnerError(*faults)
+
+
+def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+    if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
+        raise ValueError("its steps and epochs are no numbers")
+    _load_model(parts, parts.model, state["model"])
+    if parts.shards is None:
+        parts.optimizer.load_state_dict(state["optimizer"])
+    else:
+        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
+    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
+        if part is not None:
+            part.load_state_dict(state[key])
+    if parts.average is not None:
+        _load_model(parts, parts.average.model, state["average"])
+    buffer.step = progress.step = state["step"]
+    buffer.load_state(state["rows"])
+    progress.epoch, progress.measured = state["epoch"], state["measured"]
+    progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
+    progress.rate, progress.seconds = state["rate"], state["seconds"]
+    best = keeper.newest.get("best")
+    if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
+        best = best if best["step"] < state["best"]["step"] else state["best"]
+        progress.best.value, progress.best.step = best["value"], best["step"]
+
+
+def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
+    """The generators where this process's stood; one that was not there before begins with numbers of its own."""
+    generators = [state["generators"], *state.get("generators_of_others", [])]
+    if ranks.rank < len(generators):
+        backends.set_generator_states(generators[ranks.rank], parts.device)
+    else:
+        backends.seed_everything(mixed(torch.initial_seed(), state["step"]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

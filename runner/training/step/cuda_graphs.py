@@ -1,0 +1,185 @@
+"""A step and a set on the device go in; the steps of an epoch are taken by replays of CUDA graphs, which need nothing of the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from runner.data.loading.resident import sent
+from runner.errors import Fault, RunnerError
+from runner.training.loop import Limits, Progress
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.step.eager import Rates
+from runner.training.step.fused_update import CannotTraceError, FixedUpdate
+from runner.training.step.train_step import Step
+
+#: steps that a graph of several has. One launch for several small steps; more would only make the graph longer
+STEPS_A_REPLAY = 8
+#: that a step is taken as it is written before it is captured, as torch asks for (its notes on CUDA graphs)
+WARM_UPS = 3
+
+Run = Callable[[], None]
+
+
+class Indexed(Protocol):
+    """A set on the device; see runner.data.loading.resident.Indexed."""
+
+    def begin(self, epoch: int) -> None: ...
+
+    def batch(self, places: Tensor) -> Any: ...
+
+
+class Graphed:
+    """Epochs whose steps are captured, one by one and several at a time.
+
+    All that changes from step to step lies on the device: the epoch's order and the place in it, the rates, the row of the
+    metric buffer. A last small batch is a graph of its own. The first WARM_UPS steps of each size are taken as they are
+    written, and count like any other. Nothing waits for the device but the capture itself, once a graph.
+
+    make: runner.training.step.train_step.make_step without the last words; first: what it makes, with the guard on it, for the first step.
+    capture, warm: what repeats a run of kernels, and what runs it before that: cuda_graphs(), but in tests.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Step],
+        data: Indexed,
+        *,
+        first: Step,
+        num_rows: int,
+        batch_size: int,
+        accumulate_steps: int,
+        optimizer: Optimizer,
+        rates: Rates,
+        buffer: MetricBuffer,
+        progress: Progress,
+        limits: Limits,
+        capture: Callable[[Run], Run],
+        warm: Callable[[Run], None],
+        device: torch.device,
+    ) -> None:
+        self._make, self._data, self._first, self._optimizer = make, data, first, optimizer
+        self._rates, self._buffer, self._progress, self._limits = rates, buffer, progress, limits
+        self._capture, self._warm, self._device = capture, warm, device
+        sizes = [min(batch_size, num_rows - start) for start in range(0, num_rows, batch_size)]
+        self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
+        self._rows_a_step = batch_size * accumulate_steps
+        self._offsets = {size: torch.arange(size, device=device) for size in set(sizes)}
+        self._place = torch.zeros((), dtype=torch.int64, device=device)  # of the next step's first row in the order
+        self._table = torch.empty(0)  # (STEPS_A_REPLAY, G) rates of the steps to come
+        self._sent: list[list[float]] = []
+        self._update: FixedUpdate | None = None
+        self._step = first
+        self._taken: Counter[tuple[int, ...]] = Counter()
+        self._graphs: dict[tuple[tuple[int, ...], int], Run] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._steps)
+
+    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
+        """See runner.training.loop.Epochs. Raises: RunnerError for a step that can't be captured."""
+        self._data.begin(epoch)
+        self._place.fill_(first_step * self._rows_a_step)
+        at = first_step
+        while at < len(self._steps):
+            sizes = self._steps[at]
+            alike = self._steps.count(sizes) - at if sizes == self._steps[0] else 1
+            room = min(alike, self._buffer.room, self._limits.room(self._progress.step))
+            num = STEPS_A_REPLAY if room >= STEPS_A_REPLAY and self._taken[sizes] > WARM_UPS else 1
+            if self._update is None and self._taken:
+                self._fix_update()
+            self._bring_rates(num)
+            self._run(sizes, num)
+            if self._update is None:
+                self._rates.go_on()
+            self._buffer.wrote(num)
+            at += num
+            yield num
+
+    def _run(self, sizes: tuple[int, ...], num: int) -> None:
+        self._taken[sizes] += num
+        if self._taken[sizes] <= WARM_UPS:
+            self._warm(lambda: self._take(sizes, num))
+            return
+        key = sizes, num
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = self._capture(lambda: self._take(sizes, num))
+            except (RuntimeError, CannotTraceError) as error:
+                first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                so = f"the step can't be captured, as something in it needs the host: {first_line}"
+                write = "train.cuda_graph=false (placement.guard=always names what reads the device)"
+                raise RunnerError(Fault("train.cuda_graph=true", so, write)) from error
+        self._graphs[key]()
+
+    def _take(self, sizes: tuple[int, ...], num: int) -> None:
+        """`num` steps of the same sizes, from where the device is to where it is then."""
+        for index in range(num):
+            if self._update is not None:
+                self._update.rates.copy_(self._table[index])
+            batches = []
+            for size in sizes:
+                batches.append(self._data.batch(self._place + self._offsets[size]))
+                self._place.add_(size)
+            self._buffer.write_on_device(self._step(batches))
+
+    def _bring_rates(self, num: int) -> None:
+        """Notes the rates of the next steps and writes them where the graphs read them, if they are others."""
+        if self._update is None:  # the optimizer's own first step reads its own
+            self._rates.note()
+            return
+        rates: list[list[float]] = []
+        for ahead in range(num):
+            self._rates.note(ahead=ahead)
+            try:
+                rates.append(self._update.now())
+            except CannotTraceError as error:
+                write = "a schedule of rates alone (cycle_momentum=false), or train.cuda_graph=false"
+                raise RunnerError(Fault("train.cuda_graph=true", str(error), write)) from error
+            self._rates.go_on()
+        if rates != self._sent[:num]:
+            self._sent = rates
+            self._table[:num].copy_(sent(torch.tensor(rates, dtype=self._table.dtype), self._device))
+
+    def _fix_update(self) -> None:
+        """After the first step, which made the optimizer's state."""
+        try:
+            self._update = FixedUpdate(self._optimizer, as_formula=False)
+        except CannotTraceError as error:
+            write = "optimizer=adam, adamw or sgd (fused, as they are by default), or train.cuda_graph=false"
+            raise RunnerError(Fault("train.cuda_graph=true", f"{error}, and that takes the host", write)) from error
+        self._step = self._make(update=self._update.update)
+        self._table = self._update.rates.repeat(STEPS_A_REPLAY, 1)
+
+
+def cuda_graphs() -> tuple[Callable[[Run], Run], Callable[[Run], None]]:
+    """What captures a run of kernels on the current CUDA device, and what runs them before; all graphs share their memory.
+
+    Capturing waits for the device.
+    """
+    pool: Any = None
+    side = torch.cuda.Stream()
+
+    def capture(run: Run) -> Run:
+        nonlocal pool
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: the thread that waits for the metrics' copies may go on meanwhile
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            run()
+        pool = graph.pool()
+        replay: Run = graph.replay
+        return replay
+
+    def warm(run: Run) -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+
+    return capture, warm

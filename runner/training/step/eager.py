@@ -1,0 +1,65 @@
+"""A step and batches go in; the steps of an epoch are taken one after the other, each with its rate and its row of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner.data.loading.loaders import Batches
+from runner.training.loop import Progress
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.step.train_step import Step
+
+
+class Rates:
+    """The learning rates of an optimizer, a schedule's or constant ones; the first group's are noted where they change."""
+
+    def __init__(
+        self, optimizer: Optimizer, schedule: LRScheduler | None, *, buffer: MetricBuffer, progress: Progress
+    ) -> None:
+        self._groups, self._schedule = optimizer.param_groups, schedule
+        self._buffer, self._progress = buffer, progress
+
+    def note(self, *, ahead: int = 0) -> None:
+        """Before a step is taken, `ahead` steps after the next one."""
+        rate = self._groups[0]["lr"]
+        if rate != self._progress.rate:
+            self._progress.rate = float(rate)
+            self._buffer.note("train/lr", self._progress.rate, ahead=ahead)
+
+    def go_on(self) -> None:
+        """After a step was taken."""
+        if self._schedule is not None:
+            self._schedule.step()
+
+
+class StepByStep:
+    """Epochs whose every step is a call from the host."""
+
+    def __init__(
+        self, step: Step, batches: Batches, *, accumulate_steps: int, rates: Rates, buffer: MetricBuffer
+    ) -> None:
+        self._step, self._batches, self._size = step, batches, accumulate_steps
+        self._rates, self._buffer = rates, buffer
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self._batches.num_batches // self._size)
+
+    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
+        batches = self._batches.epoch(epoch, first_batch=first_step * self._size)
+        for group in _groups(batches, self._size):
+            self._rates.note()
+            self._buffer.write(self._step(group))
+            self._rates.go_on()
+            yield 1
+
+
+def _groups(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    iterator = iter(items)
+    while group := tuple(islice(iterator, size)):
+        yield group

@@ -1,0 +1,106 @@
+"""A step that the device's memory does not take goes in; the same step in parts that fit comes out, or what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from runner.device import backends
+from runner.device.placement import map_tensors, num_rows, tensors
+from runner.experiment.build import Parts
+
+Learn = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+
+
+class Pieces:
+    """In how many parts each batch is learnt: 1, until the memory does not take one; then twice as many, from there on.
+
+    The gradients are added up over the parts, each by its rows, so the step is the one without the split but for the
+    rounding. What looks at a batch as a whole (batch norm) or draws numbers (dropout) sees the parts.
+    """
+
+    def __init__(
+        self, device: torch.device, *, model: nn.Module, optimizer: Optimizer, say: Callable[[str], None], num: int = 1
+    ) -> None:
+        self.num = num
+        self._device, self._optimizer, self._say = device, optimizer, say
+        self._buffers = list(model.buffers())
+
+    def around(self, learn: Learn) -> Learn:
+        """`learn`, forward and backward over a group of batches, repeated in smaller parts where memory ends.
+
+        Costs a copy of the model's buffers each step: a forward pass that breaks off may have changed them.
+        """
+
+        def learn_what_fits(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+            before = [buffer.clone() for buffer in self._buffers]
+            while True:
+                values = self._learn(learn, batches)
+                if values is not None:  # beside the except clause, whose error keeps the activations alive
+                    return values
+                self._undo(before)
+                self.num *= 2
+                rows = max(num_rows(batch) for batch in batches)
+                self._say(f"out of memory: each batch is learnt in {self.num} parts of {-(-rows // self.num)} rows now")
+
+        return learn_what_fits
+
+    def _learn(self, learn: Learn, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
+        parts = [part for batch in batches for part in in_parts(batch, self.num)]
+        try:
+            return learn(parts)
+        except RuntimeError as error:
+            if not backends.is_out_of_memory(error) or max(map(num_rows, parts)) <= 1:
+                raise
+        return None
+
+    def _undo(self, buffers: Sequence[Tensor]) -> None:
+        self._optimizer.zero_grad()
+        with torch.no_grad():
+            for buffer, before in zip(self._buffers, buffers, strict=True):
+                buffer.copy_(before)
+        backends.empty_cache(self._device)
+
+
+def in_parts(batch: Any, num: int) -> Iterator[Any]:
+    """The batch's rows in `num` parts or fewer, views of it; tensors with another first dimension stay whole."""
+    rows = num_rows(batch)
+    size = max(1, -(-rows // num))
+    if size >= rows:
+        yield batch
+        return
+    for start in range(0, rows, size):
+        yield _rows(batch, slice(start, start + size), rows)
+
+
+def _rows(batch: Any, chosen: slice, rows: int) -> Any:
+    return map_tensors(batch, lambda tensor: tensor[chosen] if tensor.dim() and len(tensor) == rows else tensor)
+
+
+def explain(error: BaseException, parts: Parts, *, may_split: bool) -> str:
+    """What torch said, what takes the memory as far as it can be named, and what to write."""
+    said = str(error).strip().splitlines()[0].rpartition("DefaultCPUAllocator: ")[2]
+    weights = _num_bytes(parts.model.state_dict())
+    taken = {
+        "weights": weights + (_num_bytes(parts.average.model.state_dict()) if parts.average else 0),
+        "gradients": sum(parameter.nbytes for parameter in parts.model.parameters() if parameter.requires_grad),
+        "optimizer": _num_bytes(dict(parts.optimizer.state)),
+        "data set": sum(loader.device_bytes for loader in (parts.train, parts.val, parts.test) if loader is not None),
+    }
+    named = ", ".join(f"{name} {count / 2**20:,.0f} MiB" for name, count in taken.items() if count >= 2**20)
+    batch_size = parts.train.batch_size
+    write = [f"train.batch_size={batch_size // 2}"] if batch_size > 1 else []
+    write += ["train.on_oom=split (the same step, in parts)"] if may_split else []
+    write += ["train.precision=bf16"] if parts.precision.name == "fp32" else []
+    write += ["data.residency=stream"] if taken["data set"] > weights else []
+    return (
+        f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(write)}"
+    )
+
+
+def _num_bytes(tree: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors(tree))

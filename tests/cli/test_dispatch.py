@@ -1,0 +1,345 @@
+"""What a person types, right and wrong. The table of mistakes: each exits with 2 and says what to write instead."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+import runner
+from runner import cli
+from runner.cli.options import asked
+from runner.errors import RunnerError
+from runner.version import PACKAGES
+
+REPOSITORY = PACKAGES
+OFF = "tracking.enabled=false"
+
+#: words on the command line, and what the message must offer
+MISTAKES = [
+    # keys that are not there
+    ("train.num_epoch=3", "train.num_epochs=3"),
+    ("num_epochs=3", "train.num_epochs=3"),
+    ("trian.num_epochs=3", "train.num_epochs=3"),
+    ("lr=0.1", "optimizer.lr=0.1"),
+    ("modle=mlp", "model=mlp"),
+    ("+x=1", "there is no key x"),
+    ("++train.x=1", "there is no key train.x"),
+    ("++train.early_stopping.patienc=1", "train.early_stopping.patience=..."),
+    ("++backends.cuda.memory=1", "backends.cuda.memory_fraction=..."),
+    ("+backends.tpu.cores=8", "there is no key backends.tpu"),
+    ("+model.hiden_sizes=[3] model=mlp", "model.hidden_sizes=..."),
+    ("+data.pth=x.npz", "digits takes no argument pth"),
+    ("+optimizer.learning_rate=1", "optimizer.lr=..."),
+    ("~optimizer", "optimizer"),
+    ("~train.num_epochs", "train.num_epochs=..."),
+    ("~train.ema_decay", "train.ema_decay=null"),
+    ("+model=mlp", "model=mlp"),
+    # values of the wrong kind or out of range
+    ("train.num_epochs=three", "train.num_epochs=10"),
+    ("train.num_epochs=1.5", "a whole number"),
+    ("train.num_epochs=0", "train.num_epochs=1"),
+    ("train.batch_size=-4", "train.batch_size=1"),
+    ("train.precision=fp8", "train.precision=fp16"),
+    ("train.precision=bfloat16", "train.precision=bf16"),
+    ("train.compile=maybe", "true or false"),
+    ("train.ema_decay=1", "train.ema_decay=0.999"),
+    ("train.early_stopping.mode=down", "train.early_stopping.mode=min"),
+    ("train.num_processes=0", "train.num_processes=auto"),
+    ("train.num_processes=2 train.on_oom=split device=cpu", "train.num_processes=1"),
+    ("train.max_restarts=-1", "train.max_restarts=1"),
+    ("train.cuda_graph=true device=cpu", "train.compile=true, or device=cuda"),
+    ("train.batch_size=null", "train.batch_size"),
+    ("train=5", "train=default"),
+    ("metrics.every=0", "metrics.every=1"),
+    ("data.val_fraction=1.5", "data.val_fraction=0.1"),
+    ("data.val_fraction=0.5 data.test_fraction=0.5", "data.val_fraction=0.1 data.test_fraction=0.1"),
+    ("data.residency=gpu", "data.residency=device"),
+    ("data.limit=few", "data.limit=10"),
+    ("seed=-1", "seed=0"),
+    ("seed=a", "seed=10"),
+    ("placement.guard=on", "placement.guard=first_step or"),
+    # options that are not there
+    ("model=mlpp", "model=mlp"),
+    ("data=digit", "data=digits"),
+    ("optimizer=adam2", "optimizer=adam"),
+    ("experiment=nothing", "experiment"),
+    ("model=null", "model=cnn"),
+    # devices
+    ("device=cud", "device=cuda"),
+    ("device=cuda:-1", "device=cuda:0"),
+    ("device=CUDA:0", "device=cuda:0"),
+    ("device=gpu", "device=cuda"),
+    ("device=", "device=auto"),
+    ("device=null", "device=auto"),
+    ("device=3", "device=cuda:3"),
+    ("device=cuda:0,1", "-m device=cuda:0,cuda:1"),
+    ("device='cuda:0,1'", "device=[cuda:0,cuda:1]"),
+    ("device=[]", "device=auto"),
+    ("device=cuda:97", "device=cpu"),
+    ("train.precision=tf32 device=cpu", "train.precision=fp32"),
+    # targets
+    ("model._target_=my_models.Nett", "my_models.Net"),
+    ("model=mlp model._target_=my_models.Broken", "my_models.py:7"),
+    ("model._target_=my_broken.Net", "my_broken.py:1"),
+    ("model._target_=os.system", "--allow os"),
+    ("model._target_=distutils.spawn.spawn", "--allow distutils"),
+    ("data._target_=subprocess.run", "--allow subprocess"),
+    ("model=mlp model.activation=rellu", "model.activation=relu"),
+    ("model=mlp model.in_features=${facts.in_feature}", "${facts.in_features}"),
+    # data
+    ("data=arrays", "data.path=..."),
+    ("data=arrays data.path=good.npy", "good.npz"),
+    ("data=arrays data.path=broken.npz", "a whole file"),
+    ("data=arrays data.path=pickled.npz", "plain arrays"),
+    ("data=arrays data.path=good.txt", ".npz, .npy or .safetensors"),
+    ("data=arrays data.path=good.npz data.inputs=X2", "data.inputs=x"),
+    ("data=arrays data.path=good.npz data.targets=z", "data.targets="),
+    ("data=arrays data.path=nan.npz", "NaN or infinite"),
+    ("data=arrays data.path=short.npz", "as many targets as inputs"),
+    ("data=arrays data.path=good.npz", "model=mlp"),  # rows of numbers are no images
+    ("data=synthetic data.num_rows=0", "data.num_rows=10"),
+    # tracking
+    ("tracking.uri=./mlruns", "tracking.uri=sqlite:///mlflow.db"),
+    ("tracking.uri=file:///tmp/mlruns", "tracking.uri=sqlite:///mlflow.db"),
+    ("tracking.uri=ftp://there", "tracking.uri=http://127.0.0.1:5000"),
+    # the command line itself
+    ("trian", "python -m runner train"),
+    ("device", "python -m runner devices"),
+    ("train.num_epochs", "train.num_epochs=..."),
+    ("--epochs 3", "train.num_epochs=3"),
+    ("--multi-run seed=1,2", "--multirun"),
+    ("--allow", "--allow timm"),
+    ("-m seed=1,2 --cfg job", "-m or --cfg"),
+    ("--info searchpath --multirun", "--multirun or --info"),
+    ("seed=1,2", "-m seed=1,2"),
+    ("devices --jsn", "devices --json"),
+    ("-cn nothing", "-cd FOLDER"),
+    ("-m seed=1,x", "seed=10"),
+    ("-m model=mlp,cn", "model=cnn"),
+    ("train.num_epochs=[3", "quotes"),
+    ("sync nowhere", "sync outputs"),
+    # Hydra's own settings
+    ("hydra.run.dir=good.txt/below", "hydra.run.dir=FOLDER"),
+    ("hydra.run.dir=below/${nowhere}", "hydra.run.dir=FOLDER"),
+    ("-m seed=1,2 hydra.sweep.dir=below/${nowhere}", "hydra.sweep.dir=FOLDER"),
+    ("-m seed=1,2 hydra.sweep.dir=/dev/null/below", "hydra.sweep.dir=FOLDER"),
+    ("hydra.job.chdir=true", "hydra.job.chdir=false"),
+    ("name=\udcc3\udca9t\udcc3\udca9", "PYTHONUTF8=1"),
+    ("-m seed=1,2 hydra.mode=RUN", "one of them"),
+]
+
+
+@pytest.fixture
+def folder(own_folder):
+    """A person's folder with modules and files, sound ones and broken ones."""
+    (own_folder / "my_models.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Linear):\n    pass\n\nclass Broken(nn.Module):\n"
+        "    def __init__(self, **sizes): raise ValueError('no')\n"
+    )
+    (own_folder / "my_broken.py").write_text("import something_that_is_not_there\n")
+    x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3
+    np.savez(own_folder / "good.npz", x=x, y=y)
+    np.savez(own_folder / "nan.npz", x=np.where(x > 1, np.nan, x), y=y)
+    np.savez(own_folder / "short.npz", x=x, y=y[:-1])
+    np.savez(own_folder / "pickled.npz", x=np.array([{}, 1], dtype=object), y=y)
+    (own_folder / "broken.npz").write_bytes((own_folder / "good.npz").read_bytes()[:200])
+    (own_folder / "good.txt").write_text("1 2 3")
+    return own_folder
+
+
+@pytest.mark.parametrize(("words", "mend"), MISTAKES, ids=[words for words, _ in MISTAKES])
+def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capfd):
+    command = words.split(" ")
+    if not words.startswith(("devices", "sync")) and "tracking" not in words:
+        command.append(OFF)
+    code = cli.main(command)
+    output = capfd.readouterr()
+    assert code == 2, output.out + output.err
+    text = output.err[output.err.index("runner: this can't be run") :]
+    assert "Traceback" not in output.err + output.out
+    assert "HYDRA_FULL_ERROR" not in output.err
+    for part in ("asked:", "so:", "write:"):
+        assert part in text
+    assert mend in text
+    assert not list(folder.glob("outputs/*/*")), "a mistake leaves no run behind"
+
+
+def test_there_are_sixty_mistakes_and_more():
+    assert len(MISTAKES) >= 60
+
+
+def test_all_mistakes_are_told_at_once(folder, capfd):
+    words = [
+        "modle=mlp",
+        "train.num_epochs=three",
+        "+x=1",
+        "device=cud",
+        "seed=-1",
+        "model=mlpp",
+        "optimizer._target_=os.system",
+    ]
+    assert cli.main(words) == 2
+    text = capfd.readouterr().err
+    assert "for 7 reasons" in text
+    assert text.count("write:") == 7
+
+
+def test_a_broken_file_of_the_persons_is_told_with_its_line(folder, capfd):
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "net.yaml").write_text("_target_: my_models.Net\n  hidden: [1\n")
+    assert cli.main(["model=net", OFF]) == 2
+    text = capfd.readouterr().err
+    assert "net.yaml" in text
+    assert "line 2" in text
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--cfg", "job"], ["--info", "searchpath"], ["--version"], ["-sc", "query=bash"]]
+)
+def test_looking_loads_neither_torch_nor_mlflow(words, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COMP_LINE": "runner mod", "COMP_POINT": "10"}
+    command = [sys.executable, "-X", "importtime", "-m", "runner", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "hydra" in imported
+    assert not imported & {"torch", "mlflow", "sklearn", "matplotlib", "optuna", "ray", "pandas", "numpy"}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--hydra-help", "--cfg job", "--info searchpath", "devices", "devices --json", "plan model=mlp"]
+)
+def test_who_has_read_enough_gets_no_error(words, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head` does
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "runner", *words.split()],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_failed_has_failed_though_nobody_reads_on(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    failing = "import sys; from runner import cli; from runner.cli.commands import COMMANDS; COMMANDS['ui'] = lambda words: print('so') or 1; sys.exit(cli.main(['ui']))"
+    try:
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # what is printed is met at the end
+        done = subprocess.run(
+            [sys.executable, "-c", failing], stdout=writing, cwd=tmp_path, env=environment, check=False
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 1
+
+
+def test_the_words_may_stand_in_any_order(folder):
+    small = ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", OFF]
+    assert cli.main([*small, "device=cpu", "-m", "seed=1,2", "hydra.sweep.dir=sweep"]) == 0
+    assert [json.loads((folder / "sweep" / job / "summary.json").read_text())["status"] for job in "01"] == [
+        "finished"
+    ] * 2
+
+
+def test_the_persons_file_wins_over_ours(folder, capfd):
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "mlp.yaml").write_text(
+        "_target_: my_models.Net\nin_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"
+    )
+    assert (
+        cli.main(["model=mlp", "data=arrays", "data.path=good.npz", "train.num_epochs=1", OFF, "hydra.run.dir=run"])
+        == 0
+    )
+    assert json.loads((folder / "run" / "summary.json").read_text())["num_parameters"] == 5 * 3 + 3
+
+
+def test_a_run_can_be_run_again_from_its_folder(folder):
+    small = ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", OFF]
+    assert cli.main([*small, "hydra.run.dir=first", "seed=3"]) == 0
+    assert cli.main(["-cd", "first", "-cn", "rerun", "hydra.run.dir=again"]) == 0
+    first, again = (json.loads((folder / name / "summary.json").read_text()) for name in ("first", "again"))
+    assert first["metrics"]["train/loss"] == again["metrics"]["train/loss"]
+    assert cli.main(["-cd", "first", "-cn", "rerun", "train.epochz=1"]) == 2
+
+
+def test_from_python(folder):
+    summary = runner.run(
+        ["data=synthetic", "data.num_rows=200", "model=linear", "train.num_epochs=1", OFF], folder=folder / "run"
+    )
+    assert summary["status"] == "finished"
+    kept = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary == kept | {"folder": str(folder / "run")}
+    with pytest.raises(RunnerError, match=r"train\.num_epochs"):
+        runner.run(["train.epochz=1"])
+
+
+def test_a_training_that_fails_exits_with_1_and_keeps_its_points(folder, capfd):
+    data = ["data=synthetic", "data.num_rows=500", "data.num_classes=null", "task=regression", "model=linear"]
+    words = [*data, "optimizer=sgd", "optimizer.lr=1e10", OFF, "hydra.run.dir=run"]
+    assert cli.main(words) == 1
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "at step" in summary["error"]
+    assert "optimizer.lr" in summary["error"]
+    assert summary["host_reads"]["points"] > 0
+
+
+@pytest.mark.slow
+def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder):
+    """Built and unpacked as an installer would; what it needs is there already."""
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(own_folder / "dist"),
+        str(REPOSITORY),
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = (own_folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(own_folder / "site")
+    assert "runner/conf/config.yaml" in names
+    assert not any(name.startswith(("tests/", "conf/")) for name in names)
+    work = own_folder / "empty"
+    (work / "conf" / "model").mkdir(parents=True)
+    (work / "my_models.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Sequential):\n    def __init__(self, inputs: int, outputs: int):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))\n"
+    )
+    (work / "conf" / "model" / "net.yaml").write_text(
+        "_target_: my_models.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(own_folder / "site")}
+    command = [sys.executable, "-m", "runner", "model=net", "train.num_epochs=2", "hydra.run.dir=run"]
+    done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((work / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["tracker"]["points_pending"] == 0
+
+
+def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):
+    """As hydra.sweep.subdir may name a job's."""
+    (own_folder / "seed=1").mkdir()
+    assert asked("evaluate", ["seed=1", "seed=2"]).run == "seed=1"
+    for words in (["resume", "seed=1"], ["report", "seed=1"]):
+        assert cli.main(words) == 2
+        text = capfd.readouterr().err
+        assert "seed=1" in text and "there is no key" not in text and "does not take" not in text

@@ -1,0 +1,129 @@
+"""run() as a notebook's cells call it, in one process: a class of a cell, an edited module, the result, an interrupt."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import LONGEST
+
+import runner
+from runner.cli import notebook
+from runner.config import instantiate
+from runner.errors import RunnerError
+from runner.version import PACKAGES
+
+CELLS = """
+import json, os, sys, threading, time
+from pathlib import Path
+from torch import nn
+from runner import run
+
+class Net(nn.Sequential):
+    def __init__(self, i, o):
+        super().__init__(nn.Flatten(), nn.Linear(i, o))
+
+WORDS = ["device=cpu", "data.limit=300", "train.num_steps=8", "tracking.uri=sqlite:///runs.db", "tracking.system_metrics=false"]
+OWN = ["~model", "+model.i=${facts.in_features}", "+model.o=${facts.out_features}"]
+of_a_cell = run([*WORDS, *OWN, "+model._target_=__main__.Net"])
+history = of_a_cell.history
+found = {
+    "status": of_a_cell["status"],
+    "folder": [of_a_cell["folder"], str(of_a_cell.folder)],
+    "run_id": of_a_cell["run_id"],
+    "steps": history.index.tolist(),
+    "last": float(history["train/loss"].iloc[-1]) == of_a_cell["metrics"]["train/loss"],
+    "columns": sorted(history.columns),
+    "picture": of_a_cell._repr_png_()[:4] == b"\\x89PNG",
+}
+
+EDITED = "from torch import nn\\nclass Net(nn.Sequential):\\n    def __init__(self, i, o):\\n        super().__init__(nn.Flatten(), nn.Linear(i, {}), nn.Linear({}, o))\\n"
+sizes = []
+for width in (3, 5):
+    Path("edited.py").write_text(EDITED.format(width, width))
+    sizes.append(run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"])["num_parameters"])
+found["edited"] = sizes[1] - sizes[0]
+
+found["again"] = run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"], folder="again")["num_steps"]
+found["over"] = run([*WORDS, *OWN, "+model._target_=edited.Net", "tracking.enabled=false"], folder="again")["num_steps"]
+print("FOUND", json.dumps(found), flush=True)
+try:
+    run(["device=cpu", "model=linear", "train.num_epochs=1000000", "tracking.enabled=false"], folder="long")
+    print("WENT ON", flush=True)
+except KeyboardInterrupt:
+    print("INTERRUPTED", json.loads(Path("long/summary.json").read_text())["status"], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_notebook(own_folder):
+    import json
+
+    from mlflow import MlflowClient
+
+    Path("cells.py").write_text(CELLS)
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    process = subprocess.Popen(
+        [sys.executable, "cells.py"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + LONGEST
+        while not Path("long/checkpoints/best.pt").exists():
+            assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=LONGEST)[0]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, said
+    (line,) = [line for line in said.splitlines() if line.startswith("FOUND ")]
+    found = json.loads(line.removeprefix("FOUND "))
+    assert found["status"] == "finished" and found["folder"][0] == found["folder"][1]
+    assert found["steps"] == list(range(1, 9)) and found["last"] and found["picture"]
+    assert {"train/loss", "val/loss", "test/accuracy", "train/lr"} <= set(found["columns"])
+    assert found["edited"] == (64 + 1) * 2 + 10 * 2  # two more units between 64 inputs and 10 outputs
+    assert found["again"] == found["over"] == 8
+    assert "it has finished" in said and "INTERRUPTED killed" in said and "WENT ON" not in said
+    assert "can't" not in said and "Traceback" not in said, said
+    model = MlflowClient(f"sqlite:///{own_folder}/runs.db").get_run(found["run_id"])
+    assert model.info.status == "FINISHED"
+
+
+def test_a_class_of_a_program_that_python_m_started_is_no_part(monkeypatch):
+    """`python -m runner.experiment.rank` and the like: what stands in them is no choice of a configuration."""
+    module = sys.modules["__main__"]
+    monkeypatch.setattr(module, "Net", type("Net", (), {"__module__": "__main__"}), raising=False)
+    monkeypatch.setattr(module, "__spec__", None)
+    assert instantiate.locate("__main__.Net").__name__ == "Net"
+    for name in ("__main__.sys", "__main__.__builtins__", "__main__.Net.__init__"):
+        with pytest.raises(RunnerError):
+            instantiate.locate(name)
+    with pytest.raises(RunnerError):
+        instantiate.locate("__main__.Net", own_code=False)
+    monkeypatch.setattr(module, "__spec__", type(sys.__spec__)("runner.experiment.rank", None))
+    with pytest.raises(RunnerError):
+        instantiate.locate("__main__.Net")
+
+
+def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder, monkeypatch):
+    """As where a notebook works in the home that a Python of pyenv, conda or uv lies in."""
+    (own_folder / "mine_alone.py").write_text("")
+    importlib.import_module("mine_alone")
+    monkeypatch.chdir(own_folder.anchor)
+    own = notebook._own_modules()
+    assert "mine_alone" in own
+    assert not own.keys() & {"json", "logging", "threading", "pytest", "torch"}
+
+
+def test_run_takes_one_run(own_folder):
+    with pytest.raises(RunnerError, match="one run"):
+        runner.run(["-m", "seed=1,2"])
+    before = dict(os.environ)
+    with pytest.raises(RunnerError, match="no key"):
+        runner.run(["--allow", "json", "modle=1"])
+    assert dict(os.environ) == before

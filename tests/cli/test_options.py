@@ -1,0 +1,93 @@
+"""The words of the verbs after training: mistakes, each with its mend, and --help without anything heavy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.cli.options import asked
+from runner.cli.verbs import VERBS
+from runner.version import PACKAGES
+
+REPOSITORY = PACKAGES
+RUN = "outputs/digits/run"
+FILES = "--input train.csv --output out.csv"
+
+MISTAKES = [
+    (f"predict {RUN} --output out.csv", "--input FILE"),
+    (f"predict {RUN} --input train.csv", "--output FILE"),
+    (f"predict {RUN} --input --output out.csv", "it needs a value"),
+    (f"predict {RUN} --inptu train.csv --output out.csv", "write: --input FILE"),
+    (f"predict {RUN} {FILES} seed=1", "predict takes the run as it was"),
+    (f"predict {RUN} {FILES} --batch-size none", "--batch-size 1024"),
+    (f"predict {RUN} {RUN} {FILES}", "one run at a time"),
+    (f"predict nowhere {FILES}", "there is no folder nowhere"),
+    (f"predict {RUN} --input trian.csv --output out.csv", "--input train.csv"),
+    (f"predict {RUN} --input no/train.csv --output out.csv", "there is no folder no"),
+    (f"predict {RUN} --input train.csv --output train.csv", "that is the input"),
+    (f"predict {RUN} --input train.csv --output ./train.csv", "that is the input"),
+    (f"predict {RUN} --input train.csv --output out.cvs", "--output out.csv"),
+    (f"predict {RUN} --input train.csv --output no/out.csv", "mkdir -p no"),
+    (f"predict {RUN} --input my_rows.py --output out.csv", "brought no reader"),
+    (f"predict {RUN} {FILES} device=cud", "device=cuda"),
+    (f"predict {RUN} {FILES} 'device=['", "can't be read"),
+    (f"predict {RUN} {FILES} train.precision=fp8", "train.precision=bf16"),
+    (f"export {RUN}", "--format FORMAT"),
+    (f"export {RUN} --format onxx", "--format onnx"),
+    (f"export {RUN} --format torchscript", "--format pt2"),
+    (f"export {RUN} --format pt2 --output model.onnx", "--output model.pt2"),
+    (f"export {RUN} --format mlflow --output outputs", "no model that was exported"),
+    (f"export {RUN} --format safetensors --predictions", "without --predictions"),
+    ("export outputs/raw/run --format pt2 --predictions", "tells no predictions"),
+    (f"serve {RUN} --port 99999", "1 to 65535"),
+    (f"register {RUN}", "--name NAME"),
+    (f"register {RUN} --name a/b", "MLflow takes names without"),
+    (f"register {RUN} --name a --alias v1", "--alias champion"),
+    (f"evaluate {RUN} train.num_epochs=3", "evaluate takes the run as it was"),
+    (f"evaluate {RUN} data.limit=3", "evaluate without data.limit"),
+    (f"evaluate {RUN} data.path=x.csv data.val_fraction=0.5", "measured whole"),
+    (f"evaluate {RUN} data=digit", "data=digits"),
+    (f"evaluate {RUN} data=arrays data.path=nothing.npz", "no such file"),
+    (f"evaluate {RUN} data.num_row=3", "there is no key data.num_row"),
+    ("lr-find --from 1 --to 0.1", "the rate rises"),
+    ("lr-find --steps 3", "10 or more"),
+    ("lr-find --from x", "a number above 0"),
+    ("lr-find train.num_epoch=3", "train.num_epochs=3"),
+    ("lr-find --stps 3", "there is no flag --stps"),
+    ("lrfind", "lr-find"),
+    ("evalute", "evaluate"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), MISTAKES)
+def test_a_mistake_says_what_to_write(words, said, run):
+    import shlex
+
+    before = set(Path().rglob("*"))
+    code, _, err = run(*shlex.split(words))
+    assert code == 2
+    assert said in err
+    assert {path for path in set(Path().rglob("*")) - before if "__pycache__" not in path.parts} == set()
+
+
+def test_flags_and_overrides_may_stand_anywhere():
+    found = asked(
+        "predict", ["device=cpu", "--output=o.csv", "outputs/a", "--keep", "--input", "i.csv", "--allow", "timm"]
+    )
+    assert (found.run, found.rest) == ("outputs/a", ["device=cpu", "--allow", "timm"])
+    assert found.flags == {"--output": "o.csv", "--keep": "", "--input": "i.csv"}
+    assert asked("evaluate", []).run == "last"
+
+
+def test_help_of_each_verb_imports_nothing_heavy():
+    code = (
+        "import sys; from runner import cli\n"
+        f"for verb in {list(VERBS)}: assert cli.main([verb, '--help']) == 0\n"
+        "assert not {'torch', 'mlflow', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules), 'heavy'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    for verb, takes in VERBS.items():
+        assert f"python -m runner {verb}" in done.stdout
+        assert all(flag in done.stdout for flag in (*takes.flags, *takes.switches))

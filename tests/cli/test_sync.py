@@ -1,0 +1,92 @@
+"""`python -m runner sync`: each run to its own store, and to no other without being told so."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+from runner.config import origin
+from runner.experiment.summary import read_summary, write_summary
+from runner.tracking import mlflow_store as store
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import Journal
+
+
+@pytest.fixture(autouse=True)
+def nowhere(own_folder, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def run(write):
+    """A function that leaves a run of three steps, tracked to `store` (None: not made here)."""
+
+    def leave(folder, store):
+        folder = Path(folder)
+        with Journal(folder) as journal:
+            write.start(journal)
+            write.rows(journal, 1, 3)
+            write.end(journal)
+        write_summary(folder, {"status": "finished", "run_id": None})
+        if store is not None:
+            origin.sign(folder, store)
+        return folder
+
+    return leave
+
+
+@pytest.fixture
+def stores(own_folder, empty_store):
+    """Two empty ones."""
+    return [f"sqlite:///{shutil.copy(empty_store, own_folder / name)}" for name in ("one.db", "other.db")]
+
+
+def test_each_run_goes_to_its_own_store_and_its_summary_says_so(run, stores, capfd):
+    runs = [run(f"outputs/a/{number}", uri) for number, uri in enumerate(stores)]
+    untracked = run("outputs/a/untracked", "")
+    assert cli.main(["sync"]) == 0
+    shown = capfd.readouterr().out
+    for folder, uri in zip(runs, stores, strict=True):
+        ack = read_ack(folder)
+        assert store.open_store(uri).get_run(ack.run_id).info.status == "FINISHED"
+        assert len(store.open_store(uri).search_runs(["1"])) == 1
+        summary = read_summary(folder)
+        assert (summary["run_id"], summary["tracking_uri"]) == (ack.run_id, uri)
+        assert summary["tracker"] == {"points_written": 6, "points_pending": 0}
+        assert f"1 of 1 runs are complete in {uri}" in shown
+    assert "tracking.enabled=false" in shown and read_ack(untracked).run_id is None
+    assert not Path("mlflow.db").exists()
+
+
+def test_a_strangers_run_asks_for_a_store_and_the_others_are_sent(run, stores, capfd):
+    own, stranger = run("outputs/a/own", stores[0]), run("outputs/a/stranger", None)
+    assert cli.main(["sync"]) == 2
+    said = capfd.readouterr()
+    assert read_ack(own).is_complete and read_ack(stranger).run_id is None
+    assert "sync outputs/a/stranger tracking.uri=URI" in said.err and "was not made here by you" in said.err
+    assert cli.main(["sync", "outputs/a/stranger", f"tracking.uri={stores[1]}"]) == 0
+    assert cli.main(["sync", "outputs/a/stranger"]) == 2  # it is nobody's by that
+
+
+def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):
+    folder = run("outputs/a/run", "http://127.0.0.1:9")
+    assert cli.main(["sync", f"tracking.uri={stores[0]}"]) == 0
+    assert cli.main(["sync"]) == 0
+    assert origin.store_of(folder) == stores[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "so"),
+    [
+        (["sync"], "no run lies below outputs or multirun"),
+        (["sync", "run"], "no journal/journal.bin lies in it"),
+        (["sync", "run", "tracking.uri=sqlite:///runs.db"], "no journal/journal.bin lies in it"),
+        (["ui"], "no run below outputs or multirun was tracked"),
+    ],
+)
+def test_nothing_to_send_is_told_and_is_no_success(own_folder, capfd, words, so):
+    write_summary(Path("run"), {"status": "finished"})
+    assert cli.main(words) == 2
+    assert so in capfd.readouterr().err
+    assert not list(own_folder.glob("*.db"))

@@ -1,0 +1,68 @@
+"""What nobody foresaw: a line on the screen, its traceback in a file, and nothing left of a mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+from runner.cli import commands
+from runner.experiment import run
+
+SMALL = [
+    "data=synthetic",
+    "data.num_rows=40",
+    "data.num_features=3",
+    "model=mlp",
+    "device=cpu",
+    "tracking.enabled=false",
+]
+BROKEN = "def fail():\n    raise KeyError('nothing')\n"
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folder, monkeypatch, capsys):
+    (own_folder / "mine.py").write_text(BROKEN)
+    import mine
+
+    monkeypatch.setattr(run, "check_folder", lambda folder: mine.fail())
+    if shown:
+        monkeypatch.setenv("RUNNER_TRACEBACK", "1")
+    assert cli.main([*SMALL, "hydra.run.dir=run"]) == 1
+    said = capsys.readouterr().err
+    assert "runner: it failed: KeyError: 'nothing' (mine.py:2)" in said and "runner.log" in said
+    assert ("Traceback" in said) == shown
+    assert "Traceback" in Path("run/runner.log").read_text()
+
+
+def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
+    def fail(words):
+        raise ValueError("of a verb")
+
+    monkeypatch.setitem(commands.COMMANDS, "devices", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(own_folder))
+    assert cli.main(["devices"]) == 1
+    said = capsys.readouterr().err
+    (log,) = own_folder.glob("runner-*.log")
+    assert "ValueError: of a verb" in said and str(log) in said and "Traceback" not in said
+    assert "of a verb" in log.read_text()
+
+
+def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatch, capsys):
+    assert cli.main([*SMALL, "train.num_epochs=1", "hydra.run.dir=run"]) == 0
+
+    def fail(cfg, folder, **more):
+        raise ValueError("of a resumed run")
+
+    monkeypatch.setattr(run, "run", fail)
+    assert cli.main(["resume", "run", "train.num_epochs=2"]) == 1
+    said = capsys.readouterr().err
+    assert "ValueError: of a resumed run" in said and "run/runner.log" in said and "Traceback" not in said
+    assert "of a resumed run" in Path("run/runner.log").read_text()
+
+
+def test_a_mistake_leaves_no_folder(own_folder):
+    assert cli.main([*SMALL, "task.kind={}"]) == 2
+    assert not list(own_folder.iterdir())
+    (own_folder / "outputs").mkdir()
+    assert cli.main([*SMALL, "data.val_fraction=0.999"]) == 2
+    assert list(own_folder.rglob("*")) == [own_folder / "outputs"]

@@ -1,0 +1,29 @@
+"""What makes a configuration this experiment: the keys that a person chose, and those that may change in the midst of it."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.config.identity import changes, chosen, may_change
+
+
+@pytest.mark.parametrize(
+    ("key", "may"),
+    [
+        *(("train.num_epochs", True), ("data.num_workers", True), ("data.residency", True), ("tracking.uri", True)),
+        *(("seed", False), ("data.limit", False), ("train.batch_size", False), ("optimizer.lr", False)),
+        *(("train.early_stopping.metric", False), ("train.early_stopping.patience", True), ("model.width", False)),
+    ],
+)
+def test_what_a_resumed_run_may_change(key, may):
+    assert may_change(key) is may
+
+
+def test_what_the_data_tells_and_how_it_was_run_is_nobodys_choice():
+    cfg = OmegaConf.create(
+        {"seed": 1, "facts": {"num_classes": 3}, "plan": {"only": "x"}, "model": {"width": "${seed}"}}
+    )
+    assert chosen(cfg) == {"seed": 1, "model.width": "${seed}"}
+
+
+def test_a_key_that_one_of_the_two_has_not_is_a_change():
+    assert changes({"a": 1, "c": 3, "b": 2}, {"a": 1, "c": 4, "d": 5}) == ["b", "c", "d"]

@@ -1,0 +1,87 @@
+"""Whose a run's folder is: its maker's wherever it lies, and nobody's who changes it or has another key."""
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from runner.config import origin
+
+
+@pytest.fixture
+def made(own_folder, monkeypatch):
+    """A folder that this person has made."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(own_folder / "state"))
+    folder = own_folder / "run"
+    folder.mkdir()
+    (folder / "rerun.yaml").write_text("seed: 0\n")
+    origin.sign(folder, "http://here")
+    return folder
+
+
+def test_it_stays_its_makers_when_it_is_moved_or_copied(made):
+    assert origin.store_of(made) == "http://here"
+    shutil.copytree(made, "copy")
+    made.rename("moved")
+    assert origin.is_own(Path("copy")) and origin.is_own(Path("moved"))
+    assert stat.S_IMODE(Path("state/runner/key").stat().st_mode) == 0o600
+
+
+def test_on_another_machine_it_is_a_strangers(made, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "other"))
+    assert origin.store_of(made) is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "state"))
+    assert origin.is_own(made)
+
+
+def forged(folder, **fields):
+    file = folder / origin.FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+CHANGES = {
+    "its configuration": lambda folder: (folder / "rerun.yaml").write_text("seed: 1\n"),
+    "its model": lambda folder: (folder / "model.json").write_text("{}"),
+    "no configuration": lambda folder: (folder / "rerun.yaml").unlink(),
+    "another store": lambda folder: forged(folder, store="http://there"),
+    "no signature": lambda folder: forged(folder, signature=""),
+    "a number for one": lambda folder: forged(folder, signature=1),
+    "an odd one": lambda folder: forged(folder, signature="é"),
+    "a list": lambda folder: (folder / origin.FILE).write_text("[]"),
+    "nothing said": lambda folder: (folder / origin.FILE).unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_somebody_has_changed_is_not_its_makers(made, change):
+    change(made)
+    assert origin.store_of(made) is None
+
+
+def test_without_a_place_for_a_key_nothing_is_raised_and_nothing_is_ones_own(made, monkeypatch):
+    Path("file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(made.parent / "file"))
+    origin.sign(made, "http://here")
+    assert not origin.is_own(made)
+
+
+def test_several_that_make_the_key_at_a_time_agree(made, monkeypatch):
+    key = Path("state/runner/key")
+    first = key.read_bytes()
+    monkeypatch.setattr(Path, "exists", lambda path, **more: False)  # as seen a moment before
+    assert origin._key() == first
+    assert [path.name for path in Path("state/runner").iterdir()] == ["key"]
+
+
+def test_a_relative_place_for_the_key_counts_as_none(own_folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_folder / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    assert origin._place() == own_folder / "home/.local/state/runner"
+
+
+def test_a_key_that_was_cut_off_signs_nothing(made):
+    Path("state/runner/key").write_bytes(b"")
+    origin.sign(made, "http://here")
+    assert not origin.is_own(made)

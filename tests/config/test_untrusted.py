@@ -1,0 +1,107 @@
+"""A configuration from a store: what the runner wrote passes, what somebody else put there does not."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.config.trust import check_folder, hydra_faults
+from runner.config.untrusted import cleared, is_held, trusting
+from runner.errors import RunnerError
+
+SOUND = """defaults: [schema, base, _self_]
+seed: 0
+data: {_target_: runner.data.builtin.digits.digits, name: digits}
+model: {_target_: runner.models.mlp.MLP, in_features: '${facts.in_features}', hidden_sizes: [8]}
+optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.001}
+tracking: {uri: '${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}', experiment: '${oc.env:MLFLOW_EXPERIMENT_NAME,null}'}
+"""
+
+#: what is put in its place, and the key that the message names
+HOSTILE = {
+    "code of the folder": (("runner.models.mlp.MLP", "hostile.Net"), "model._target_=hostile.Net"),
+    "the system": (("torch.optim.Adam", "os.system"), "optimizer._target_=os.system"),
+    "through torch": (("torch.optim.Adam", "torch.nn.modules.linear.torch.os.system"), "optimizer._target_=torch.nn"),
+    "in a list": (("[8]", "[{_target_: hostile.Net}]"), "model.hidden_sizes[0]._target_"),
+    "behind a reference": (("seed: 0", "facts: {in_features: {_target_: '${seed}'}}"), "facts.in_features._target_"),
+    "the environment": (("seed: 0", "name: '${oc.env:SECRET}'"), "name=${oc.env:SECRET}"),
+    "in a text": (("seed: 0", "name: 'a ${oc.env:SECRET} b'"), "name=a ${oc.env:SECRET} b"),
+    "made from text": (("[8]", "'${oc.decode:\"{_target_: os.system}\"}'"), "model.hidden_sizes=${oc.decode"),
+    "a resolver by reference": (("[8]", "'${oc.${seed}:SECRET}'"), "model.hidden_sizes=${oc."),
+}
+#: refused whether it is trusted or not
+BROKEN = {
+    "other files": ("[schema, base, _self_]", "[schema, base, experiment: mine, _self_]"),
+    "no defaults": ("defaults: [schema, base, _self_]", ""),
+    "Hydra's keys": ("seed: 0", "hydra: {run: {dir: /tmp}}"),
+    "no YAML": ("seed: 0", "seed: ]"),
+}
+
+
+@pytest.fixture
+def hostile(own_folder):
+    (own_folder / "hostile.py").write_text("open('was_here', 'w').close()\nclass Net: pass\n")
+    return own_folder
+
+
+def clear(text, *, trusted=False):
+    return cleared(text, asked="reproduce 1a2b", look="mlflow artifacts download", trusted=trusted)
+
+
+def test_what_the_runner_writes_passes_as_it_is(hostile):
+    text = clear(f"# @package hydra.run\n{SOUND}")
+    assert text.startswith("defaults: [schema, base, _self_]\n")
+    assert OmegaConf.create(text) == OmegaConf.create(SOUND)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_somebody_else_put_there_is_refused_and_not_imported(case, hostile):
+    (old, new), named = HOSTILE[case]
+    assert old in SOUND
+    with pytest.raises(RunnerError) as refused:
+        clear(SOUND.replace(old, new))
+    assert any(fault.asked.startswith(named) for fault in refused.value.faults)
+    assert all(
+        "--trust" in fault.write and "mlflow artifacts download" in fault.write for fault in refused.value.faults
+    )
+    assert not (hostile / "was_here").exists()
+    assert new.strip("'\"[]{}").split(":")[0] in clear(SOUND.replace(old, new), trusted=True)  # it was looked at
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_not_as_the_runner_writes_it_is_refused(case, trusted, hostile):
+    old, new = BROKEN[case]
+    assert old in SOUND
+    with pytest.raises(RunnerError, match="reproduce 1a2b"):
+        clear(SOUND.replace(old, new), trusted=trusted)
+
+
+def test_allow_does_not_count(hostile, monkeypatch):
+    monkeypatch.setenv("RUNNER_ALLOW", "hostile")
+    with pytest.raises(RunnerError, match="came from a store"):
+        clear(SOUND.replace("runner.models.mlp.MLP", "hostile.Net"))
+
+
+def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
+    assert is_held(own_folder)
+    with trusting():
+        assert not is_held(own_folder)
+        with trusting(False):  # a command within a command
+            assert not is_held(own_folder)
+    assert is_held(own_folder)
+
+
+@pytest.mark.parametrize(("file", "write"), [("notes.txt", "hydra.run.dir=FOLDER"), ("rerun.yaml", "rm data")])
+def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folder, file, write):
+    (own_folder / file).write_text("")
+    Path("data").symlink_to("/")
+    with pytest.raises(RunnerError) as refused:
+        check_folder(Path())
+    assert [fault.write.partition(",")[0] for fault in refused.value.faults] == [write]
+
+
+@pytest.mark.parametrize(("level", "is_one"), [("INFO", True), (15, True), ("NOPE", False), (0.5, False)])
+def test_a_logs_level_is_a_name_of_one_or_a_whole_number(level, is_one):
+    hydra = OmegaConf.create({"job_logging": {"root": {"level": level}}})
+    assert (hydra_faults(hydra) == []) == is_one

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from runner.config.instantiate import build
+from runner.data.builtin.scikit import SETS, scikit
+from runner.data.split import split
+from runner.errors import RunnerError
+
+
+@pytest.mark.parametrize("name", sorted(SETS))
+def test_the_same_values_and_names_as_scikit_learn_gives(name):
+    import sklearn.datasets
+
+    settings = {"scaled": False} if name == "diabetes" else {}
+    expected = getattr(sklearn.datasets, f"load_{name}")(**settings)
+    source = scikit(name)
+    assert torch.equal(source.rows[0], torch.from_numpy(expected.data).float())
+    assert torch.equal(source.rows[1].flatten().double(), torch.from_numpy(expected.target).double())
+    assert [column["name"] for column in source.reader["columns"]] == [str(name) for name in expected.feature_names]
+    assert list(source.classes) == [str(name) for name in getattr(expected, "target_names", [])]
+    assert source.facts["in_features"] == expected.data.shape[1]
+
+
+def test_what_stands_around_the_model_is_of_the_training_split_alone():
+    source = scikit("diabetes")
+    train = split(source, val_fraction=0.1, test_fraction=0.2, limit=None, seed=0).train
+    around = source.around(train)
+    before, after = build(around.before, key="before"), build(around.after, key="after")
+    scaled = before(train[0])
+    assert scaled.mean(0).abs().max() < 1e-4
+    assert torch.allclose(scaled.std(0, correction=0), torch.ones(10), atol=1e-4)
+    assert before(source.rows[0]).mean(0).abs().max() > 1e-3
+    targets = (train[1] - after.means) / after.spreads
+    assert targets.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_classes_are_not_scaled():
+    source = scikit("iris")
+    assert source.around(source.rows).after is None
+
+
+def test_a_row_from_a_file(tmp_path):
+    source = scikit("wine")
+    names = [column["name"] for column in source.reader["columns"]]
+    file = tmp_path / "mine.csv"
+    file.write_text(",".join(reversed(names)) + "\n" + ",".join(map(str, range(13))) + "\n")
+    assert build(source.reader, key="reader")(str(file)).tolist() == [[12.0 - index for index in range(13)]]
+
+
+def test_another_name():
+    with pytest.raises(RunnerError) as caught:
+        scikit("wines")
+    (fault,) = caught.value.faults
+    assert fault.write == "data=wine"
+    assert "diabetes" in fault.so

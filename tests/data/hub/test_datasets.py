@@ -1,0 +1,439 @@
+"""Sets of the `datasets` library from files made here: nothing is fetched."""
+
+import builtins
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import runner
+from runner.config.instantiate import build
+from runner.data.language.text_rows import TextRows
+from runner.data.split import fingerprint, split
+from runner.errors import RunnerError
+
+datasets = pytest.importorskip("datasets")
+from runner.data.hub.datasets import huggingface  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """As HF_HOME would say it, had it been set before the library was imported."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def write_csv(file, count=40, header="width,height,label"):
+    rows = [f"{index % 7},{index / 4},{'small' if index % 2 else 'tall'}" for index in range(count)]
+    file.write_text("\n".join([header, *rows]) + "\n")
+    return str(file)
+
+
+def write_images(folder, count=6, side=8):
+    for index, name in enumerate(("dark", "light")):
+        for number in range(count):
+            file = folder / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(number).integers(0, 90, (side, side, 3), dtype=np.uint8) + 150 * index
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+    return str(folder)
+
+
+def refused(*args, **settings):
+    with pytest.raises(RunnerError) as caught:
+        huggingface(*args, **settings)
+    (fault,) = caught.value.faults
+    return fault
+
+
+def batch(rows, indices):
+    return rows.__getitems__(list(indices))
+
+
+def test_a_csv_of_numbers_and_classes(tmp_path):
+    source = huggingface("csv", data_files=write_csv(tmp_path / "a.csv"))
+    inputs, targets = source.rows
+    assert (inputs.shape, inputs.dtype, targets.dtype) == ((40, 2), torch.float32, torch.int64)
+    assert inputs[9].tolist() == [2, 2.25]
+    assert source.classes == ("small", "tall")
+    assert targets.tolist() == source.labels.tolist() == [1, 0] * 20
+    assert source.facts == {"input_shape": [2], "in_features": 2, "num_classes": 2, "out_features": 2}
+    assert source.around is None
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_file_by_its_name_alone(tmp_path, ending):
+    import pandas as pd
+
+    frame = pd.DataFrame({"x": [1.5, 2.5, 3.5], "target": [0.5, 1.0, 2.0], "id": [7, 8, 9]})
+    file = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        frame.to_parquet(file)
+    elif ending == "jsonl":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_csv(file, sep="\t" if ending == "tsv" else ",", index=False)
+    source = huggingface(str(file))
+    assert source.rows[0].tolist() == [[1.5], [2.5], [3.5]]
+    assert source.rows[1].tolist() == [[0.5], [1.0], [2.0]]
+    assert source.classes == ()
+    assert source.facts["num_classes"] is None
+
+
+def test_from_the_mapped_file_it_is_the_same(tmp_path):
+    file = write_csv(tmp_path / "a.csv")
+    here, there = huggingface(file, decode="once"), huggingface(file, decode="workers")
+    assert "decoded by workers" in there.origin
+    found = batch(there.rows, [5, 3, 39])
+    assert torch.equal(found[0], here.rows[0][[5, 3, 39]])
+    assert torch.equal(found[1], here.rows[1][[5, 3, 39]])
+    assert there.rows.collate_fn(found) is found
+    assert torch.equal(there.rows.collate_fn([there.rows[4], there.rows[6]])[0], here.rows[0][[4, 6]])
+    assert there.facts == here.facts
+    before = fingerprint(there)
+    assert fingerprint(huggingface(file, decode="workers")) == before
+    write_csv(tmp_path / "a.csv", header="width,height,label", count=38)
+    assert fingerprint(huggingface(file, decode="workers")) != before
+
+
+def test_rows_go_to_workers_that_are_started_anew(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    rows = huggingface(str(tmp_path / "a.csv"), tokenizer=tokenizer, context_length=3, decode="workers").rows
+    again = pickle.loads(pickle.dumps(rows))
+    assert all(map(torch.equal, batch(again, [1, 0]), batch(rows, [1, 0])))
+
+
+def test_splits_are_found_or_named(tmp_path):
+    files = {name: write_csv(tmp_path / f"{name}.csv", count) for name, count in [("train", 20), ("validation", 6), ("test", 4), ("other", 3)]}  # fmt: skip
+    found = huggingface("csv", data_files=files)
+    assert split(found, val_fraction=0.5, test_fraction=0.5, limit=None, seed=0).sizes == {
+        "train": 20,
+        "val": 6,
+        "test": 4,
+    }
+    named = huggingface("csv", data_files=files, split={"train": "other", "test": "train"})
+    assert len(named.rows[0]) == 3
+    assert {name: len(rows[0]) for name, rows in named.given.items()} == {"test": 20}
+    lone = huggingface("csv", data_files={"other": files["other"]})
+    assert (len(lone.rows[0]), lone.given) == (3, {})
+    fault = refused("csv", data_files=files, split={"train": "tain"})
+    assert (fault.asked, "data.split.train=train" in fault.write) == ("data.split.train=tain", True)
+    assert "called train, val, test" in refused("csv", data_files=files, split={"dev": "train"}).so
+    fault = refused("csv", data_files={"a": files["train"], "b": files["test"]})
+    assert "splits are a, b" in fault.so
+    assert "data.split={train:a}" in fault.write
+
+
+def test_the_classes_are_those_of_the_training_split(tmp_path):
+    train, test = write_csv(tmp_path / "train.csv"), tmp_path / "test.csv"
+    test.write_text("width,height,label\n1,2,tall\n3,4,tall\n")
+    assert huggingface("csv", data_files={"train": train, "test": str(test)}).given["test"][1].tolist() == [1, 1]
+    test.write_text("width,height,label\n1,2,huge\n")
+    assert "huge" in refused("csv", data_files={"train": train, "test": str(test)}).so
+
+
+def test_lists_of_numbers_are_taken_flat(tmp_path):
+    rows = [{"pixels": [[i, 1], [2, 3]], "y": i % 3} for i in range(6)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = huggingface(str(tmp_path / "a.jsonl"))
+    assert source.rows[0].shape == (6, 4)
+    assert source.rows[0][5].tolist() == [5, 1, 2, 3]
+    assert source.facts["num_classes"] == 3
+    rows[2]["pixels"] = [[1], [2]]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert "differ in length" in refused(str(tmp_path / "b.jsonl")).so
+
+
+def test_what_is_missing_is_told_with_its_row(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,,b\n5,6,a\n")
+    assert "row 1, column 1" in refused(str(tmp_path / "a.csv")).so
+    (tmp_path / "b.csv").write_text("x,label\n1,a\n2,\n")
+    assert "1 of 2 rows have nothing in column label" in refused(str(tmp_path / "b.csv")).so
+
+
+@pytest.mark.parametrize("decode", ["once", "workers"])
+def test_a_folder_of_images(tmp_path, decode):
+    source = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), decode=decode)
+    rows = source.rows if decode == "once" else batch(source.rows, range(12))
+    assert (rows[0].shape, rows[0].dtype) == ((12, 3, 8, 8), torch.uint8)
+    assert source.classes == ("dark", "light")
+    assert rows[1].tolist() == [0] * 6 + [1] * 6
+    expected = torch.from_numpy(np.array(Image.open(tmp_path / "set" / "light" / "2.png"))).permute(2, 0, 1)
+    assert torch.equal(rows[0][8], expected)
+    before = source.around(source.rows).before
+    assert before["mean"] == pytest.approx((rows[0].double() / 255).mean((0, 2, 3)).tolist())
+
+
+def test_images_that_lie_in_the_table(tmp_path):
+    table = datasets.Dataset.from_dict(
+        {"img": [Image.new("RGB", (6, 4), (9 * i, 0, 0)) for i in range(4)], "label": [0, 1, 0, 1]},
+        features=datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["no", "yes"])}),
+    )
+    table.save_to_disk(tmp_path / "saved")
+    source = huggingface(str(tmp_path / "saved"))
+    assert source.rows[0].shape == (4, 3, 4, 6)
+    assert source.rows[0][3, 0].unique().tolist() == [27]
+    assert source.classes == ("no", "yes")
+    small = huggingface(str(tmp_path / "saved"), size=2, mode="gray", decode="workers")
+    assert batch(small.rows, [1])[0].shape == (1, 1, 2, 2)
+
+
+def test_images_of_many_sizes_and_broken_ones(tmp_path):
+    folder = write_images(tmp_path / "set")
+    Image.new("RGB", (5, 9)).save(tmp_path / "set" / "dark" / "9.png")
+    fault = refused("imagefolder", data_dir=folder)
+    assert "the image of row 6 is 9 high and 5 wide" in fault.so
+    assert fault.write == "data.size=8 or data.size=[8,8]"
+    (tmp_path / "set" / "dark" / "9.png").write_bytes(b"no image")
+    assert "the image of row 6: it is no image" in refused("imagefolder", data_dir=folder, size=8).so
+
+
+def test_texts_and_classes_become_tokens(tmp_path):
+    (tmp_path / "a.csv").write_text("idx,sentence,label\n0,good,1\n1,bä,0\n2,very good,1\n")
+    for decode in ("once", "workers"):
+        source = huggingface(str(tmp_path / "a.csv"), context_length=6, decode=decode)
+        rows = source.rows if decode == "once" else batch(source.rows, range(3))
+        assert rows[0].tolist() == [[*b"good", 256, 256], [*"bä".encode(), 256, 256, 256], [*b"very g"]]
+        assert rows[1].tolist() == [1, 0, 1]
+        assert source.facts == {"input_shape": [6], "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6}  # fmt: skip
+
+
+def test_several_texts_are_joined(tmp_path):
+    (tmp_path / "a.csv").write_text("one,two,label\nab,c,1\nd,e,0\n")
+    source = huggingface(str(tmp_path / "a.csv"), inputs=["one", "two"], context_length=4)
+    assert source.rows[0].tolist() == [[*b"ab\nc"], [*b"d\ne", 256]]
+
+
+@pytest.mark.parametrize("decode", ["once", "workers"])
+def test_a_text_without_a_target_is_gone_on_with(tmp_path, decode):
+    (tmp_path / "a.txt").write_text("hello\n\nhi\n")
+    source = huggingface("text", data_files=str(tmp_path / "a.txt"), context_length=4, decode=decode)
+    inputs, targets = source.rows if decode == "once" else batch(source.rows, range(2))
+    assert inputs.tolist() == [[*b"hell"], [*b"hi", 256, 256]]
+    assert targets.tolist() == [[*b"ello"], [*b"i", -100, -100, -100]]
+    assert source.facts == {"input_shape": [4], "num_classes": None, "out_features": 257, "vocab_size": 257, "context_length": 4}  # fmt: skip
+    assert source.labels is None
+
+
+def write_tokenizer(file, **special):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[UNK]": 0, "good": 1, "bad": 2, "${x}": 3, **special}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(file))
+    return str(file)
+
+
+def test_a_tokenizer_of_a_file(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\ngood bad,1\nwhat good ${x} bad,0\n")
+    settings = {"tokenizer": write_tokenizer(tmp_path / "tokenizer.json"), "context_length": 3}
+    source = huggingface(str(tmp_path / "a.csv"), **settings)
+    assert source.rows[0].tolist() == [[1, 2, 4], [0, 1, 3]]
+    assert source.facts["vocab_size"] == 5
+    write_tokenizer(tmp_path / "tokenizer.json", **{"[PAD]": 4, "more": 5})
+    padded = huggingface(str(tmp_path / "a.csv"), **settings)
+    assert padded.rows[0].tolist() == [[1, 2, 4], [0, 1, 3]]
+    assert padded.facts["vocab_size"] == 6
+    Path(settings["tokenizer"]).unlink()  # all that is needed of it lies in the reader
+    assert "${" not in json.dumps(source.reader)
+    read = build(json.loads(json.dumps(source.reader)))
+    assert torch.equal(read(str(tmp_path / "a.csv")), source.rows[0])
+    assert "tokenizer.json" in refused(str(tmp_path / "a.csv"), **settings).so
+    with pytest.raises(RunnerError, match="no tokenizer"):
+        TextRows("{}", 4)
+
+
+def test_a_reader_reads_the_same_columns(tmp_path):
+    source = huggingface(write_csv(tmp_path / "a.csv"))
+    read = build(json.loads(json.dumps(source.reader)))
+    (tmp_path / "b.csv").write_text("more,height,width\nx,0.5,3\ny,1.5,4\n")
+    assert read(str(tmp_path / "b.csv")).tolist() == [[3, 0.5], [4, 1.5]]
+    (tmp_path / "c.csv").write_text("heigt,width\n0.5,3\n")
+    with pytest.raises(RunnerError, match=r"lacks height.*\n.*heigt"):
+        read(str(tmp_path / "c.csv"))
+    (tmp_path / "t.txt").write_text("hello\nhi\n")
+    texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
+    assert build(texts.reader)(str(tmp_path / "t.txt")).tolist() == [[*b"hell"], [*b"hi", 256, 256]]
+    images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
+    assert build(images.reader)(tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
+
+
+def test_what_is_too_big_for_memory_is_read_in_blocks(tmp_path, monkeypatch):
+    from runner.data.hub import reader
+
+    source = huggingface(write_csv(tmp_path / "a.csv"))
+    monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (False, ""))
+    monkeypatch.setattr(reader, "BLOCK", 16)
+    blocks = list(build(source.reader)(str(tmp_path / "a.csv")))
+    assert [len(block) for block in blocks] == [16, 16, 8]
+    assert torch.equal(torch.cat(blocks), source.rows[0])
+
+
+def test_another_file_is_read_like_that_of_a_run(tmp_path):
+    source = huggingface(write_csv(tmp_path / "a.csv"), inputs="height")
+    (tmp_path / "b.csv").write_text("label,height,width\ntall,0.5,3\n")
+    again = huggingface(str(tmp_path / "b.csv"), like=source.reader)
+    assert again.rows[0].tolist() == [[0.5]]
+    assert again.rows[1].tolist() == [1]
+    assert again.classes == ("small", "tall")
+    images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["light", "dark"])})
+    more = {"image": [Image.new("RGB", (9, 9))] * 3, "label": [0, 1, 1]}
+    datasets.Dataset.from_dict(more, features).save_to_disk(tmp_path / "more")
+    again = huggingface(str(tmp_path / "more"), like=images.reader, size=9)
+    assert again.classes == ("dark", "light")
+    assert again.rows[1].tolist() == [1, 0, 0]
+    assert again.rows[0].shape[2:] == (4, 4)
+
+
+def test_classes_that_are_hidden_in_the_test_split(tmp_path):
+    features = datasets.Features({"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])})
+    make = datasets.Dataset.from_dict
+    parts = {"train": make({"x": [1, 2], "label": [0, 1]}, features), "test": make({"x": [1], "label": [-1]}, features)}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    assert huggingface(str(tmp_path / "saved")).given == {}
+    parts["train"] = make({"x": [1, 2], "label": [0, -1]}, features)
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "other")
+    assert "holds -1..0" in refused(str(tmp_path / "other")).so
+
+
+# the library leaves a stream's file to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_of_a_stream_the_first_rows_are_fetched(tmp_path):
+    source = huggingface(write_csv(tmp_path / "a.csv"), streaming=True, num_rows=10)
+    assert torch.equal(source.rows[0], huggingface(str(tmp_path / "a.csv")).rows[0][:10])
+    folder = write_images(tmp_path / "set")
+    streamed = huggingface("imagefolder", data_dir=folder, streaming=True, num_rows=8)
+    assert torch.equal(streamed.rows[0], huggingface("imagefolder", data_dir=folder).rows[0][:8])
+    fault = refused(str(tmp_path / "a.csv"), streaming=True)
+    assert "data.num_rows=" in fault.write
+
+
+def test_augmentation_is_for_images(tmp_path):
+    source = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), augment=["flip"])
+    assert source.finish is not None
+    assert "are (channels" in refused(write_csv(tmp_path / "a.csv"), augment=["flip"]).so
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "asked", "so", "write"),
+    [
+        ("x,label\n1,a\n", {"target": "lable"}, "data.target=lable", "label (text)", "data.target=label"),
+        ("x,label\n1,a\n", {"inputs": "z"}, "data.inputs=z", "x (number)", "data.inputs=x"),
+        ("x,z\n1,2\n", {}, "data.target=null", "x (number), z (number)", "a table with a target"),
+        ("x,s,label\n1,a,2\n", {}, "data.inputs=null", "s (text)", "data.inputs=s or data.inputs=[x]"),
+        ("x,s,label\n1,a,2\n", {"inputs": ["x", "s"]}, "data.inputs=[x,s]", "numbers, texts or one image", "[x]"),
+        ("x,label\n1,a\n", {"kind": "classes"}, "data.kind=classes", "kinds are", "data.kind=classification"),
+        ("s,label\nab,1\n", {"context_length": 0}, "data.context_length=0", "1 or more", "data.context_length=256"),
+        ("s,label\nab,1\n", {"tokenizer": "byte"}, "data.tokenizer=byte", "no file", "data.tokenizer=bytes"),
+        ("x,label\n1,a\n", {"decode": "x"}, "data.decode=x", "decoded once", "data.decode=auto"),
+    ],
+)  # fmt: skip
+def test_columns_and_settings_that_are_none(tmp_path, table, settings, asked, so, write):
+    (tmp_path / "a.csv").write_text(table)
+    fault = refused(str(tmp_path / "a.csv"), **settings)
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_sets_that_are_not_there(own_folder):
+    write_csv(own_folder / "table.csv")
+    fault = refused("owner/no_such_set")
+    assert fault.asked == "data.path=owner/no_such_set"
+    assert "HF_HUB_OFFLINE" in fault.so
+    assert "OWNER/NAME" in fault.write
+    assert "unset HF_HUB_OFFLINE" in fault.write
+    assert "data.path=table.csv" in refused("tabel.csv").write
+    assert "no such file or folder" in refused("./nowhere").so
+    assert refused("csv").write == "data.path=csv data.data_files=FILE or data.data_dir=FOLDER"
+    assert "nothing.csv" in refused("csv", data_files="nothing.csv").so
+    assert refused("csv", "small", data_files="table.csv").asked == "data.subset=small"
+    for name in ("pandas", "sql"):
+        assert "not taken here" in refused(name, data_files="table.csv").so
+    (own_folder / "a.xyz").write_text("")
+    assert "data.path=csv data.data_files=a.xyz" in refused("a.xyz").write
+    (own_folder / "broken.csv").write_text("a,label\n1,2\n3,4,5\n")
+    assert "Expected 2 fields in line 3" in refused("broken.csv").so
+    (own_folder / "broken.parquet").write_text("words")
+    assert "arquet" in refused("broken.parquet").so
+
+
+def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name in ("datasets", "tokenizers"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    file = write_tokenizer(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert refused("a/b").write == 'pip install "datasets>=4" tokenizers'
+    with pytest.raises(RunnerError, match="pip install tokenizers"):
+        TextRows(Path(file).read_text(), 4)
+
+
+def test_the_library_is_left_as_it_was(tmp_path, capfd):
+    huggingface(write_csv(tmp_path / "a.csv"))
+    assert not datasets.are_progress_bars_disabled()
+    assert "Generating" not in capfd.readouterr().err
+    datasets.disable_progress_bars()
+    try:
+        huggingface(str(tmp_path / "a.csv"))
+        assert datasets.are_progress_bars_disabled()
+    finally:
+        datasets.enable_progress_bars()
+
+
+def run(folder, *words):
+    fixed = ["data=huggingface", "train.batch_size=8", "train.num_epochs=4", "tracking.enabled=false"]
+    return runner.run([*fixed, *words], folder=folder)
+
+
+def test_runs_on_a_csv_in_memory_and_from_the_mapped_file_are_the_same(own_folder):
+    write_csv(own_folder / "a.csv", count=100)
+    words = ["data.path=a.csv", "model=mlp", "model.hidden_sizes=[16]"]
+    resident = run("resident", *words)
+    streamed = run("streamed", *words, "data.decode=workers", "data.num_workers=2")
+    assert (resident["status"], streamed["status"]) == ("finished", "finished")
+    assert resident["metrics"]["test/loss"] == streamed["metrics"]["test/loss"]
+    assert resident["metrics"]["train/loss"] == streamed["metrics"]["train/loss"]
+
+
+def test_runs_on_a_folder_of_images_are_the_same(own_folder):
+    write_images(own_folder / "set", count=20)
+    words = ["data.path=imagefolder", "data.data_dir=set", "model=cnn", "model.channels=[4]", "data.augment=[flip]"]
+    words += ["train.num_epochs=8", "optimizer.lr=0.02"]
+    resident = run("resident", *words)
+    streamed = run("streamed", *words, "data.decode=workers", "data.num_workers=1")
+    assert resident["metrics"]["val/loss"] == streamed["metrics"]["val/loss"]
+    assert resident["metrics"]["test/accuracy"] > 0.7
+    assert json.loads(Path("resident/model.json").read_text())["classes"] == ["dark", "light"]
+
+
+def test_a_run_on_a_text(own_folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (own_folder / "lines.txt").write_text("\n".join(["abababab", "babababa"] * 40))
+    (own_folder / "letters.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, vocab_size):\n"
+        "        super().__init__(nn.Embedding(vocab_size, 16), nn.Linear(16, vocab_size))\n"
+    )
+    (own_folder / "conf" / "model").mkdir(parents=True)
+    (own_folder / "conf" / "model" / "letters.yaml").write_text(
+        "_target_: letters.Net\nvocab_size: ${facts.vocab_size}\n"
+    )
+    words = ["data.path=lines.txt", "data.context_length=8", "model=letters", "task=language"]
+    words += ["optimizer.lr=0.05"]
+    found = run("run", *words)
+    assert found["status"] == "finished"
+    assert found["metrics"]["test/loss"] < 1

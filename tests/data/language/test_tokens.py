@@ -1,0 +1,251 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from waiting import LONGEST
+
+from runner.config.instantiate import build
+from runner.data.language.tokens import tokens, write_tokens
+from runner.data.split import fingerprint, split
+from runner.errors import RunnerError
+from runner.version import PACKAGES
+
+COUNTED = np.arange(1001, dtype=np.uint16)
+
+
+def bin_file(folder, numbers=COUNTED, name="a.bin"):
+    Path(folder / name).write_bytes(numbers.tobytes())
+    return str(folder / name)
+
+
+def fault_of(make, *words, **settings):
+    with pytest.raises(RunnerError) as caught:
+        made = make(*words, **settings)
+        list(made)
+    return caught.value.faults[0]
+
+
+def test_a_row_is_a_chunk_with_room_to_move_its_window_back(tmp_path):
+    rows = tokens(bin_file(tmp_path), context_length=10).rows
+    assert len(rows) == 100
+    chunks, most = rows.__getitems__([5, 1, 0])
+    assert chunks.dtype == torch.int32
+    assert chunks[0].tolist() == list(range(40, 61))
+    assert chunks[1].tolist() == list(range(21))
+    assert chunks[2].tolist() == [0] * 10 + list(range(11)), "before the first token there is none"
+    assert most.tolist() == [9, 9, 0]
+    assert rows.collate_fn((chunks, most))[0] is chunks
+    assert torch.equal(rows.collate_fn([rows[5], rows[1], rows[0]])[0], chunks)
+    rows = tokens(bin_file(tmp_path), context_length=10, windows="sequential").rows
+    assert rows.__getitems__([99])[0].tolist() == [list(range(990, 1001))]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
+def test_bin_files_of_each_type_and_npy(tmp_path, dtype):
+    numbers = (np.arange(300) * 7 % 251).astype(dtype)
+    np.save(tmp_path / "a.npy", numbers.astype(np.int64))
+    told = dtype if dtype != "uint16" else None
+    for source in (
+        tokens(bin_file(tmp_path, numbers), dtype=told, context_length=4),
+        tokens(str(tmp_path / "a.npy"), context_length=4),
+    ):
+        assert source.rows.__getitems__([20])[0][0].tolist() == numbers[76:85].tolist()
+        assert source.facts["vocab_size"] == 251
+        assert source.facts["context_length"] == 4
+
+
+def test_the_greatest_token_is_found_once(tmp_path, monkeypatch):
+    from runner.data.language import token_files
+
+    monkeypatch.setattr(token_files, "TOKENS_A_PASS", 64)
+    numbers = COUNTED.copy()
+    numbers[700] = numbers[800] = 5000
+    path = bin_file(tmp_path, numbers)
+    assert tokens(path, context_length=8).facts["vocab_size"] == 5001
+    kept = json.loads(Path(path + ".json").read_text())
+    assert (kept["greatest"], kept["greatest_at"]) == (5000, 700)
+    Path(path + ".json").write_text(json.dumps({**kept, "greatest": 7000}))
+    assert tokens(path, context_length=8).facts["vocab_size"] == 7001, "no second pass"
+    bin_file(tmp_path, COUNTED[:900])
+    assert tokens(path, context_length=8).facts["vocab_size"] == 900, "another file, another pass"
+    Path(path + ".json").write_text("[]")
+    assert tokens(path, context_length=8).facts["vocab_size"] == 900
+    assert tokens(path, context_length=8, vocab_size=2000).facts["vocab_size"] == 2000
+
+
+@pytest.mark.parametrize("content", ["[]", '{"weights": 3}', "no JSON"])
+def test_a_file_of_that_name_that_is_not_ours_is_left_alone(tmp_path, content):
+    path = bin_file(tmp_path, COUNTED)
+    beside = Path(path + ".json")
+    beside.write_text(content)
+    assert tokens(path, context_length=8).facts["vocab_size"] == len(COUNTED)
+    assert beside.read_text() == content
+    beside.unlink()
+    beside.symlink_to(tmp_path / "elsewhere")
+    tokens(path, context_length=8)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_texts_are_written_and_read_again(tmp_path):
+    path = tmp_path / "a.bin"
+    assert write_tokens(["grün ", "und blau"] * 30, path, "characters") == 390
+    source = tokens(str(path), context_length=13, windows="sequential")
+    assert source.facts["vocab_size"] == len(set("grün und blau"))
+    assert source.facts["bytes_per_token"] == pytest.approx(14 / 13)
+    reader = build(json.loads(json.dumps(source.reader)))
+    assert reader.decode(source.rows[3][0].tolist()) == "grün und blaug"
+    assert reader.decode(reader.encode("blau")) == "blau"
+    assert write_tokens(iter(["ü"] * 30), path) == 60
+    assert tokens(str(path), context_length=4).facts["vocab_size"] == 256, "of the vocabulary, not of the text"
+
+
+def test_what_a_tokenizer_of_the_library_makes_is_written_in_the_type_that_it_needs(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    made = Tokenizer(models.WordLevel({"a": 0, "b": 70_000, "[U]": 1}, unk_token="[U]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "tokenizer.json"))
+    write_tokens(["a b c "] * 10, tmp_path / "a.bin", str(tmp_path / "tokenizer.json"))
+    assert (tmp_path / "a.bin").stat().st_size == 30 * 4
+    source = tokens(str(tmp_path / "a.bin"), context_length=5, windows="sequential")
+    assert source.rows[0][0].tolist() == [0, 70_000, 1] * 2
+    assert source.facts["vocab_size"] == 70_001
+    other = tokens(
+        bin_file(tmp_path, COUNTED[:50], "b.bin"), context_length=5, tokenizer=str(tmp_path / "tokenizer.json")
+    )
+    assert build(other.reader).encode("b a") == [70_000, 0]
+
+
+def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatch):
+    from runner.data.language import tokens as room
+
+    monkeypatch.setattr(room, "TOKENS_A_BLOCK", 40)
+    reader = build(tokens(bin_file(tmp_path), context_length=10, tokenizer="bytes", vocab_size=1001).reader)
+    blocks = list(reader(bin_file(tmp_path, COUNTED[:95], "b.bin")))
+    assert [len(block) for block in blocks] == [4, 4, 2]
+    assert torch.cat(blocks)[:, 0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 85]
+    assert [block.tolist() for block in reader(bin_file(tmp_path, COUNTED[:3], "b.bin"))] == [[[0, 1, 2]]]
+    (tmp_path / "b.txt").write_text("A")
+    assert reader(str(tmp_path / "b.txt")).tolist() == [[65]]
+    bare = build(tokens(bin_file(tmp_path), context_length=10).reader)
+    assert bare.decode([3, 4]) == "3 4"
+    for fault in (fault_of(bare, str(tmp_path / "b.txt")), fault_of(bare.encode, "A")):
+        assert "data.tokenizer" in fault.write
+
+
+def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
+    first = tokens(bin_file(tmp_path), context_length=10)
+    second = tokens(bin_file(tmp_path, COUNTED[:500], "b.bin"), context_length=77, like=first.reader)
+    assert second.facts == first.facts
+    assert second.reader == first.reader
+    assert "1,000" in fault_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).so
+
+
+def test_a_split_of_a_big_file_lists_no_rows(tmp_path):
+    splits = split(
+        tokens(bin_file(tmp_path), context_length=10), val_fraction=0.2, test_fraction=0.1, limit=None, seed=3
+    )
+    assert [splits.train.indices, splits.val.indices, splits.test.indices] == [range(70), range(70, 90), range(90, 100)]
+
+
+def test_fingerprints(tmp_path):
+    first = fingerprint(tokens(bin_file(tmp_path), context_length=10))
+    assert fingerprint(tokens(bin_file(tmp_path), context_length=10)) == first
+    assert fingerprint(tokens(bin_file(tmp_path, COUNTED[::-1]), context_length=10)) != first
+    assert fingerprint(tokens(bin_file(tmp_path), context_length=11)) != first
+
+
+def test_another_process_gets_the_way_to_the_file_not_its_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bin_file(tmp_path, np.zeros(100_000, np.uint16))
+    rows = tokens("a.bin", context_length=10).rows
+    sent = pickle.dumps(rows)
+    assert len(sent) < 1000
+    monkeypatch.chdir("/")
+    assert torch.equal(pickle.loads(sent)[4][0], rows[4][0])
+
+
+def test_what_is_no_token_file(tmp_path, own_folder):
+    bin_file(own_folder)
+    (own_folder / "odd.bin").write_bytes(b"abc")
+    (own_folder / "none.bin").write_bytes(b"")
+    (own_folder / "a.txt").write_text("text")
+    (own_folder / "broken.npy").write_bytes(b"\x93NUMPYx")
+    np.save("table.npy", np.zeros((3, 3), np.int64))
+    np.save("floats.npy", np.zeros(300))
+    np.save("below.npy", np.array([3, 4, -2, 5] * 9))
+    for settings, asked, so, mend in [
+        ({"path": "b.bin"}, "data.path=b.bin", "no such file", "data.path=a.bin"),
+        ({"path": "a.txt"}, "data.path=a.txt", "end in .bin or .npy", "data=text"),
+        ({"path": "odd.bin"}, "data.path=odd.bin", "its 3 bytes are no whole number of uint16", "data.dtype="),
+        ({"path": "none.bin"}, "data.path=none.bin", "empty", "whole file"),
+        ({"path": "a.bin", "dtype": "int7"}, "data.dtype=int7", "uint16", "data.dtype=uint16"),
+        ({"path": "a.bin", "vocab_size": 300}, "data.vocab_size=300", "token 1,000 at position 1,000 is not below 300", "data.vocab_size=1001"),
+        ({"path": "big.bin", "dtype": "uint32"}, "data.vocab_size=3000000001", "token 3,000,000,000 at position 0", "data.dtype="),
+        ({"path": "broken.npy"}, "data.path=broken.npy", "can't be read", "whole file"),
+        ({"path": "table.npy"}, "data.path=table.npy", "shape (3, 3)", "(N,)"),
+        ({"path": "floats.npy"}, "data.path=floats.npy", "float64", "whole numbers"),
+        ({"path": "below.npy"}, "data.path=below.npy", "position 2 is -2", "0 or more"),
+        ({"path": "a.bin"}, "data.context_length=1024", "1,001 tokens, and a window takes 1,025", "data.context_length=50"),
+        ({"path": "a.bin", "tokenizer": "characters"}, "data.tokenizer=characters", "which characters", "write_tokens"),
+        ({"path": "a.bin", "tokenizer": "byte"}, "data.tokenizer=byte", "no file", "data.tokenizer=bytes"),
+    ]:  # fmt: skip
+        bin_file(own_folder, np.array([3_000_000_000], np.uint32), "big.bin")
+        fault = fault_of(tokens, **settings)
+        assert fault.asked == asked, fault
+        assert so in fault.so and mend in fault.write, fault
+    assert "path=a.bin" in fault_of(write_tokens, ["a"], "a.npy").write
+    assert "no tokens" in fault_of(write_tokens, [""], "e.bin").so
+
+
+#: trains on a file of 1 GiB with no more than 512 MiB of memory of its own. A mapped file's pages do not count there (the
+#: kernel takes them back when it likes); what is read into memory does
+TRAINING = """
+import resource, sys
+import torch, mlflow, runner
+from runner.data.builtin.synthetic import synthetic
+
+def of_its_own():
+    lines = open("/proc/self/status").read().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith(("VmData", "RssAnon"))}
+
+torch.zeros(8, 8) @ torch.zeros(8, 8)
+before = of_its_own()
+limit = before["VmData"] + 512 * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    torch.ones(2**28)
+    print("no limit here")
+except RuntimeError:
+    print("limited")
+summary = runner.run([
+    "data=tokens", "data.path=big.bin", "data.context_length=1024", "data.num_workers=0", "model=gpt", "model.width=16",
+    "model.depth=1", "model.num_heads=2", "task=language", "data.val_fraction=0.00001", "data.test_fraction=0.00001",
+    "train.num_steps=5", "train.batch_size=4", "device=cpu", "tracking.enabled=false",
+], folder="run")
+print(summary["status"], summary["num_steps"], of_its_own()["RssAnon"] - before["RssAnon"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit counts otherwise there")
+def test_a_file_larger_than_the_memory_is_trained_on(own_folder):
+    with (own_folder / "big.bin").open("wb") as stream:
+        stream.truncate(2**30)  # of zeros that take no room on the disk
+        stream.seek(2**29)
+        stream.write(np.arange(60, dtype=np.uint16).tobytes())
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING], env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    limited, *_, last = done.stdout.splitlines()
+    status, num_steps, growth = last.split()
+    assert (limited, status, num_steps) == ("limited", "finished", "5"), done.stdout[-3000:]
+    assert int(growth) < 2**30 / 4, "memory of its own, in bytes, for a file of 1 GiB"

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from runner.data.loading import loaders
+from runner.data.loading.loaders import Resident, Streamed, automatic_workers, load
+from runner.errors import RunnerError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+ROWS = torch.zeros(1024, 256), torch.zeros(1024, dtype=torch.int64)  # 1 MiB and 8 KiB
+SIZE = 1024 * 256 * 4 + 1024 * 8
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 3
+
+
+def made(rows, residency="auto", device=CPU, free_bytes=None, **settings):
+    return load(
+        rows, residency=residency, free_bytes=free_bytes, batch_size=10, device=device, seed=0, shuffle=True, **settings
+    )
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Loaders that only say what they are: the choice needs no GPU."""
+    for kind in (Resident, Streamed):
+        monkeypatch.setattr(f"runner.data.loading.loaders.{kind.__name__}", lambda *args, kind=kind, **settings: kind)
+
+
+CHOICES = [
+    ("cpu", ROWS, "auto", None, Resident, "on the device (auto: 1.0 MiB)"),
+    ("cpu", ROWS, "auto", 22 * 2**30, Resident, "on the device (auto: 1.0 MiB of 22.0 GiB free)"),
+    ("cpu", ROWS, "auto", 1000, Resident, "on the device (auto: 1.0 MiB lie in the CPU's memory already)"),
+    ("cpu", ROWS, "device", 1000, Resident, "on the device (as asked)"),
+    ("cpu", ROWS, "stream", None, Streamed, "streamed (as asked)"),
+    ("cuda:0", ROWS, "auto", None, Resident, "on the device (auto: 1.0 MiB)"),
+    ("cuda:0", ROWS, "auto", 2 * SIZE, Resident, "on the device (auto: 1.0 MiB of 2.0 MiB free)"),
+    ("cuda:0", ROWS, "auto", 2 * SIZE - 1, Streamed, "streamed (auto: 1.0 MiB is over half of the 2.0 MiB free)"),
+    ("cuda:0", ROWS, "device", SIZE, Resident, "on the device (as asked)"),
+    ("cuda:0", ROWS, "stream", 2**40, Streamed, "streamed (as asked)"),
+    ("cuda:0", ROWS[1], "auto", 2**40, Resident, "on the device (auto: 8.0 KiB of 1024.0 GiB free)"),
+    ("cuda:0", Rows(), "auto", 2**40, Streamed, "streamed (a Dataset is read row by row)"),
+    ("cpu", Rows(), "stream", 2**40, Streamed, "streamed (a Dataset is read row by row)"),
+]
+
+
+@pytest.mark.parametrize(("device", "rows", "residency", "free", "kind", "reason"), CHOICES)
+def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kind, reason):
+    assert made(rows, residency, torch.device(device), free) == (kind, reason)
+
+
+@pytest.mark.parametrize(
+    ("rows", "residency", "free", "so", "write"),
+    [
+        (Rows(), "device", None, "read row by row", "data.residency=stream, or tensors from your function"),
+        (
+            ROWS,
+            "device",
+            SIZE - 1,
+            "the set takes 1.0 MiB, and cuda:0 has 1.0 MiB free",
+            "data.residency=stream, or data.limit",
+        ),
+        (ROWS, "gpu", None, "lies on the device or is streamed", "data.residency=device or data.residency=stream"),
+    ],
+)
+def test_what_can_not_be_had(rows, residency, free, so, write):
+    with pytest.raises(RunnerError) as caught:
+        made(rows, residency, CUDA, free)
+    (fault,) = caught.value.faults
+    assert fault.asked == f"data.residency={residency}"
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_both_kinds_give_the_same_batches():
+    resident, streamed = made(ROWS)[0], made(ROWS, "stream", num_workers=0)[0]
+    assert (type(resident), type(streamed)) == (Resident, Streamed)
+    for mine, other in zip(resident.epoch(0), streamed.epoch(0), strict=True):
+        assert all(map(torch.equal, mine, other))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "num_processes", "workers"),
+    [(1, 1, 1), (2, 1, 2), (16, 1, 4), (16, 4, 4), (16, 8, 2), (2, 2, 1), (2, 8, 1)],
+)
+def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_processes, workers, monkeypatch):
+    monkeypatch.setattr(loaders.os, "sched_getaffinity", lambda _: range(cpus), raising=False)
+    assert automatic_workers(Rows(), num_processes) == workers
+    assert automatic_workers(ROWS, num_processes) == 0

@@ -1,0 +1,168 @@
+"""What a person's table has wrong, and that the message names the file, the line and the column."""
+
+import numpy as np
+import pytest
+
+from runner.data.tables import csv
+from runner.data.tables.table import table
+from runner.errors import RunnerError
+
+GOOD = "age,city,y\n1,a,0\n2,b,1\n3,a,1\n4,b,0\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(own_folder):
+    (own_folder / "good.csv").write_text(GOOD)
+    return own_folder
+
+
+def faults(*args, **settings):
+    with pytest.raises(RunnerError) as caught:
+        table(*args, **settings)
+    return caught.value.faults
+
+
+@pytest.mark.parametrize(
+    ("content", "so", "write"),
+    [
+        (GOOD.replace("3,a", "old,a"), "t.csv, line 4, column 'age', is 'old'", "data.categorical=[age]"),
+        (GOOD.replace("3,a", "-,a"), "line 4, column 'age', is '-'", "data.drop=[age]"),
+        (GOOD.replace("3,a", '"3,5",a'), "line 4, column 'age', is '3,5'", "data.categorical=[age]"),
+        (GOOD.replace("3,a", "inf,a"), "line 4, column 'age', is 'inf'", "data.drop=[age]"),
+        (GOOD.replace("1,a", '1,"a\nb\n"').replace("3,a", "old,a"), "line 6, column 'age'", "data.drop"),
+        (GOOD.replace("\n3,a", "\n\n\nold,a"), "line 6, column 'age'", "data.drop"),
+        (
+            "d,y\n2026-01-01,0\n2026-02-30,1\n2026-01-03,0\n2026-01-04,1\n",
+            "line 3, column 'd', is '2026-02-30'",
+            "data.drop=[d]",
+        ),
+        (GOOD.replace("3,a,1", "3,a"), "t.csv, line 4, has 2 values, and the header names 3 columns", "mended"),
+        (GOOD.replace("3,a,1", "3,a,1,1"), "line 4, has 4 values", "quotes"),
+        (GOOD.replace("3,a,1", "3,a,"), "line 4, column 'y', is missing, and it is the target", "left out"),
+        (GOOD.replace("1\n", "\n"), "line 3, column 'y', is missing, and it is the target; so are 1 more", "left out"),
+        (GOOD.replace(",0\n", ",1\n"), "column 'y' is '1' in all of its 4 rows", "data.target"),
+        ("age,y\n,0\nNA,1\n", "column 'age' of t.csv has no value in any of its 2 rows", "data.drop=[age]"),
+        ("age,age,y\n1,2,0\n", "t.csv has 2 columns called 'age'", "names of their own"),
+        ("", "t.csv is empty", "column names"),
+        ("age,y\n", "no rows", "rows below"),
+        ("age,y\n1,1\n", "in all of its 1 rows", "data.target"),
+        ("y\n1\n2\n", "no column is left to learn from", "more columns"),
+    ],
+)
+def test_what_is_wrong_in_a_file(content, so, write, folder):
+    (folder / "t.csv").write_text(content)
+    (fault, *_) = faults("t.csv")
+    assert so in fault.so
+    assert write in fault.write
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "so", "write"),
+    [
+        ({"target": "yy"}, "data.target=yy", "no column 'yy'; it has age, city, y", "data.target=y"),
+        ({"drop": ["cities"]}, "data.drop=cities", "no column", "data.drop=[city]"),
+        ({"columns": ["Age"]}, "data.columns=Age", "no column", "data.columns=[age]"),
+        ({"categorical": ["ages"]}, "data.categorical=ages", "no column", "data.categorical=[age]"),
+        ({"target": "y", "drop": ["y"]}, "data.drop=[y]", "the target", "data.target"),
+        ({"target": "y", "columns": ["y"]}, "data.columns=[y,...]", "the target", "the other columns"),
+        ({"kind": "classes"}, "data.kind=classes", "auto, classification", "data.kind=regression"),
+        ({"missing": "zero"}, "data.missing=zero", "mean", "data.missing=refuse"),
+        ({"max_categories": 0}, "data.max_categories=0", "1 or more", "data.max_categories=100"),
+        ({"in_memory": "maybe"}, "data.in_memory=maybe", "memory", "data.in_memory=auto"),
+        (
+            {"target": "city", "kind": "regression"},
+            "data.path=good.csv",
+            "line 2, column 'city', is 'a'",
+            "data.kind=classification",
+        ),
+        (
+            {"target": ["y", "city"], "kind": "classification"},
+            "data.kind=classification data.target=[y,city]",
+            "several",
+            "multilabel",
+        ),
+        (
+            {"target": ["y", "age"], "kind": "multilabel"},
+            "data.path=good.csv",
+            "line 3, column 'age', is '2'",
+            "mended",
+        ),
+    ],
+)
+def test_what_is_wrong_in_the_settings(settings, asked, so, write):
+    (fault, *_) = faults("good.csv", **settings)
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_all_unknown_names_at_once():
+    assert len(faults("good.csv", "yy", drop=["a1"], columns=["b1"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "so", "write"),
+    [
+        ("god.csv", "no such file", "data.path=good.csv"),
+        ("none/t.csv", "no folder none", "data.path=FILE"),
+        ("*.tsv", "no file is called like that", "data.path='FOLDER/*.parquet'"),
+        ("empty", "no tables in that folder", "FILE.csv"),
+        ("t.xlsx", "files like t.xlsx are not read here", "CSV or Parquet"),
+        ("t.parquet", "t.parquet is no whole Parquet file", "written as Parquet"),
+        ("t.feather", "t.feather is no whole Feather file", "written as Feather"),
+        ("t.csv.gz", "t.csv.gz is no whole gzip file", "packed again"),
+    ],
+)
+def test_what_is_no_table(path, so, write, folder):
+    (folder / "empty").mkdir()
+    for name in ("t.xlsx", "t.parquet", "t.feather", "t.csv.gz"):
+        (folder / name).write_text(GOOD)
+    (fault,) = faults(path)
+    assert fault.asked == f"data.path={path}"
+    assert so in fault.so
+    assert write in fault.write
+
+
+@pytest.mark.parametrize(("encoding", "line", "kind"), [("latin-1", 3, "another encoding"), ("utf-16", 1, "UTF-16")])
+def test_another_encoding(encoding, line, kind, folder):
+    (folder / "t.csv").write_bytes("age,city,y\n1,a,0\n2,Å,1\n".encode(encoding))
+    (fault,) = faults("t.csv")
+    assert f"t.csv, line {line}" in fault.so
+    assert kind in fault.so
+    assert "iconv" in fault.write
+
+
+def test_missing_values_can_be_refused(folder):
+    (folder / "t.csv").write_text(GOOD.replace("3,a", ",a"))
+    (fault,) = faults("t.csv", missing="refuse")
+    assert (fault.asked, fault.so) == ("data.missing=refuse", "t.csv, line 4, column 'age', is missing")
+    (fault,) = faults("good.csv", missing="refuse", test_path="t.csv")
+    assert fault.so == "t.csv, line 4, column 'age', is missing"
+    assert table("t.csv").facts["in_features"] == 4
+
+
+def test_a_row_of_a_parquet_file(folder):
+    import pandas as pd
+
+    pd.DataFrame({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}).to_parquet("t.parquet")
+    (fault,) = faults("t.parquet")
+    assert fault.so.startswith("t.parquet, row 3, column 'x', is inf")
+
+
+@pytest.mark.parametrize(
+    ("ending", "where"), [("csv", "line 70002"), ("parquet", "row 70001"), ("feather", "row 70001")]
+)
+def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
+    """Beyond the rows that are read at once."""
+    import pandas as pd
+
+    monkeypatch.setattr(csv, "LEAST_BLOCK", 2**16)
+
+    frame = pd.DataFrame({"x": np.arange(80_000.0), "y": np.arange(80_000) % 2})
+    frame.loc[70_000, "x"] = np.inf
+    if ending == "feather":
+        frame.to_feather("t.feather", chunksize=30_000)
+    else:
+        getattr(frame, f"to_{ending}")(f"t.{ending}", index=False)
+    (fault,) = faults(f"t.{ending}")
+    assert fault.so.startswith(f"t.{ending}, {where}, column 'x', is ")

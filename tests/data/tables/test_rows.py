@@ -1,0 +1,260 @@
+"""Rows that stay on the disk: the same as in memory, made once, shared by processes."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from waiting import LONGEST
+
+from runner.config.instantiate import build
+from runner.data.loading.loaders import load
+from runner.data.split import split
+from runner.data.tables import rows as table_rows
+from runner.data.tables.rows import MappedRows, fits_in_memory
+from runner.data.tables.table import table
+from runner.device import host_memory
+from runner.errors import RunnerError
+from runner.version import PACKAGES
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(autouse=True)
+def folder(own_folder, monkeypatch):
+    monkeypatch.setenv("RUNNER_CACHE", str(own_folder / "cache"))
+    draw = np.random.default_rng(0)
+    lines = [f"{draw.normal():.4f},{draw.choice(['a', 'b', ''])},{draw.integers(3)}" for _ in range(500)]
+    (own_folder / "t.csv").write_text("x,c,y\n" + "\n".join(lines) + "\n")
+    return own_folder
+
+
+def cached(folder):
+    return sorted(path.name for path in (folder / "cache" / "tables").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("settings", [{}, {"target": "x"}, {"target": "y", "kind": "regression"}])
+def test_the_same_rows_splits_and_layers_as_in_memory(settings):
+    whole, parts = table("t.csv", **settings), table("t.csv", in_memory=False, **settings)
+    assert isinstance(parts.rows, MappedRows)
+    assert (parts.facts, parts.classes, parts.reader) == (whole.facts, whole.classes, whole.reader)
+    splits = [split(source, val_fraction=0.2, test_fraction=0.1, limit=None, seed=3) for source in (whole, parts)]
+    assert whole.around(splits[0].train) == parts.around(splits[1].train)
+    loaders = [
+        load(
+            s.train,
+            residency="auto",
+            free_bytes=None,
+            batch_size=64,
+            device=torch.device("cpu"),
+            seed=1,
+            shuffle=True,
+            num_workers=0,
+        )[0]
+        for s in splits
+    ]
+    for one, other in zip(loaders[0].epoch(0), loaders[1].epoch(0), strict=True):
+        assert torch.equal(one[0].nan_to_num(-9), other[0].nan_to_num(-9))
+        assert torch.equal(one[1], other[1])
+
+
+def test_single_rows_and_batches():
+    rows = table("t.csv", in_memory=False).rows
+    batch = rows.__getitems__([4, 2, 4])
+    assert batch[0].shape == (3, 2)
+    stacked = rows.collate_fn([rows[4], rows[2], rows[4]])
+    assert all(torch.equal(one.nan_to_num(-9), other.nan_to_num(-9)) for one, other in zip(batch, stacked, strict=True))
+    assert rows.collate_fn(batch) is batch
+    batch[0].zero_()  # a copy: the file stays as it is
+    assert rows[4][0][0] != 0
+
+
+def test_another_process_gets_the_file_and_not_its_rows():
+    rows = table("t.csv", in_memory=False).rows
+    rows[0]
+    sent = pickle.dumps(rows)
+    assert len(sent) < 2000
+    assert torch.equal(pickle.loads(sent).__getitems__([1, 2])[1], rows.__getitems__([1, 2])[1])
+
+
+def test_made_once_and_again_when_the_file_or_the_settings_change(folder, monkeypatch):
+    first = table("t.csv", in_memory=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("runner.data.tables.table.choose", None)  # neither read nor made again
+        patch.setattr(table_rows, "_make", None)
+        again = table("t.csv", in_memory=False)
+    assert (again.reader, again.facts, again.rows.fingerprint) == (first.reader, first.facts, first.rows.fingerprint)
+    assert len(cached(folder)) == 1
+    table("t.csv", in_memory=False, max_categories=1)
+    assert len(cached(folder)) == 2
+    with (folder / "t.csv").open("a") as file:
+        file.write("1,a,0\n")
+    changed = table("t.csv", in_memory=False)
+    assert len(changed.rows) == 501
+    assert changed.rows.fingerprint != first.rows.fingerprint
+
+
+def test_nothing_half_is_left(folder):
+    (folder / "bad.csv").write_text("x,y\n" + "1,0\n2,1\n" * 50)
+    (folder / "later.csv").write_text("x,y\n1,0\nnone of it,1\n")
+    with pytest.raises(RunnerError):
+        table("bad.csv", test_path="later.csv", in_memory=False)
+    assert [name.split("-")[0] for name in cached(folder)] == ["bad"]
+
+
+def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
+    (folder / "cache").write_text("a file")
+    with pytest.raises(RunnerError) as caught:
+        table("t.csv", in_memory=False)
+    assert caught.value.faults[0].write.startswith("RUNNER_CACHE=FOLDER")
+
+
+def test_a_disk_without_room(monkeypatch, folder):
+    monkeypatch.setattr(table_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    with pytest.raises(RunnerError) as caught:
+        table("t.csv", in_memory=False)
+    assert "GiB are free" in caught.value.faults[0].so
+    assert cached(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "asked", "fits"),
+    [(10_000, "auto", True), (4_999, "auto", False), (0, True, True), (10**12, False, False)],
+)
+def test_memory_decides(left, asked, fits, monkeypatch):
+    monkeypatch.setattr(table_rows, "memory_left", lambda: (left, "free"))
+    assert fits_in_memory(1_000, asked)[0] is fits
+
+
+def test_auto_takes_the_disk_where_memory_is_short(monkeypatch):
+    monkeypatch.setattr(table_rows, "memory_left", lambda: (9_000, "left by ulimit -d"))
+    source = table("t.csv")
+    assert isinstance(source.rows, MappedRows)
+    assert "left by ulimit -d" in source.origin
+    parts = list(build(source.reader, key="reader")("t.csv"))
+    assert torch.equal(torch.cat(parts).nan_to_num(-9), source.rows.__getitems__(range(500))[0].nan_to_num(-9))
+
+
+def test_a_container_and_a_limit_count(tmp_path, monkeypatch):
+    (tmp_path / "max").write_text("5000\n")
+    (tmp_path / "now").write_text("2000\n")
+    monkeypatch.setattr(host_memory, "GROUPS", ((tmp_path / "max", tmp_path / "now"),))
+    assert host_memory.memory_left() == (3000, "left to this container")
+    (tmp_path / "max").write_text("max\n")
+    assert host_memory.memory_left()[0] > 3000
+
+
+def test_a_limited_process_knows_it():
+    code = (
+        "import resource; from runner.device.host_memory import memory_left; import psutil, pathlib\n"
+        "now = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmData')) * 1024\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (now + 5_000_000, -1)); print(*memory_left(), sep=';')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    left, whose = done.stdout.strip().split(";")
+    assert whose == "left by ulimit -d"
+    assert 0 < int(left) <= 5_000_000
+
+
+@pytest.mark.slow
+def test_jobs_that_start_together_make_it_once(folder):
+    code = (
+        "from runner.data.tables.table import table; import runner.data.tables.rows as r\n"
+        "make = r._make\n"
+        "def told(*a): print('made', flush=True); make(*a)\n"
+        "r._make = told\n"
+        "s = table('t.csv', in_memory=False); print(s.rows.fingerprint)"
+    )
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    outputs = [job.communicate(timeout=LONGEST)[0].split() for job in jobs]
+    assert sum("made" in output for output in outputs) == 1
+    assert len({output[-1] for output in outputs}) == 1
+    assert len(cached(folder)) == 1
+
+
+#: reads the table and trains 50 steps, under a limit on what may be taken beyond what imports took (MiB)
+LIMITED = """
+import json, resource, sys, threading, time
+import torch, torch._dynamo, pandas, pyarrow, pyarrow.csv, pyarrow.compute, numpy as np
+from runner.data.split import split
+from runner.data.tables.table import table
+from runner.data.loading.loaders import load
+from runner.models.with_preprocessing import Prepared
+from runner.models.mlp import MLP
+from runner.config.instantiate import build
+
+def size(name):
+    return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+in_memory, limit = json.loads(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+pyarrow.set_cpu_count(1)
+torch.manual_seed(0)
+nn = torch.nn.Linear(2, 2); nn(torch.zeros(4, 2)).sum().backward()
+before = size("RssAnon")
+resource.setrlimit(resource.RLIMIT_DATA, ((size("VmData") + limit) * 2**20, -1))
+most, end = [0], threading.Event()
+def watch():
+    while not end.wait(0.01):
+        most[0] = max(most[0], size("RssAnon"))
+watcher = threading.Thread(target=watch); watcher.start()
+try:
+    source = table("big.csv", "y", in_memory=in_memory)
+    splits = split(source, val_fraction=0.1, test_fraction=0.1, limit=None, seed=0)
+    around = source.around(splits.train)
+    model = Prepared(MLP(source.facts["in_features"], 2, [32]), before=build(around.before, key="before"))
+    optimizer = torch.optim.Adam(model.parameters())
+    batches, reason = load(splits.train, residency="auto", free_bytes=None, batch_size=256, device=torch.device("cpu"), seed=0, shuffle=True, num_workers=0)
+    losses = []
+    for (inputs, targets), _ in zip(batches.epoch(0), range(50)):
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        losses.append(loss.item())
+    batches.close()
+finally:
+    end.set(); watcher.join()
+print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first": losses[0], "last": losses[-1], "grown_mib": most[0] - before}))
+"""
+
+
+@pytest.mark.slow
+def test_many_rows_train_in_less_memory_than_they_take(folder):
+    """A CSV of 147 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
+
+    RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=(400_000, 60)).astype(np.float32).round(3)
+    columns = {f"x{index}": values[:, index] for index in range(60)}
+    pa_csv.write_csv(pa.table({**columns, "y": (values[:, 0] > 0).astype(np.int8)}), "big.csv")
+    environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")}
+    found = {}
+    for in_memory in ("true", '"auto"'):
+        command = [sys.executable, "-c", LIMITED, in_memory, "200"]
+        found[in_memory] = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=folder, check=False
+        )
+    assert found["true"].returncode, "the limit does not show what it should: all rows went into memory"
+    assert "MemoryError" in found["true"].stderr or "allocate" in found["true"].stderr
+    assert found['"auto"'].returncode == 0, found['"auto"'].stderr
+    told = json.loads(found['"auto"'].stdout)
+    assert told["rows"] == 320_000
+    assert "left by ulimit -d" in told["origin"]
+    print(told)
+    assert told["last"] < 0.9 * told["first"]
+    assert told["grown_mib"] < 90  # less than the rows take, which are mapped

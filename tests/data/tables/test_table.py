@@ -1,0 +1,374 @@
+"""Real files on disk, read as a person's would be."""
+
+import csv
+import datetime as dt
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.config.instantiate import build
+from runner.data.split import split
+from runner.data.tables import statistics
+from runner.data.tables.table import table
+from runner.errors import RunnerError
+
+MIXED = """\
+age,city,member,joined,income,label
+31,Oslo,True,2026-01-05,100.5,yes
+45,Rome,False,2026-02-10,,no
+28,,True,2026-03-01,75,no
+31,Oslo,false,,80,yes
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(own_folder, monkeypatch):
+    monkeypatch.setenv("RUNNER_CACHE", str(own_folder / "cache"))
+    return own_folder
+
+
+@pytest.fixture
+def mixed(folder):
+    (folder / "mixed.csv").write_text(MIXED)
+    return "mixed.csv"
+
+
+def features(source, rows=None):
+    """What the model gets of the source's rows."""
+    rows = source.rows if rows is None else rows
+    return build(source.around(source.rows).before, key="before")(rows[0])
+
+
+def write(name, text, encoding="utf-8"):
+    Path(name).write_text(text, encoding=encoding, newline="")
+    return name
+
+
+def fault(*args, **settings):
+    with pytest.raises(RunnerError) as caught:
+        table(*args, **settings)
+    return caught.value.faults[0]
+
+
+def test_numbers_texts_booleans_dates_and_what_is_missing(mixed):
+    source = table(mixed)
+    days = (dt.date(2026, 1, 5) - dt.date(1970, 1, 1)).days
+    assert source.rows[0][0].tolist() == [31, 0, 1, days, 0, 0, 100.5]
+    second, third, fourth = source.rows[0][1:]
+    assert math.isnan(second[-1])
+    assert math.isnan(third[1])
+    assert torch.isnan(fourth[3:6]).all()
+    assert source.rows[1].tolist() == [1, 0, 0, 1]
+    assert source.classes == ("no", "yes")
+    # age, member, days, income; two cities, months, weekdays; what is missing of city, joined and income
+    assert source.facts["in_features"] == 4 + 2 + 12 + 7 + 3
+    assert features(source).shape == (4, 28)
+    assert not torch.isnan(features(source)).any()
+    assert "label (the last column): 2 classes" in source.origin
+
+
+def test_facts_and_layers_agree_whatever_the_training_split_holds(mixed):
+    source = table(mixed)
+    for chosen in ([0], [1, 2], [3]):
+        rows = tuple(part[chosen] for part in source.rows)
+        before = build(source.around(rows).before, key="before")
+        found = before(source.rows[0])
+        assert found.shape[1] == source.facts["in_features"]
+        assert torch.isfinite(found).all()
+
+
+def test_fitted_on_the_training_split_alone(folder):
+    write("t.csv", "x,c,y\n" + "".join(f"{i},{'rare' if i == 3 else 'common'},{i % 2}\n" for i in range(20)))
+    source = table("t.csv")
+    train = tuple(part[4:] for part in source.rows)
+    node = source.around(train).before
+    assert node["means"] == [11.5]
+    assert node["fills"] == [11.5]
+    assert node["spreads"] == [pytest.approx(np.arange(4, 20).std())]
+    assert node["seen"] == [1, 0]
+    assert build(node, key="before")(source.rows[0])[3, 1:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "classes"),
+    [
+        (["3", "5", "3"], "classification", ("3", "5")),
+        (["10", "9", "-1"], "classification", ("-1", "9", "10")),
+        (["1.0", "2.0", "1.0"], "classification", ("1", "2")),
+        (["b", "a", "b"], "classification", ("a", "b")),
+        (["True", "False", "true"], "classification", ("false", "true")),
+        (["0.5", "2", "3"], "regression", ()),
+    ],
+)
+def test_the_kind_follows_from_the_target(values, kind, classes):
+    write("t.csv", "x,y\n" + "".join(f"{i},{value}\n" for i, value in enumerate(values)))
+    source = table("t.csv")
+    assert source.classes == classes
+    assert source.reader["target"]["kind"] == kind
+    if classes:
+        assert [source.classes[index] for index in source.rows[1]] == [
+            value.removesuffix(".0").lower() for value in values
+        ]
+    else:
+        assert source.rows[1].tolist() == [[0.5], [2], [3]]
+        assert source.targets == ("y",)
+
+
+def test_many_whole_numbers_are_a_regression_and_a_person_may_say_otherwise():
+    write("t.csv", "x,y\n" + "".join(f"{i % 7},{i}\n" for i in range(150)))
+    assert table("t.csv").facts["num_classes"] is None
+    assert table("t.csv", kind="classification").facts["num_classes"] == 150
+
+
+def test_several_targets():
+    write("t.csv", "a,b,x,c\n0,1,5,1.5\n1,1,6,2\n1,0,7,3\n")
+    labels = table("t.csv", ["b", "a"], drop=["c"])
+    assert labels.rows[1].tolist() == [[1, 0], [1, 1], [0, 1]]
+    assert (labels.targets, labels.classes, labels.facts["num_classes"]) == (("b", "a"), (), None)
+    numbers = table("t.csv", ["a", "c"])
+    assert numbers.reader["target"]["kind"] == "regression"
+    assert numbers.around(numbers.rows).after["means"] == [pytest.approx(2 / 3), pytest.approx(6.5 / 3)]
+    assert labels.around(labels.rows).after is None
+
+
+def test_settings_of_columns(mixed):
+    chosen = table(mixed, "label", columns=["income", "age"])
+    assert [column["name"] for column in chosen.reader["columns"]] == ["income", "age"]
+    ages = table(mixed, "label", columns=["age"], categorical=["age"])
+    assert ages.reader["columns"][0]["categories"] == ["31", "28", "45"]
+    assert features(ages).tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    raw = table(mixed, "label", columns=["income"], normalize=False)
+    assert features(raw)[:, 0].tolist() == pytest.approx([100.5, (100.5 + 75 + 80) / 3, 75, 80])
+
+
+def test_rare_categories_are_as_unknown():
+    write("t.csv", "c,y\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate("aaabbbbcd")))
+    source = table("t.csv", max_categories=2)
+    assert source.reader["columns"][0]["categories"] == ["b", "a"]
+    assert source.rows[0][:, 0].tolist() == [1, 1, 1, 0, 0, 0, 0, -1, -1]
+    assert "2 most frequent categories of c" in source.origin
+
+
+def test_keys_are_left_out_unless_somebody_asks():
+    write("t.csv", "name,x,y\n" + "".join(f"n{i},{i},{i % 2}\n" for i in range(150)))
+    assert table("t.csv").facts["in_features"] == 1
+    assert "left out" in table("t.csv").origin
+    assert table("t.csv", columns=["name", "x"]).facts["in_features"] == 101
+
+
+def test_values_as_other_programs_write_them():
+    text = '\ufeffindex a;when;on\r\n\r\n 1 ;2026-01-01T00:00:00+02:00;TRUE\r\n?;2026-01-02 06:30:00Z;false\r\n" 2.5";;True\r\n'
+    write("t.csv", text)
+    source = table("t.csv")
+    hours = [22.0, 6.5]
+    assert source.rows[0][:2, -1].tolist() == hours
+    assert source.rows[0][[0, 2], 0].tolist() == [1, 2.5]
+    assert math.isnan(source.rows[0][1, 0])
+    assert [column["name"] for column in source.reader["columns"]] == ["index a", "when"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz", "parquet", "feather"])
+def test_every_format_gives_the_same(ending, mixed):
+    import pandas as pd
+
+    frame = pd.read_csv(mixed, parse_dates=["joined"])
+    file = f"again.{ending}"
+    if ending in ("parquet", "feather"):
+        getattr(frame, f"to_{ending}")(file)
+    else:
+        frame.to_csv(file, sep="\t" if ending == "tsv" else ",")  # with pandas' nameless index
+    source, again = table(mixed), table(file)
+    assert torch.equal(source.rows[0].nan_to_num(-9), again.rows[0].nan_to_num(-9))
+    assert torch.equal(source.rows[1], again.rows[1])
+    assert again.facts == source.facts
+    assert again.around(again.rows) == source.around(source.rows)
+
+
+def test_a_folder_and_a_glob_of_parts(folder):
+    import pandas as pd
+
+    whole = pd.DataFrame({"x": np.arange(10.0), "c": list("ababababab"), "y": np.arange(10) % 2})
+    (folder / "parts").mkdir()
+    whole[:6].to_parquet("parts/0.parquet")
+    whole[6:][["y", "c", "x"]].to_parquet("parts/1.parquet")
+    whole.to_csv("whole.csv", index=False)
+    expected = table("whole.csv").rows[0]
+    for path in ("parts", "parts/*.parquet", ["parts/0.parquet", "parts/1.parquet"]):
+        assert torch.equal(table(path, "y").rows[0], expected)
+    whole[["x", "y"]].to_parquet("parts/2.parquet")
+    found = fault("parts", "y")
+    assert "2.parquet lacks the columns c" in found.so
+
+
+def test_types_of_parquet_columns(folder):
+    import decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    columns = {
+        "int8": pa.array([1, None, 3], pa.int8()),
+        "decimal": pa.array([decimal.Decimal("1.5"), None, decimal.Decimal(2)]),
+        "dictionary": pa.array(["u", "v", "u"]).dictionary_encode(),
+        "date": pa.array([dt.date(1970, 1, 3), None, dt.date(1970, 2, 1)]),
+        "zoned": pa.array([dt.datetime(1970, 1, 1, 12, tzinfo=dt.UTC)] * 3, pa.timestamp("ns", "Europe/Oslo")),
+        "large": pa.array(["p", "q", None], pa.large_string()),
+        "flag": pa.array([True, None, False]),
+        "y": pa.array([7, 8, 8]),
+    }
+    parquet.write_table(pa.table(columns), "t.parquet")
+    source = table("t.parquet")
+    assert source.rows[0][0].tolist() == [1, 1.5, 0, 2, 0, 5, 0.5, 0, 3, 12, 0, 1]
+    assert source.classes == ("7", "8")
+    parquet.write_table(pa.table({**columns, "list": pa.array([[1], [2], [3]])}), "t.parquet")
+    found = fault("t.parquet", "y")
+    assert "'list'" in found.so
+    assert found.write == "data.drop=[list]"
+    assert table("t.parquet", "y", drop=["list"]).facts == source.facts
+
+
+def test_ready_splits(mixed):
+    write("later.csv", "label,income,joined,member,city,age,more\nno,1,2026-01-01,true,Paris,NA,9\n")
+    source = table(mixed, test_path="later.csv", val_path=mixed)
+    assert set(source.given) == {"test", "val"}
+    inputs, targets = source.given["test"]
+    assert targets.tolist() == [0]
+    assert inputs[0, 1] == -1
+    assert math.isnan(inputs[0, 0])
+    write("later.csv", MIXED.replace("yes", "perhaps"))
+    found = fault(mixed, test_path="later.csv")
+    assert found.asked == "data.test_path=later.csv"
+    assert "line 2" in found.so
+    assert "'perhaps'" in found.so
+
+
+def test_like_an_earlier_run(mixed):
+    source = table(mixed)
+    write("one.csv", "label,age,city,member,joined,income\nyes,1,Rome,false,2026-01-01,5\n")
+    again = table("one.csv", like=source.reader)
+    assert again.classes == source.classes
+    assert again.rows[1].tolist() == [1]
+    assert again.rows[0][0, :3].tolist() == [1, 1, 0]
+    assert again.facts == source.facts
+    assert torch.equal(table("one.csv", like=build(source.reader, key="like")).rows[0], again.rows[0])
+
+
+def test_the_reader_takes_a_file_without_targets_in_any_order(mixed, caplog):
+    source = table(mixed)
+    reader = build(source.reader, key="reader")
+    assert torch.equal(reader(mixed).nan_to_num(-9), source.rows[0].nan_to_num(-9))
+    lines = [line.split(",") for line in MIXED.splitlines()]
+    write("other.csv", "".join(",".join(reversed(line[:-1])) + "\n" for line in lines).replace("Rome", "Paris"))
+    rows = reader("other.csv")
+    assert torch.equal(rows[2:].nan_to_num(-9), source.rows[0][2:].nan_to_num(-9))
+    assert rows[1, 1] == -1
+    assert reader.unknown == {"city": 1}
+    assert "'city': 1 row has a category that training did not know" in caplog.text
+
+
+def test_the_reader_says_what_is_missing(mixed):
+    reader = build(table(mixed).reader, key="reader")
+    write("less.csv", "age,City,member,income\n1,a,true,2\n")
+    with pytest.raises(RunnerError) as caught:
+        reader("less.csv")
+    assert "no column 'city', 'joined' (is it 'City'?)" in caught.value.faults[0].so
+    write("bad.csv", MIXED.replace("28,", "old,"))
+    with pytest.raises(RunnerError) as caught:
+        reader("bad.csv")
+    assert "bad.csv, line 4, column 'age', is 'old'" in caught.value.faults[0].so
+    write("none.csv", MIXED.splitlines()[0] + "\n")
+    with pytest.raises(RunnerError) as caught:
+        reader("none.csv")
+    assert caught.value.faults[0].asked == "--input=none.csv"
+
+
+def test_odd_names_and_categories_travel_through_the_card():
+    names = ["a,b", 'quo"te', "${x}", "ü \n new", "{y}", "=1", "target"]
+    rows = [["${x}", 1, 2, 3, 4, 5, 0], ["{z}", 5, 4, 3, 2, 1, 1]]
+    with Path("odd.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([names, *rows])
+    source = table("odd.csv")
+    reader = build(json.loads(json.dumps(source.reader)), key="reader")
+    assert reader.columns.names == names[:-1]
+    assert reader.columns.columns[0].categories == ("${x}", "{z}")
+    assert torch.equal(reader("odd.csv"), source.rows[0])
+
+
+def test_thousands_of_columns():
+    count = 3000
+    rows = [",".join(f"{(i * j) % 11}" for j in range(count)) for i in range(5)]
+    write("wide.csv", ",".join(f"c{j}" for j in range(count - 1)) + ",y\n" + "\n".join(rows) + "\n")
+    source = table("wide.csv")
+    assert source.rows[0].shape == (5, count - 1)
+    assert source.rows[0][2, 7].item() == 14 % 11
+    assert features(source).shape == (5, count - 1)
+
+
+def test_numbers_first_and_texts_later_are_texts(folder, monkeypatch):
+    from runner.data.tables import csv as table_csv
+
+    monkeypatch.setattr(table_csv, "LEAST_BLOCK", 64)  # several batches
+    monkeypatch.setattr(table_csv, "COLUMN_BYTES", 1)
+    rows = ["1,0", "2,1"] * 10 + ["north,0", "south,1"] * 30
+    write("t.csv", "c,y\n" + "\n".join(rows) + "\n")
+    categories = table("t.csv").reader["columns"][0]["categories"]
+    assert categories == ["north", "south", "1", "2"]
+
+
+def test_splits_keep_the_classes(folder):
+    write("t.csv", "x,y\n" + "".join(f"{i},{'a' if i % 5 else 'b'}\n" for i in range(50)))
+    splits = split(table("t.csv"), val_fraction=0.2, test_fraction=0.2, limit=None, seed=0)
+    assert splits.test[1].tolist().count(1) == 2
+
+
+def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
+    """Sorted, so that each chunk has a mean of its own."""
+    monkeypatch.setattr(statistics, "CHUNK_FLOATS", 8)
+    draw = np.random.default_rng(0)
+    rows = np.sort(draw.normal(1e3, 10, (101, 3)), 0).astype(np.float32)
+    rows[draw.random(rows.shape) < 0.2] = np.nan
+    rows[:20, 1] = np.nan  # whole chunks without a value
+    wages = np.sort(draw.normal(0, 7, (101, 1)), 0).astype(np.float32)
+    tensors = torch.from_numpy(rows), torch.from_numpy(wages)
+    for some in (tensors, Batched(*tensors)):
+        around = statistics.fit(some, sizes=[0, 0, 0], flagged=[1], scale_targets=True)
+        exact = rows.astype(np.float64)
+        np.testing.assert_allclose(around.before["means"], np.nanmean(exact, 0), rtol=1e-12)
+        np.testing.assert_allclose(around.before["spreads"], np.nanstd(exact, 0), rtol=1e-9)
+        np.testing.assert_allclose(around.after["means"], wages.astype(np.float64).mean(0), rtol=1e-9)
+        np.testing.assert_allclose(around.after["spreads"], wages.astype(np.float64).std(0), rtol=1e-9)
+
+
+class Batched(torch.utils.data.Dataset):
+    """Rows that come by the batch, as a mapped file's do."""
+
+    def __init__(self, *columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns[0])
+
+    def __getitems__(self, indices):
+        return tuple(column[list(indices)] for column in self.columns)
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ([5.0] * 30, 1.0),
+        ([0.0] * 30, 1.0),
+        ([1e9, *[1e9 + 64] * 29], 1.0),  # a float32 away: that is the form's rounding, and no spread
+        ([0.0] * 29 + [1e-12], None),  # small numbers that differ, differ
+        ([1e-12, 2e-12] * 15, None),
+        ([100.0, 100.001] * 15, None),
+    ],
+)
+def test_columns_that_are_constant_or_nearly(values, spread):
+    rows = torch.tensor(values)[:, None], torch.zeros(30, dtype=torch.int64)
+    before = statistics.fit(rows, sizes=[0]).before
+    assert before["spreads"] == [pytest.approx(spread or rows[0].double().std(correction=0).item())]
+    assert torch.isfinite(build(before, key="before")(rows[0])).all()

@@ -1,0 +1,185 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from runner.data.tables.values import to_inputs, to_targets
+from runner.errors import RunnerError
+
+NAN, INF = float("nan"), float("inf")
+
+
+def inputs(values, **settings):
+    return to_inputs(values, asked="data=mine", **settings)
+
+
+def targets(values, **settings):
+    tensor, classes = to_targets(values, asked="data=mine", **settings)
+    return tensor.tolist(), classes
+
+
+def mistake(call, values, **settings):
+    with pytest.raises(RunnerError) as caught:
+        call(values, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked.startswith("data")
+    return fault
+
+
+SOUND = [
+    np.arange(6, dtype=np.uint8).reshape(3, 2),
+    np.arange(6, dtype=">i4").reshape(3, 2),
+    np.arange(6, dtype=np.float16).reshape(3, 2),
+    np.arange(6, dtype=np.longdouble).reshape(3, 2),
+    np.arange(6.0)[::-1][::-1].reshape(3, 2),
+    [[0, 1], [2, 3], [4, 5]],
+    torch.arange(6.0, requires_grad=True).reshape(3, 2),
+    torch.arange(6).reshape(3, 2).bfloat16(),
+    pd.DataFrame({"a": [0, 2, 4], "b": [1.0, 3.0, 5.0]}),
+]
+
+
+@pytest.mark.parametrize("values", SOUND, ids=lambda values: str(getattr(values, "dtype", type(values).__name__)))
+def test_numbers_of_any_kind_become_float32(values):
+    tensor = inputs(values)
+    assert tensor.dtype == torch.float32
+    assert tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert not tensor.requires_grad
+    assert tensor.is_contiguous()
+
+
+def test_memory_is_shared_where_nothing_has_to_change():
+    values = np.ones((3, 2), dtype=np.float32)
+    assert inputs(values).data_ptr() == values.ctypes.data
+
+
+def test_what_is_read_only_is_copied_without_a_warning():
+    values = np.ones((3, 2), dtype=np.float32)
+    values.setflags(write=False)
+    assert inputs(values).tolist() == inputs(np.broadcast_to(np.float32(1), (3, 2))).tolist() == [[1, 1]] * 3
+
+
+def test_a_row_that_is_one_number_becomes_one_column():
+    assert inputs([1, 2, 3]).shape == (3, 1)
+
+
+def test_more_dimensions_stay():
+    assert inputs(np.zeros((2, 3, 4, 5))).shape == (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("uint8", "uint8"),
+        ("int16", "int16"),
+        ("int64", "int64"),
+        ("uint16", "int32"),
+        ("uint32", "int64"),
+        (">i8", "int64"),
+    ],
+)
+def test_integers_stay_when_asked(given, kept):
+    tensor = inputs(np.array([[1, 2]], dtype=given), keep_integers=True)
+    assert str(tensor.dtype) == f"torch.{kept}"
+    assert tensor.tolist() == [[1, 2]]
+
+
+def test_floats_are_float32_also_then():
+    assert inputs(np.ones((2, 2)), keep_integers=True).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("values", "so", "write"),
+    [
+        ([["a", "b"]], "texts", "array of numbers"),
+        (np.array([["a", 1]], dtype=object), "Python objects", "array of numbers"),
+        (np.ones((2, 2), dtype=complex), "complex numbers", "array of numbers"),
+        (np.array([["2026-01-01"]], dtype="M8[D]"), "dates", "array of numbers"),
+        ([[1, 2], [3]], "can't become an array", "rows of the same length"),
+        (5, "a single int", "first dimension"),
+        ({"a": [1]}, "a single dict", "first dimension"),
+        ([], "no rows", "rows in it"),
+        (np.ones((3, 0)), "(3, 0)", "a column or more"),
+    ],
+)
+def test_what_is_no_array_of_numbers(values, so, write):
+    fault = mistake(inputs, values)
+    assert so in fault.so
+    assert "the inputs" in fault.so
+    assert write in fault.write
+
+
+def test_values_that_are_not_finite_are_counted():
+    values = np.zeros((5, 4))
+    values[3, 1], values[3, 2], values[4, 1] = NAN, INF, -INF
+    fault = mistake(inputs, values, called="array x of good.npz")
+    assert fault.so == (
+        "3 values of array x of good.npz are NaN or infinite, in 2 rows and 2 columns; the first is in row 3, column 1"
+    )
+    assert "mended or left out" in fault.write
+
+
+def test_one_of_each_is_said_in_the_singular():
+    assert "in 1 row and 1 column;" in mistake(inputs, [[1.0, NAN]]).so
+
+
+def test_what_float32_can_not_hold_is_infinite():
+    assert "infinite" in mistake(inputs, [[1e300]]).so
+    assert inputs([[3e38, -3e38]]).isfinite().all()
+
+
+CLASSES = [
+    ([0, 1, 2, 1], [0, 1, 2, 1], ("0", "1", "2")),
+    ([3, 1, 10, 1], [1, 0, 2, 0], ("1", "3", "10")),
+    ([-1, 1], [0, 1], ("-1", "1")),
+    (["b", "a", "b"], [1, 0, 1], ("a", "b")),
+    (np.array([b"b", b"a"]), [1, 0], ("a", "b")),
+    (np.array([True, False]), [1, 0], ("False", "True")),
+    (np.array([[5], [4]], dtype=np.uint8), [1, 0], ("4", "5")),
+    (torch.tensor([7, 7]), [0, 0], ("7",)),
+    (pd.Series(["x", "y"]), [0, 1], ("x", "y")),
+    (pd.Series(["x", "y"], dtype="category"), [0, 1], ("x", "y")),
+]
+
+
+@pytest.mark.parametrize(("values", "indices", "names"), CLASSES, ids=[str(case[2]) for case in CLASSES])
+def test_classes_are_numbered_in_sorted_order(values, indices, names):
+    assert targets(values) == (indices, names)
+    assert to_targets(values, asked="")[0].dtype == torch.int64
+
+
+def test_floats_are_a_regression():
+    assert targets([1.0, 2.5]) == ([[1.0], [2.5]], ())
+    assert targets(np.ones((2, 3))) == ([[1, 1, 1]] * 2, ())
+    assert to_targets([1.0], asked="")[0].dtype == torch.float32
+
+
+def test_the_kind_can_be_told():
+    assert targets([4, 5], kind="regression") == ([[4.0], [5.0]], ())
+    assert targets([2.0, 7.0], kind="classification") == ([0, 1], ("2", "7"))
+
+
+def test_another_split_keeps_the_numbers():
+    assert targets([30, 10], like=("10", "20", "30")) == ([2, 0], ("10", "20", "30"))
+    assert targets([1, 3], like=("0", "1", "2", "3")) == ([1, 3], ("0", "1", "2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "so", "write"),
+    [
+        ([1.0, NAN], {}, "NaN or infinite", "left out"),
+        ([1.0, INF], {"kind": "classification"}, "NaN or infinite", "left out"),
+        ([1.0, 0.5], {"kind": "classification"}, "0.5", "data.kind=regression"),
+        (np.eye(3, dtype=int), {}, "(3, 3)", "targets.argmax(1)"),
+        (["a"], {"kind": "regression"}, "texts", "data.kind=classification"),
+        (np.array([None, 1], dtype=object), {}, "Python objects", "integers, texts or floats"),
+        ([1], {"kind": "classes"}, "auto, classification, regression", "data.kind=classification"),
+        ([5], {"like": ("1", "2")}, "that the training split lacks: 5", "rows of each class"),
+        ([], {}, "no rows", "rows in it"),
+        (np.ones((3, 0)), {}, "(3, 0)", "a column"),
+    ],
+)
+def test_what_are_no_targets(values, settings, so, write):
+    fault = mistake(lambda values, **settings: targets(values, **settings), values, **settings)
+    assert so in fault.so
+    assert write in fault.write

@@ -1,0 +1,202 @@
+import numpy as np
+import pytest
+import torch
+
+from runner.data.array_data import arrays
+from runner.errors import RunnerError
+
+X, Y = np.arange(24.0).reshape(6, 4), np.array([5, 7, 5, 7, 9, 9])
+
+
+@pytest.fixture(autouse=True)
+def folder(own_folder):
+    np.savez("good.npz", x=X, y=Y, labels=Y, inputs=X)
+    np.save("x.npy", X.astype(np.float32))
+    np.save("y.npy", Y)
+    return own_folder
+
+
+def faults(*args, **settings):
+    with pytest.raises(RunnerError) as caught:
+        arrays(*args, **settings)
+    return caught.value.faults
+
+
+def test_an_npz_file():
+    source = arrays("good.npz")
+    assert source.rows[0].tolist() == X.tolist()
+    assert source.rows[1].tolist() == [0, 1, 0, 1, 2, 2]
+    assert source.classes == ("5", "7", "9")
+    assert (source.name, source.origin) == ("good", "good.npz")
+    assert source.facts["num_classes"] == 3
+    assert not source.given
+
+
+def test_the_names_can_be_told():
+    assert arrays("good.npz", "inputs", targets="labels").rows[0].shape == (6, 4)
+
+
+def test_a_regression_on_integers():
+    source = arrays("good.npz", kind="regression")
+    assert source.rows[1].tolist() == [[5.0], [7.0], [5.0], [7.0], [9.0], [9.0]]
+    assert source.facts["num_classes"] is None
+
+
+def test_integers_may_stay():
+    np.savez("tokens.npz", x=np.arange(6).reshape(3, 2), y=[0, 1, 0])
+    assert arrays("tokens.npz").rows[0].dtype == torch.float32
+    assert arrays("tokens.npz", float_inputs=False).rows[0].dtype == torch.int64
+
+
+def test_splits_in_one_file():
+    np.savez("s.npz", x_train=X, y_train=Y, x_val=X[:1], y_val=Y[:1], x_test=X[4:], y_test=Y[4:])
+    source = arrays("s.npz")
+    assert len(source.rows[0]) == 6
+    assert {name: rows[1].tolist() for name, rows in source.given.items()} == {"val": [0], "test": [2, 2]}
+
+
+def test_splits_under_other_names():
+    np.savez("s.npz", image_train=X, label_train=Y, image_test=X, label_test=Y)
+    assert set(arrays("s.npz", "image", targets="label").given) == {"test"}
+
+
+def test_whole_arrays_win_over_splits():
+    np.savez("s.npz", x=X, y=Y, x_train=X[:2], y_train=Y[:2])
+    assert len(arrays("s.npz").rows[0]) == 6
+
+
+def test_safetensors():
+    pytest.importorskip("safetensors.numpy").save_file({"x": X.astype(np.float16), "y": Y}, "s.safetensors")
+    source = arrays("s.safetensors")
+    assert source.rows[0].tolist() == X.tolist()
+    assert source.classes == ("5", "7", "9")
+
+
+def test_two_npy_files():
+    source = arrays("x.npy", targets_path="y.npy")
+    assert source.rows[0].tolist() == X.tolist()
+    assert source.classes == ("5", "7", "9")
+
+
+def test_targets_from_another_kind_of_file():
+    assert arrays("x.npy", targets_path="good.npz", targets="labels").classes == ("5", "7", "9")
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "classes", "said"),
+    [
+        ([0, 1, 2, 0, 1, 2], "auto", ("0", "1", "2"), "3 classes in its last column"),
+        ([0.5, 1, 2, 0, 1, 2], "auto", (), "regression"),
+        ([0, 1, 2, 0, 1, 2], "regression", (), "t.npy"),
+    ],
+)
+def test_the_last_column_of_a_table(last, kind, classes, said):
+    np.save("t.npy", np.column_stack([X, last]))
+    source = arrays("t.npy", kind=kind)
+    assert source.rows[0].tolist() == X.tolist()
+    assert source.classes == classes
+    assert said in source.origin
+
+
+def test_many_whole_numbers_in_the_last_column_are_a_regression():
+    np.save("t.npy", np.arange(400.0).reshape(200, 2))
+    assert arrays("t.npy").facts["num_classes"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "so", "write"),
+    [
+        (
+            {"inputs": "input"},
+            "data.inputs=input",
+            "good.npz has no array input; it has x (6, 4), y (6,)",
+            "data.inputs=inputs",
+        ),
+        ({"targets": "label"}, "data.targets=label", "good.npz has no array label", "data.targets=labels"),
+        ({"targets": "zzzz"}, "data.targets=zzzz", "labels (6,)", "data.targets=y or data.targets=labels"),
+        ({"kind": "classes"}, "data.kind=classes", "auto, classification, regression", "data.kind=classification"),
+        ({"path": "god.npz"}, "data.path=god.npz", "no such file", "data.path=good.npz"),
+        ({"targets_path": "z.npy"}, "data.targets_path=z.npy", "no such file", "data.targets_path="),
+        (
+            {"path": "x.npy", "targets_path": "good.npz", "targets": "l"},
+            "data.targets=l",
+            "good.npz has no array l",
+            "data.targets=",
+        ),
+        ({"path": "y.npy"}, "data.path=y.npy", "(6,)", "data.targets_path=FILE.npy"),
+    ],
+)
+def test_what_a_file_lacks(settings, asked, so, write):
+    (fault,) = faults(**{"path": "good.npz", **settings})
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_both_names_at_once():
+    assert [fault.asked for fault in faults("good.npz", "X1", targets="Y1")] == ["data.inputs=X1", "data.targets=Y1"]
+
+
+def test_a_split_that_lacks_its_targets():
+    np.savez("s.npz", x_train=X, label_train=Y)
+    (fault,) = faults("s.npz")
+    assert fault.asked == "data.targets=y"
+    assert "no array y_train" in fault.so
+    assert fault.write == "data.targets=label"
+    np.savez("s.npz", x_train=X, y_train=Y, x_test=X)
+    (fault,) = faults("s.npz")
+    assert "no array y_test" in fault.so
+    assert "an array y_test" in fault.write
+
+
+@pytest.mark.parametrize(
+    ("arrays_of", "so", "write"),
+    [
+        (
+            {"x": np.where(X > 20, np.nan, X), "y": Y},
+            "3 values of array x of bad.npz are NaN or infinite, in 1 row and 3 columns",
+            "left out",
+        ),
+        ({"x": X, "y": np.full(6, np.inf)}, "6 values of array y of bad.npz", "left out"),
+        ({"x": X, "y": Y[:5]}, "array x of bad.npz have 6 rows and array y of bad.npz 5", "as many targets"),
+        ({"x": X[:0], "y": Y[:0]}, "array x of bad.npz have no rows", "rows in it"),
+        ({"x": np.array(["a"] * 6), "y": Y}, "array x of bad.npz hold texts", "array of numbers"),
+    ],
+)
+def test_values_that_can_not_be_learned_from(arrays_of, so, write):
+    np.savez("bad.npz", **arrays_of)
+    fault = faults("bad.npz")[0]
+    assert fault.asked == "data.path=bad.npz"
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_an_empty_npy_file():
+    np.save("t.npy", np.zeros((0, 3)))
+    assert "no rows" in faults("t.npy")[0].so
+
+
+def test_a_table_of_texts():
+    np.save("t.npy", np.array([["a", "b"]]))
+    assert "texts" in faults("t.npy")[0].so
+
+
+def test_its_reader_reads_the_inputs_alone(monkeypatch):
+    """What travels with a run made of a file: another file's array of the same name, in chunks."""
+    from runner.config.instantiate import build
+    from runner.data import array_data as module
+
+    monkeypatch.setattr(module, "ROWS_A_CHUNK", 4)
+    source = arrays("good.npz", "inputs", targets="labels")
+    np.savez("new.npz", inputs=X + 1, other=X)
+    np.savez("single.npz", whatever=X)
+    read = build(source.reader, key="reader")
+    assert [chunk.tolist() for chunk in read("new.npz")] == [(X[:4] + 1).tolist(), (X[4:] + 1).tolist()]
+    assert torch.cat(list(read("single.npz"))).tolist() == X.tolist()
+    assert torch.cat(list(read("x.npy"))).dtype == torch.float32
+    with pytest.raises(RunnerError, match="no array inputs, and not a single one"):
+        np.savez("other.npz", a=X, b=X)
+        list(read("other.npz"))
+    integers = build(arrays("good.npz", float_inputs=False).reader, key="reader")
+    np.save("whole.npy", np.arange(6).reshape(3, 2))
+    assert next(iter(integers("whole.npy"))).dtype == torch.int64

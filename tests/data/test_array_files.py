@@ -1,0 +1,141 @@
+import builtins
+
+import numpy as np
+import pytest
+
+from runner.data import array_files
+from runner.data.array_files import TABLE, existing, opened
+from runner.errors import RunnerError
+
+X = np.arange(12.0).reshape(6, 2)
+
+
+def fault(path, key="data.path", ask=()):
+    with pytest.raises(RunnerError) as caught, opened(str(path), key=key) as found:
+        for name in ask:
+            found[name]
+    (fault,) = caught.value.faults
+    assert fault.asked == f"{key}={path}"
+    return fault
+
+
+def test_npz_tells_names_and_shapes_before_it_reads(own_folder):
+    np.savez("a.npz", x=X, deep=np.zeros((2, 3, 4)), text=np.array(["a"]))
+    with opened("a.npz", key="data.path") as found:
+        assert found.shapes == {"x": (6, 2), "deep": (2, 3, 4), "text": (1,)}
+        assert "x" in found
+        assert "y" not in found
+        assert len(found) == 3
+        assert found["x"].tolist() == X.tolist()
+
+
+def test_a_compressed_one_too(own_folder):
+    np.savez_compressed("a.npz", x=X)
+    with opened("a.npz", key="data.path") as found:
+        assert found["x"].tolist() == X.tolist()
+
+
+def test_npy_is_mapped_and_read_where_it_is_used(own_folder):
+    np.save("a.npy", X)
+    with opened("a.npy", key="data.path") as found:
+        table = found[TABLE]
+    assert isinstance(table, np.memmap)
+    assert table.flags.writeable
+    table += 1
+    assert np.load("a.npy").tolist() == X.tolist(), "the file stays as it is"
+
+
+def test_safetensors_stay_when_the_file_is_closed(own_folder):
+    torch, saving = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch")
+    saving.save_file({"x": torch.tensor(X).bfloat16(), "y": torch.arange(6)}, "a.safetensors")
+    with opened("a.safetensors", key="data.path") as found:
+        assert found.shapes == {"x": (6, 2), "y": (6,)}
+        x = found["x"]
+    assert x.tolist() == X.tolist()
+
+
+def test_a_home_folder_is_known(own_folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(own_folder))
+    np.save("a.npy", X)
+    assert existing("~/a.npy", key="data.path") == own_folder / "a.npy"
+
+
+def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder):
+    (own_folder / "sets").mkdir()
+    for name in ("digits.npz", "faces.npy", "notes.txt"):
+        (own_folder / "sets" / name).touch()
+    near = fault("sets/digit.npz")
+    assert "no such file" in near.so
+    assert near.write == "data.path=sets/digits.npz"
+    assert fault("sets/zzz.npz").write == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert fault("sets").write == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert "folder" in fault("sets").so
+
+
+def test_a_missing_folder(own_folder):
+    missing = fault("stes/digits.npz", key="data.targets_path")
+    assert missing.so == "there is no folder stes"
+    assert missing.write.startswith("data.targets_path=FILE, relative to the current folder")
+
+
+def test_an_empty_folder(own_folder):
+    assert "FILE that ends in .npz" in fault("digits.npz").write
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.csv"])
+def test_other_kinds_of_file(own_folder, name):
+    (own_folder / name).write_text("1,2")
+    other = fault(name)
+    assert "not read here" in other.so
+    assert ".npz, .npy or .safetensors" in other.write
+
+
+@pytest.mark.parametrize("ending", [".npz", ".npy", ".safetensors"])
+@pytest.mark.parametrize("content", [b"", b"nothing of the kind", None], ids=["empty", "another", "half"])
+def test_broken_files(own_folder, ending, content):
+    if ending == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file({"x": X}, "a.safetensors")
+    else:
+        np.save("a.npy", X) if ending == ".npy" else np.savez("a.npz", x=X)
+    file = own_folder / f"a{ending}"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    broken = fault(f"a{ending}")
+    assert f"can't be read as {ending}" in broken.so
+    assert "a whole file" in broken.write
+
+
+def test_an_array_that_is_broken_inside_its_file(own_folder):
+    np.savez_compressed("a.npz", x=np.random.default_rng(0).normal(size=1000))
+    content = bytearray((own_folder / "a.npz").read_bytes())
+    content[2000:2100] = bytes(100)
+    (own_folder / "a.npz").write_bytes(content)
+    assert "a whole file" in fault("a.npz", ask=["x"]).write
+
+
+@pytest.mark.parametrize("ending", [".npz", ".npy"])
+def test_pickled_objects_are_refused(own_folder, ending):
+    array = np.array([{}, 1], dtype=object)
+    np.save("a.npy", array) if ending == ".npy" else np.savez("a.npz", x=array)
+    refused = fault(f"a{ending}", ask=["x"])
+    assert "could run code" in refused.so
+    assert "arrays of numbers" in refused.write
+
+
+def test_a_file_that_may_not_be_read(own_folder):
+    """Tests may run as root, who may read all."""
+    found = array_files._unreadable(own_folder / "a.npz", "data.path=a.npz", PermissionError(13, "Permission denied"))
+    assert found.write == f"chmod u+r {own_folder / 'a.npz'}"
+
+
+def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
+    (own_folder / "a.safetensors").touch()
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("safetensors"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert fault("a.safetensors").write == "pip install safetensors"

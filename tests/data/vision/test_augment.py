@@ -1,0 +1,268 @@
+"""What each augmentation does to a tiny image by hand, and that nothing but `draws` decides it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+
+import runner
+from runner import cli
+from runner.data.array_data import arrays
+from runner.data.builtin.digits import digits
+from runner.data.loading.batch_transform import Finished
+from runner.data.loading.loaders import Resident
+from runner.data.source import Source
+from runner.data.vision.augment import Augment, augmented
+from runner.data.vision.augment_settings import NAMES
+from runner.errors import RunnerError
+from runner.inspection.host_reads import HostReads
+
+EVERYTHING = {
+    "flip": True,
+    "vertical_flip": 0.3,
+    "crop": 2,
+    "rotate": 20,
+    "scale": 0.2,
+    "brightness": 0.3,
+    "contrast": 0.3,
+    "saturation": 0.3,
+    "cutout": 3,
+    "mixup": 0.4,
+}
+#: 2 rows of 3
+TINY = torch.tensor([[[[1, 2, 3], [4, 5, 6]]]], dtype=torch.uint8)
+
+
+def source(images, targets, num_classes=3):
+    facts = {"input_shape": list(images.shape[1:]), "num_classes": num_classes}
+    return Source("tiny", (images, targets), facts)
+
+
+def finish(images=TINY, *, num_classes=3, **strengths):
+    module = augmented(source(images, torch.zeros(len(images)), num_classes), strengths).finish
+    assert module is not None
+    return module
+
+
+def changed(draws, images=TINY, **strengths):
+    module = finish(images, **strengths)
+    batch = module((images, torch.zeros(len(images), dtype=torch.int64)), torch.tensor([draws] * len(images)))
+    return batch[0]
+
+
+@pytest.mark.parametrize(
+    ("strengths", "draws", "expected"),
+    [
+        ({"flip": True}, [0.49], [[3, 2, 1], [6, 5, 4]]),
+        ({"flip": True}, [0.5], [[1, 2, 3], [4, 5, 6]]),
+        ({"flip": 1}, [0.999], [[3, 2, 1], [6, 5, 4]]),
+        ({"vertical_flip": 0.3}, [0.2], [[4, 5, 6], [1, 2, 3]]),
+        ({"crop": 1}, [0.5, 0.5], [[1, 2, 3], [4, 5, 6]]),
+        ({"crop": 1}, [0.0, 0.5], [[0, 0, 0], [1, 2, 3]]),
+        ({"crop": 1}, [0.99, 0.0], [[0, 4, 5], [0, 0, 0]]),
+        ({"crop": 2}, [0.5, 0.99], [[3, 0, 0], [6, 0, 0]]),
+        ({"cutout": 1}, [0.5, 0.5], [[1, 2, 3], [4, 0, 6]]),
+        ({"cutout": 2}, [0.0, 0.99], [[1, 0, 0], [4, 5, 6]]),
+        ({"rotate": 180}, [0.0], [[6, 5, 4], [3, 2, 1]]),
+        ({"rotate": 180}, [0.5], [[1, 2, 3], [4, 5, 6]]),
+        ({"brightness": 0.5}, [0.0], [[0, 1, 2], [2, 2, 3]]),  # halves are rounded to even
+        ({"contrast": 0.5}, [0.0], [[2, 3, 3], [4, 4, 5]]),
+        ({"flip": True, "cutout": 1}, [0.0, 0.0, 0.0], [[0, 2, 1], [6, 5, 4]]),
+    ],
+    ids=str,
+)
+def test_a_tiny_image(strengths, draws, expected):
+    image = changed(draws, **strengths)
+    assert image.dtype == torch.uint8
+    assert image.tolist() == [[expected]]
+
+
+def test_bytes_stay_in_their_range():
+    image = changed([0.99], torch.full((1, 1, 2, 2), 250, dtype=torch.uint8), brightness=0.5)
+    assert image.unique().tolist() == [255]
+
+
+def test_a_quarter_turn_and_a_zoom():
+    square = torch.arange(9.0).reshape(1, 1, 3, 3)
+    torch.testing.assert_close(changed([0.75], square, rotate=180), square.rot90(1, (3, 2)), atol=1e-5, rtol=0)
+    wide = torch.zeros(1, 1, 3, 5)
+    wide[..., 1, 3] = 1  # one to the right of the middle comes to lie one below it: pixels are square
+    assert changed([0.75], wide, rotate=180)[0, 0].round().nonzero().tolist() == [[2, 2]]
+    spot = torch.zeros(1, 1, 5, 5)
+    spot[..., 2, 2] = 1
+    assert changed([0.99], spot, scale=0.5).sum() > 1.5  # larger
+    assert changed([0.01], spot, scale=0.5).sum() < 0.5 + 0.51  # smaller, and its brightness as before
+
+
+def test_saturation_leaves_grey_alone_and_takes_colours_towards_it():
+    grey = torch.full((1, 3, 2, 2), 0.4)
+    torch.testing.assert_close(changed([0.0], grey, saturation=0.5), grey)
+    red = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1)
+    expected = torch.tensor([0.6495, 0.1495, 0.1495]).reshape(1, 3, 1, 1)
+    torch.testing.assert_close(changed([0.0], red, saturation=0.5), expected)
+
+
+def test_mixup_mixes_images_and_classes_by_the_same_share():
+    images = torch.tensor([0.0, 1.0, 2.0]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2)
+    mixed, shares = finish(images, mixup=1)((images, torch.tensor([0, 1, 2])), torch.tensor([[0.0], [0.5], [0.999]]))
+    assert mixed[:, 0, 0, 0].tolist() == pytest.approx([1.0, 0.75, 2.0], abs=2e-3)
+    expected = [[0.5, 0, 0.5], [0.25, 0.75, 0], [0, 0, 1]]
+    torch.testing.assert_close(shares, torch.tensor(expected), atol=1e-3, rtol=0)
+
+
+def test_mixup_of_a_regression_mixes_its_numbers():
+    images, targets = torch.zeros(2, 1, 2, 2), torch.tensor([[0.0], [4.0]])
+    module = finish(images, num_classes=None, mixup=1)
+    assert module((images, targets), torch.tensor([[0.0], [0.5]]))[1].flatten().tolist() == pytest.approx(
+        [2, 3], abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 1, 10])
+def test_the_shares_are_those_of_beta(alpha):
+    module = finish(mixup=alpha)
+    draws = torch.linspace(0, 0.99, 200)
+    expected = beta.ppf((1 + draws.double().numpy()) / 2, alpha, alpha)
+    np.testing.assert_allclose(module._share(draws).numpy(), expected, atol=2e-3)
+
+
+def test_each_row_has_draws_of_its_own():
+    images = TINY.expand(2, 1, 2, 3)
+    module = finish(images, flip=True)
+    batch = module((images, torch.zeros(2)), torch.tensor([[0.1], [0.9]]))
+    assert batch[0][:, 0, 0].tolist() == [[3, 2, 1], [1, 2, 3]]
+
+
+def test_the_order_of_writing_does_not_matter_and_a_list_has_the_usual_strengths():
+    listed = augmented(source(torch.zeros(1, 1, 8, 8), torch.zeros(1)), ["crop", {"flip": 0.25}]).finish
+    assert isinstance(listed, Augment)
+    assert listed.strengths == {"flip": 0.25, "crop": 4.0}
+    assert list(listed.strengths) == ["flip", "crop"]
+    assert listed.num_draws == 3
+
+
+def test_evaluation_changes_nothing():
+    images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    module = finish(images, **EVERYTHING).eval()
+    batch = (images, torch.zeros(4, dtype=torch.int64))
+    assert module(batch, torch.empty(4, 0)) is batch
+
+
+@pytest.mark.parametrize("asked", [None, {}, [], {"flip": None}])
+def test_nothing_asked_is_no_finish(asked):
+    plain = source(TINY, torch.zeros(1))
+    assert augmented(plain, asked) is plain
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_the_same_draws_give_the_same_batch_on_each_device(device, dtype):
+    images = (torch.rand(16, 3, 8, 8) * 255).to(dtype)
+    targets, draws = torch.arange(16) % 3, torch.rand(16, 12)
+    module = finish(images, **EVERYTHING)
+    here = module((images, targets), draws)
+    there = module.to(device)((images.to(device), targets.to(device)), draws.to(device))
+    assert here[0].dtype == dtype
+    close = {"atol": 1.0, "rtol": 0.0} if dtype == torch.uint8 else {"atol": 1e-2, "rtol": 1e-4}
+    torch.testing.assert_close(there[0].cpu(), here[0], **close)  # a half may be rounded up here and down there
+    torch.testing.assert_close(there[1].cpu(), here[1])
+
+
+def loader(device, kind=Resident):
+    images, targets = torch.randint(256, (50, 3, 8, 8), dtype=torch.uint8), torch.arange(50) % 3
+    batches = kind((images, targets), batch_size=8, device=device, seed=3, shuffle=True)
+    return Finished(batches, finish(images, **EVERYTHING).to(device), device=device, seed=3, is_training=True)
+
+
+def test_two_epochs_differ_and_an_epoch_again_is_the_same(device):
+    torch.manual_seed(0)
+    batches = loader(device)
+    first, again, second = (list(batches.epoch(number)) for number in (0, 0, 1))
+    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first[3:], batches.epoch(0, first_batch=3), strict=True))
+
+
+def test_nothing_is_read_from_the_device(device):
+    batches = loader(device)
+    with HostReads(device) as reads:
+        for _ in batches.epoch(0):
+            pass
+    found = [str(read) for read in reads.found]
+    towards = [read for read in found if "a copy from the host" in read]  # the order and the draws, once an epoch
+    assert found == towards
+    assert len(towards) <= (0 if device.type == "cuda" else 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "key", "so", "write"),
+    [
+        ({"flop": True}, "data.augment.flop=True", "no such augmentation", "data.augment.flip"),
+        ({"flip": 2}, "data.augment.flip=2", "0 to 1", "data.augment.flip=0.5"),
+        ({"crop": 1.5}, "data.augment.crop=1.5", "whole number", "data.augment.crop=4"),
+        ({"crop": 9}, "data.augment.crop=9", "a side of 2 pixels", "data.augment.crop=1"),
+        ({"cutout": 4}, "data.augment.cutout=4", "a side of 2 pixels", "data.augment.cutout=1"),
+        ({"rotate": "a bit"}, "data.augment.rotate=a bit", "degrees", "data.augment.rotate=10"),
+        ({"brightness": 1}, "data.augment.brightness=1", "less than 1", "data.augment.brightness=0.2"),
+        ({"mixup": -1}, "data.augment.mixup=-1", "alpha", "data.augment.mixup=0.2"),
+        ({"saturation": True}, "data.augment.saturation=0.2", "1 channel,", "data.augment.saturation=0"),
+        ("flip", "data.augment=flip", "list of names", "data.augment=[flip]"),
+        (True, "data.augment=True", "list of names", "data.augment=[flip,crop] or"),
+        (3, "data.augment=3", "list of names", "{flip:true"),
+    ],
+)
+def test_what_is_no_augmentation(asked, key, so, write):
+    with pytest.raises(RunnerError) as caught:
+        augmented(source(TINY, torch.zeros(1)), asked)
+    (fault,) = caught.value.faults
+    assert fault.asked == key
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_all_faults_at_once():
+    with pytest.raises(RunnerError) as caught:
+        augmented(source(TINY, torch.zeros(1)), {"flop": 1, "mixup": -1})
+    assert len(caught.value.faults) == 2
+
+
+def test_rows_that_are_no_images():
+    with pytest.raises(RunnerError, match=r"\(64,\)"):
+        augmented(source(torch.zeros(2, 64), torch.zeros(2)), ["flip"])
+
+
+def test_arrays_and_digits_take_it(own_folder):
+    np.savez(own_folder / "images.npz", x=np.zeros((6, 1, 8, 8)), y=np.arange(6) % 2)
+    np.savez(own_folder / "table.npz", x=np.zeros((6, 8)), y=np.arange(6) % 2)
+    for found in (arrays("images.npz", augment=["flip"]), digits(augment={"flip": 0.5})):
+        assert isinstance(found.finish, Augment)
+        assert found.finish.num_draws == 1
+    assert digits().finish is None
+    with pytest.raises(RunnerError, match="images are"):
+        arrays("table.npz", augment=["flip"])
+
+
+def run(folder, *words):
+    fixed = ["data=digits", "data.limit=120", "model=cnn", "model.channels=[4]", "train.batch_size=16"]
+    fixed += [
+        "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
+        "tracking.enabled=false",
+        "train.num_epochs=3",
+        "task.plots=false",
+    ]
+    return runner.run([*fixed, *words], folder=folder)
+
+
+def test_a_run_that_is_taken_up_equals_an_unbroken_one(own_folder):
+    whole = run("whole")
+    stopped = run("parts", "train.num_steps=9", "train.checkpoint_every_steps=1")
+    assert (whole["status"], stopped["status"]) == ("finished", "finished")
+    assert stopped["metrics"]["train/loss"] != whole["metrics"]["train/loss"]
+    assert 0 < whole["metrics"]["train/accuracy"] <= 1
+    assert cli.main(["resume", "parts", "train.num_steps=18"]) == 0
+    taken_up = json.loads((own_folder / "parts" / "summary.json").read_text())
+    assert taken_up["metrics"]["val/loss"] == whole["metrics"]["val/loss"]
+
+
+assert set(EVERYTHING) == set(NAMES)

@@ -1,0 +1,180 @@
+from collections import OrderedDict, UserDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from simulated import run_simulated
+from torch import nn
+
+from runner.device.placement import (
+    legal_dtype,
+    map_tensors,
+    move,
+    num_bytes,
+    num_rows,
+    place,
+    supports_float64,
+    tensors,
+)
+
+CPU, META, MPS = torch.device("cpu"), torch.device("meta"), torch.device("mps")
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclass
+class Batch:
+    x: Any
+    name: str = "batch"
+    made: int = field(default=0, init=False)
+
+    def __post_init__(self):
+        self.made += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: Any
+    y: Any = None
+
+
+def one():
+    return torch.ones(3, 2)
+
+
+TREES = {
+    "tensor": one,
+    "dict": lambda: {"x": one(), "n": 1},
+    "ordered dict": lambda: OrderedDict(x=one()),
+    "default dict": lambda: defaultdict(list, x=one()),
+    "library's dict": lambda: UserDict(x=one()),
+    "list": lambda: [one(), "text"],
+    "tuple": lambda: (one(), None),
+    "named tuple": lambda: Pair(one(), 1.5),
+    "torch's named tuple": lambda: one().max(0),
+    "dataclass": lambda: Batch(one()),
+    "frozen dataclass": lambda: Frozen(one()),
+    "nested": lambda: {"a": [Pair(one(), {"b": Frozen(one(), (one(),))})]},
+}
+LEAVES = [None, 3, "text", np.ones(2), {1, 2}, Batch, nn.ReLU()]
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_what_lies_there_already_comes_back_as_the_same_object(tree):
+    tree = tree()
+    assert move(tree, CPU) is tree
+    assert map_tensors(tree, lambda tensor: tensor) is tree
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_everything_moves_and_the_containers_keep_their_class(tree):
+    tree = tree()
+    moved = move(tree, META)
+    assert type(moved) is type(tree)
+    assert tensors(moved)
+    assert {tensor.device for tensor in tensors(moved)} == {META}
+    assert {tensor.device for tensor in tensors(tree)} == {CPU}, "the tree that was given stays as it was"
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: type(leaf).__name__)
+def test_all_else_passes(leaf):
+    assert move(leaf, META) is leaf
+    assert move([leaf, one()], META)[0] is leaf
+
+
+def test_only_what_changes_is_made_anew():
+    still = [torch.ones(1, device=META)]
+    tree = {"moves": one(), "still": still, "factory": 1}
+    assert move(tree, META)["still"] is still
+
+
+def test_a_mapping_keeps_what_it_carries():
+    assert move(defaultdict(list, x=one()), META).default_factory is list
+
+
+def test_a_dataclass_is_not_made_twice():
+    moved = move(Batch(one(), "first"), META)
+    assert (moved.made, moved.name) == (1, "first")
+
+
+def test_a_field_outside_of_init_moves_too():
+    @dataclass
+    class Lazy:
+        x: Any = field(init=False)
+
+    lazy = Lazy()
+    assert move(lazy, META) is lazy
+    lazy.x = one()
+    assert move(lazy, META).x.device == META
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu", "meta"])
+def test_only_cuda_takes_copies_that_nobody_waits_for(kind):
+    with pytest.raises(ValueError, match="CUDA only"):
+        move(one(), torch.device(kind), non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_mps"),
+    [
+        (torch.float64, torch.float32),
+        (torch.complex128, torch.complex64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.int64, torch.int64),
+        (torch.bool, torch.bool),
+    ],
+)
+def test_doubles_become_floats_where_there_are_none(dtype, on_mps):
+    assert legal_dtype(dtype, MPS) == on_mps
+    assert legal_dtype(dtype, torch.device("mps:0")) == on_mps
+    assert all(legal_dtype(dtype, torch.device(kind)) == dtype for kind in ("cpu", "cuda:1", "xpu"))
+
+
+def test_which_devices_have_doubles():
+    assert [supports_float64(torch.device(kind)) for kind in ("cpu", "cuda:3", "xpu", "mps", "mps:0")] == [True] * 3 + [
+        False
+    ] * 2
+
+
+def test_a_module_stays_the_same_and_moves_whole():
+    model = nn.Sequential(nn.Linear(2, 3, dtype=torch.float64), nn.BatchNorm1d(3))
+    assert place(model, CPU) is model
+    assert model[0].weight.dtype == torch.float64
+    place(model, META)
+    assert {value.device for value in model.state_dict().values()} == {META}
+
+
+def double_to(device):
+    """Under a device without doubles: what becomes of a batch and of a module in double."""
+    batch = move({"x": torch.ones(2, dtype=torch.float64), "n": torch.ones(2, dtype=torch.int64)}, device)
+    model = nn.Linear(2, 2, dtype=torch.float64)
+    model.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    weight = model.weight
+    place(model, device)
+    kinds = [str(tensor.dtype) for tensor in (*batch.values(), model.weight, model.scale)]
+    return (
+        kinds,
+        sorted({tensor.device.type for tensor in (*batch.values(), model.weight, model.scale)}),
+        weight is model.weight,
+    )
+
+
+def test_doubles_on_a_pretended_mac():
+    kinds, devices, same = run_simulated("mps", double_to)
+    assert kinds == ["torch.float32", "torch.int64", "torch.float32", "torch.float32"]
+    assert devices == ["mps"]
+    assert same
+
+
+def test_bytes_and_rows():
+    tree = {"x": torch.ones(5, 4), "more": [Pair(torch.ones(5, dtype=torch.int64), None)]}
+    assert num_bytes(tree) == 5 * 4 * 4 + 5 * 8
+    assert num_rows(tree) == 5
+    assert num_rows({"n": 3}) == num_rows(torch.ones(())) == num_bytes(None) == 0
+    assert [tuple(tensor.shape) for tensor in tensors(tree)] == [(5, 4), (5,)]

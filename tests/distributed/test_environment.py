@@ -1,0 +1,87 @@
+"""The place that launchers give a process in its environment."""
+
+import pytest
+
+from runner import cli
+from runner.distributed.environment import Place, place_of
+from runner.errors import RunnerError
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "1234",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "7",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "1230042",
+    "SLURM_JOB_NODELIST": "node[7-8]",
+    "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+}
+
+
+def place(environ, host="node7"):
+    return place_of(environ, first_host=lambda nodes: host)
+
+
+def test_torchrun():
+    assert place(TORCHRUN) == Place(3, 4, 1, 2, "node1", 1234, "torchrun")
+
+
+def test_srun():
+    assert place(SRUN) == Place(5, 7, 1, 3, "node7", 15_042, "srun")
+
+
+def test_srun_without_scontrol_goes_by_the_launching_node():
+    assert place(SRUN, host="").address == "10.0.0.1"
+
+
+def test_torchrun_inside_of_a_job_of_slurm_wins():
+    assert place(SRUN | TORCHRUN).by == "torchrun"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "expected"), [("4(x2),3", 0, 4), ("4(x2),3", 1, 4), ("4(x2),3", 2, 3), ("2", 0, 2)]
+)
+def test_tasks_of_a_node(tasks, node, expected):
+    found = place(SRUN | {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)})
+    assert found.local_num == expected
+
+
+ALONE = [
+    {},
+    {"WORLD_SIZE": "4"},
+    {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"},
+    {**SRUN, "SLURM_STEP_NUM_TASKS": "1"},
+    {name: value for name, value in SRUN.items() if "STEP" not in name},  # a batch script's own process
+]
+
+
+@pytest.mark.parametrize("environ", ALONE)
+def test_alone(environ):
+    assert place(environ) is None
+
+
+@pytest.mark.parametrize(
+    "environ", [TORCHRUN | {"RANK": "four"}, TORCHRUN | {"RANK": "4"}, TORCHRUN | {"LOCAL_RANK": "2"}]
+)
+def test_what_names_no_place_is_refused(environ):
+    with pytest.raises(RunnerError, match="unset"):
+        place(environ)
+
+
+def test_a_sweep_that_a_file_asks_for_is_refused_in_each_of_several_processes(own_folder, monkeypatch, capsys):
+    for name, value in (TORCHRUN | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    (own_folder / "mine.yaml").write_text("defaults: [config, _self_]\nhydra: {mode: MULTIRUN}\n")
+    assert cli.main(["-cd", ".", "-cn", "mine", "hydra.sweep.dir=sweep"]) == 2
+    assert "hydra.mode: MULTIRUN, in a file" in (said := capsys.readouterr().err)
+    assert "torchrun has started 4 processes, and a sweep starts its jobs itself" in said
+    assert [path.name for path in own_folder.iterdir()] == ["mine.yaml"]

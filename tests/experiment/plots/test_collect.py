@@ -1,0 +1,113 @@
+"""What the pictures are made of: the rows of a split as the model sees them, and the worst of them."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from simulated import run_simulated
+from torch import nn
+
+from runner.experiment.plots.boundary import draw
+from runner.experiment.plots.collect import GRID, NUM_SHOWN, collect
+from runner.models.table_inputs import TableColumns
+from runner.models.with_preprocessing import Prepared
+from runner.tasks.autoencoding import Autoencoding
+from runner.tasks.classification import Classification
+from runner.tasks.regression import Regression
+
+
+def rows(count=60, width=2):
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(count, width, generator=draw), torch.randint(3, (count,), generator=draw)
+
+
+def batches(inputs, targets, size=25):
+    return zip(inputs.split(size), targets.split(size), strict=True)
+
+
+def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
+    inputs, targets = rows(width=5)
+    model = nn.Sequential(nn.Dropout(0.9), nn.Linear(5, 3))
+    found = collect(model, Classification(num_classes=3), batches(inputs, targets), autocast=nullcontext)
+    sure = model[1](inputs).softmax(1).detach()
+    np.testing.assert_allclose(found.predictions, sure.numpy(), rtol=1e-6)
+    assert found.targets.tolist() == targets.tolist()
+    order = (1 - sure.gather(1, targets[:, None])[:, 0]).argsort(descending=True)[:NUM_SHOWN]
+    np.testing.assert_array_equal(found.worst.inputs, inputs[order].numpy())
+    assert found.worst.targets.tolist() == targets[order].tolist()
+    assert model.training and found.plane is None
+
+
+def test_no_more_rows_are_read_than_asked_for():
+    inputs, targets = rows()
+    read = []
+
+    def counted():
+        for batch in batches(inputs, targets, 10):
+            read.append(len(batch[0]))
+            yield batch
+
+    model = nn.Linear(2, 3)
+    found = collect(model, Classification(num_classes=3), counted(), autocast=nullcontext, most_rows=15)
+    assert len(found.predictions) == len(found.targets) == 15
+    assert sum(read) == 20
+
+
+@pytest.mark.parametrize("is_regression", [False, True])
+def test_the_plane_holds_what_the_whole_model_says_around_the_rows(is_regression):
+    inputs, targets = rows()
+    inputs = inputs * torch.tensor([1.0, 100.0])
+    layer = nn.Linear(2, 1 if is_regression else 3)
+    model = Prepared(layer, before=nn.BatchNorm1d(2))
+    task = Regression() if is_regression else Classification(num_classes=3)
+    told = targets[:, None].float() if is_regression else targets
+    found = collect(model, task, batches(inputs, told), autocast=nullcontext, train=[(inputs * 2, told)])
+    plane = found.plane
+    assert plane.predictions.shape == (GRID, GRID, 1 if is_regression else 3)
+    assert plane.x[0] < 2 * inputs[:, 0].min() and plane.y[-1] > 2 * inputs[:, 1].max()
+    here = torch.tensor([[plane.x[7], plane.y[3]]])
+    with torch.no_grad():
+        said = task.predictions(model.eval()(here))[0]
+    np.testing.assert_allclose(plane.predictions[3, 7], said.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(plane.train[0], (2 * inputs).numpy())
+
+
+def test_reconstructions_of_the_first_and_the_worst_rows():
+    images = torch.rand(30, 1, 4, 4)
+    images[17] += 5
+    found = collect(
+        nn.Sequential(nn.Flatten(), nn.Hardtanh(0, 1)), Autoencoding(), images.split(20), autocast=nullcontext
+    )
+    np.testing.assert_array_equal(found.first.inputs, images[:8].numpy())
+    np.testing.assert_array_equal(found.worst.inputs[0], images[17].numpy())
+
+
+def on_a_device(device):
+    inputs, targets = rows()
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3).to(device)
+    split = [(part.to(device), true.to(device)) for part, true in batches(inputs, targets)]
+    found = collect(model, Classification(num_classes=3), split, autocast=nullcontext, train=split)
+    return [found.predictions.tolist(), found.worst.inputs.tolist(), found.plane.predictions[:3].tolist()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cuda:1", "mps"])
+def test_on_a_device_that_this_machine_lacks(name):
+    assert run_simulated(name, on_a_device) == run_simulated("cpu", on_a_device)
+
+
+@pytest.mark.parametrize("inputs", [[2.0**62, 1e25], [2.0**62 + 2.0**40, 5.0], [0.0, 1e-30], [float("nan"), 3.0]])
+def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
+    """Numbers that float32 can't tell from their neighbours, and missing ones; a warning fails the test."""
+    points = torch.tensor([inputs] * 20)
+    points[0, 0], points[1, 1] = 2.0**62 if inputs[0] > 1 else 0.5, torch.nan
+    scaled = TableColumns([0, 0], [0.0, 0.0], [1e25, 1e25], [0.0, 0.0])
+    model = Prepared(nn.Linear(2, 2), before=scaled)
+    targets = torch.arange(20) % 2
+    task = Classification(num_classes=2)
+    found = collect(model, task, batches(points, targets), autocast=nullcontext, train=[(points, targets)])
+    assert (np.diff(found.plane.x) > 0).all() and (np.diff(found.plane.y) > 0).all()
+    assert np.isfinite(found.plane.rows[0]).all() and np.isfinite(found.plane.train[0]).all()
+    assert draw(found, tmp_path / "boundary.png")

@@ -1,0 +1,150 @@
+"""Pictures of what a model says: which are drawn, with few and many classes, and what a failing one does."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from runner.experiment.plots import style
+from runner.experiment.plots.calibration import reliability
+from runner.experiment.plots.draw import Plane, Results, Shown, draw_results
+from runner.experiment.plots.samples import as_images
+from runner.tasks.metric_names import PLOTS
+
+DRAW = np.random.default_rng(0)
+
+
+def classified(count, rows=300, names=(), **more):
+    targets = DRAW.integers(count, size=rows)
+    logits = DRAW.normal(size=(rows, count)) + 2 * np.eye(count)[targets]
+    sure = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).astype(np.float32)
+    shown = Shown(DRAW.random((16, 1, 8, 8), dtype=np.float32), sure[:16], targets[:16])
+    return Results("multiclass", sure, targets, classes=names, of="MLP on rows, cpu", worst=shown, **more)
+
+
+def plane(width):
+    grid = np.linspace(-1, 1, 20, dtype=np.float32)
+    said = DRAW.random((20, 20, width), dtype=np.float32)
+    points, targets = DRAW.random((9, 2), dtype=np.float32), np.arange(9) % max(2, width)
+    return Plane(grid, grid, said / said.sum(2, keepdims=True), (points, targets), (points, targets))
+
+
+def numbers(width):
+    true = DRAW.normal(size=(50, width)).astype(np.float32)
+    shown = Shown(DRAW.random((3, 3, 9, 7), dtype=np.float32), true[:3] + 1, true[:3])
+    return Results("regression", true + 0.1, true, worst=shown)
+
+
+def rebuilt(shape):
+    inputs = DRAW.random((4, *shape), dtype=np.float32)
+    shown = Shown(inputs, inputs.reshape(4, -1) * 0.5, inputs.reshape(4, -1))
+    return Results("autoencoding", shown.predictions, shown.targets, first=shown, worst=shown)
+
+
+def labelled():
+    true = DRAW.integers(2, size=(60, 3))
+    said = DRAW.random((60, 3), dtype=np.float32)
+    return Results(
+        "multilabel", said, true, names=("sun", "rain", "$x^2"), worst=Shown(DRAW.random((3, 8, 8)), said[:3], true[:3])
+    )
+
+
+CASES = {
+    "2 classes": (lambda: classified(2, plane=plane(2)), ["confusion", "roc", "calibration", "samples", "boundary"]),
+    "3 classes": (lambda: classified(3, names=("a", "b", "a very long name of a class")), ["confusion", "roc", "calibration", "samples"]),
+    "100 classes": (lambda: classified(100), ["confusion", "calibration", "samples"]),
+    "labels": (labelled, ["roc", "calibration", "samples"]),
+    "a number": (lambda: numbers(1), ["residuals", "samples"]),
+    "8 numbers": (lambda: numbers(8), ["residuals", "samples"]),
+    "images": (lambda: rebuilt((3, 8, 8)), ["reconstructions"]),
+    "signals": (lambda: rebuilt((1, 30)), ["reconstructions"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_makes_sense_is_drawn(case, tmp_path):
+    make, expected = CASES[case]
+    results, told = make(), []
+    drawn = draw_results(results, tmp_path / "plots", wanted=PLOTS[results.kind], say=told.append)
+    assert [path.stem for path in drawn] == expected
+    assert told == []
+    for path in drawn:
+        with Image.open(path) as image:
+            assert image.convert("L").getextrema()[0] < 80  # there is ink
+            assert path.stat().st_size < 400_000
+
+
+def test_rows_that_the_split_lacks_classes_of_are_drawn_too(tmp_path):
+    one = Results("multiclass", np.full((5, 3), 1 / 3, dtype=np.float32), np.zeros(5, dtype=np.int64))
+    names = [path.stem for path in draw_results(one, tmp_path, wanted=PLOTS["multiclass"], say=pytest.fail)]
+    assert names == ["confusion", "calibration"]
+    flat = Results("regression", np.ones((5, 1), dtype=np.float32), np.ones((5, 1), dtype=np.float32))
+    assert draw_results(flat, tmp_path, wanted=PLOTS["regression"], say=pytest.fail)
+
+
+def test_a_picture_that_fails_is_told_in_a_line_and_the_others_are_drawn(tmp_path):
+    broken, told = classified(3), []
+    broken.predictions[4, 1] = np.nan
+    names = [path.stem for path in draw_results(broken, tmp_path, wanted=PLOTS["multiclass"], say=told.append)]
+    assert "confusion" in names and "roc" not in names
+    assert any(line.startswith("plots: roc.png left out: ValueError") for line in told)
+    assert all("\n" not in line for line in told)
+
+
+def test_no_text_lies_on_another_one(tmp_path, monkeypatch):
+    """The tick labels of the matrix and its heading lines, with names of all lengths."""
+    seen = []
+    monkeypatch.setattr(style, "save", lambda figure, path: seen.append(figure) or path)
+    for count, length in ((2, 3), (3, 60), (20, 60), (100, 60)):
+        names = tuple(f"{number} {'w' * length}" for number in range(count))
+        results = classified(count, names=names, num_rows=25_000)
+        draw_results(results, tmp_path, wanted=["confusion"], say=pytest.fail)
+    assert len(seen) == 4
+    for figure in seen:
+        assert not overlaps(figure)
+
+
+def overlaps(figure: Figure):
+    axes, inside = figure.axes[0], figure.bbox
+    figure.draw_without_rendering()
+    groups = (
+        axes.get_xticklabels(),
+        axes.get_yticklabels(),
+        figure.texts,
+        [*figure.texts, axes.title, axes.yaxis.label],
+    )
+    found = []
+    for group in groups:
+        boxes = [text.get_window_extent() for text in group if text.get_text()]
+        found += [(a, b) for number, a in enumerate(boxes) for b in boxes[:number] if a.overlaps(b)]
+        found += [box for box in boxes if box.x0 < 0 or box.y0 < 0 or box.x1 > inside.x1 or box.y1 > inside.y1]
+    return found
+
+
+def test_the_title_says_model_data_split_and_how_many_rows():
+    results = classified(3, num_rows=25_000, split="val")
+    assert results.title == "MLP on rows, cpu, val split, 300 of 25,000 rows"
+
+
+def test_the_expected_calibration_error_is_that_of_torchmetrics():
+    import torch
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    sure = DRAW.random(500, dtype=np.float32)
+    right = DRAW.random(500) < sure**2
+    counts, confidence, accuracy, error = reliability(sure, right)
+    expected = binary_calibration_error(torch.from_numpy(sure), torch.from_numpy(right).int(), n_bins=15)
+    assert error == pytest.approx(expected.item(), abs=1e-6)
+    assert counts.sum() == 500 and (confidence <= 1).all() and (accuracy <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((2, 1, 8, 8), (2, 8, 8)), ((2, 3, 8, 8), (2, 8, 8, 3)), ((2, 8, 8), (2, 8, 8)), ((2, 2, 8, 8), (2, 8, 8)),
+     ((2, 30), None), ((2, 9, 8, 8), None), ((2, 1, 30), None)],
+)  # fmt: skip
+def test_what_an_image_is(shape, expected):
+    images = as_images(DRAW.normal(size=shape))
+    assert (
+        (images is None) if expected is None else (images.shape == expected and 0 <= images.min() <= images.max() <= 1)
+    )

@@ -1,0 +1,56 @@
+"""The metric that epochs are judged by: a name that none would have is told before the training."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.experiment.best_metric import best_of, metric_faults
+
+TASKS = "runner.tasks"
+
+
+def config(metric, target="classification.Classification", **task):
+    stopping = {"metric": metric, "mode": None, "patience": None}
+    return OmegaConf.create({"train": {"early_stopping": stopping}, "task": {"_target_": f"{TASKS}.{target}", **task}})
+
+
+@pytest.mark.parametrize(
+    ("metric", "task", "write"),
+    [
+        (None, {}, None),
+        ("val/loss", {}, None),
+        ("val/f1", {"metrics": ["f1"]}, None),
+        ("val/f1_cat", {"metrics": {"f1": {}}}, None),
+        ("val/rmse", {"target": "regression.Regression"}, None),
+        ("val/mse", {"target": "regression.Regression", "loss": "mae"}, None),
+        ("val/perplexity", {"target": "language.Language"}, None),
+        ("val/anything", {"target": "own.Own"}, None),
+        ("val/acuracy", {}, "train.early_stopping.metric=val/accuracy"),
+        ("accuracy", {}, "train.early_stopping.metric=val/accuracy"),
+        ("train/accuracy", {}, "train.early_stopping.metric=val/accuracy"),
+        ("train/anything", {"target": "own.Own"}, "train.early_stopping.metric=val/loss"),
+        ("val/f1", {}, "task.metrics=[f1] beside it, or"),
+        ("val/accuracy", {"target": "regression.Regression"}, "train.early_stopping.metric=val/loss"),
+        ("val/mse", {"target": "regression.Regression", "loss": "mse"}, "train.early_stopping.metric=val/rmse"),
+    ],
+)
+def test_a_name_that_no_epoch_would_have(metric, task, write):
+    found = metric_faults(config(metric, **task))
+    assert len(found) == (write is not None)
+    assert not found or (write in found[0].write and found[0].asked == f"train.early_stopping.metric={metric}")
+
+
+def test_what_is_better_follows_from_the_name_where_nobody_says():
+    assert (best_of(config(None)).metric, best_of(config(None)).mode) == ("val/loss", "min")
+    assert best_of(config("val/accuracy")).mode == "max"
+
+
+def test_what_a_person_says_is_better_counts():
+    cfg = config("val/accuracy")
+    cfg.train.early_stopping.mode = "min"
+    assert best_of(cfg).mode == "min"
+
+
+@pytest.mark.parametrize("metric", ["val", "val/"])
+def test_a_split_alone_is_no_metric(metric):
+    (fault,) = metric_faults(config(metric, "own.Own"))
+    assert "val/..." in fault.so

@@ -1,0 +1,211 @@
+"""Optimizers and schedules: what they do not take is told by its key before any work, and what they take is made."""
+
+import copy
+import functools
+import sys
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf, open_dict
+from torch import nn
+
+from runner import cli
+from runner.config.compose import composer, hydra_session
+from runner.device import Hardware
+from runner.errors import RunnerError
+from runner.experiment import build
+from runner.experiment.build_optimizer import optimizer_of, schedule_of
+from runner.tracking.journal_reader import read_points
+
+SMALL = ["data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "device=cpu"]
+LR = "optimizer.lr=0.001"
+SCHEDULES = "+scheduler._target_=torch.optim.lr_scheduler"
+
+
+@functools.cache
+def of_groups(*words):
+    with hydra_session(["runner"]):
+        cfg = composer([])([*SMALL, *words])
+    with open_dict(cfg):
+        del cfg.hydra
+    return cfg
+
+
+def composed(*words):
+    """Groups are composed once for all; keys are set, as a composition takes its time."""
+    if any(word.startswith("~") for word in words):
+        return copy.deepcopy(of_groups(*words))
+    keys = [word for word in words if "." in word.partition("=")[0]]
+    cfg = copy.deepcopy(of_groups(*(word for word in words if word not in keys)))
+    for override in OverridesParser.create().parse_overrides(keys):
+        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=False, force_add=True)
+    return cfg
+
+
+def faults(*words):
+    cfg = composed(*words)
+    try:
+        build.check(cfg, Hardware())
+    except RunnerError as error:
+        return error.faults
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "so", "write"),
+    [
+        ("optimizer.lr=x", "optimizer.lr=x", "a number", LR),
+        ("optimizer.lr=1e-3x", "optimizer.lr=1e-3x", "a number", LR),
+        ("optimizer.lr=nan", "optimizer.lr=nan", "Invalid learning rate", LR),
+        ("optimizer.lr=inf", "optimizer.lr=inf", "after 3 steps", LR),
+        ("optimizer.lr=-1", "optimizer.lr=-1", "Adam does not take it: ValueError: Invalid learning rate: -1", LR),
+        ("optimizer.lr=null", "optimizer.lr=null", "a number", LR),
+        ("optimizer.lr=true", "optimizer.lr=true", "a number", LR),
+        ("optimizer.lr=[0.1,0.2]", "optimizer.lr=[0.1,0.2]", "a number", LR),
+        ("optimizer.lr=${oc.env:LR}", "optimizer.lr=fast", "a number", LR),
+        ("+optimizer.weight_decay=nan", "optimizer.weight_decay=nan", "Invalid", "optimizer.weight_decay=0"),
+        ("+optimizer.betas=[0.9]", "optimizer.betas=[0.9]", "IndexError", "optimizer.betas=[0.9,0.999]"),
+        ("+optimizer.betas=[2,3]", "optimizer.betas=[2,3]", "Invalid beta", "optimizer.betas=[0.9,0.999]"),
+        ("optimizer=sgd optimizer.momentum=abc", "optimizer.momentum=abc", "a number", "optimizer.momentum=0.9"),
+        ("optimizer=sgd optimizer.momentum=nan", "optimizer.momentum=nan", "is nan", "optimizer.momentum=0.9"),
+        ("optimizer=sgd optimizer.momentum=0", "optimizer.momentum=0", "Nesterov", "optimizer.momentum=0.9"),
+        ("optimizer.groups=[{match:'*',lr:x}]", "optimizer.groups[0].lr=x", "a number", "optimizer.groups[0].lr=0.001"),
+        ("optimizer.groups=[{match:'*',lr:-1}]", "optimizer.groups[0].lr=-1", "Invalid", "optimizer.groups[0].lr=0.001"),
+        ("optimizer.groups=[{match:'*',lrr:1}]", "optimizer.groups[0].lrr=1", "no setting", "lr instead of lrr"),
+        ("optimizer._partial_=3", "optimizer._partial_=3", "true or false", "optimizer._partial_=true"),
+        ("optimizer._partial_=false", "optimizer._partial_=false", "later", "optimizer._partial_=true"),
+        ("optimizer._target_=torch.optim.LBFGS", "optimizer._target_=torch.optim.LBFGS", "closure", "optimizer=adam"),
+        ("optimizer._target_=torch.optim.SparseAdam", "torch.optim.SparseAdam", "dense gradients", "optimizer=adam"),
+        ("scheduler=cosine scheduler.warmup_fraction=a", "fraction=a", "a number", "scheduler.warmup_fraction=0.1"),
+        ("scheduler=cosine scheduler.warmup_fraction=2", "fraction=2", "from 0 to 1", "scheduler.warmup_fraction=0.1"),
+        ("scheduler=cosine scheduler.num_steps=''", "scheduler.num_steps=", "a whole number", "another value"),
+        ("scheduler=plateau scheduler.factor=2", "scheduler.factor=2", "Factor", "scheduler.factor=0.1"),
+        ("scheduler=plateau scheduler.mode=max", "scheduler.mode=max", "is less", "scheduler.mode=min"),
+        (f"{SCHEDULES}.StepLR +scheduler.step_size=a", "scheduler.step_size=a", "TypeError", "another value"),
+        (f"{SCHEDULES}.CosineAnnealingLR +scheduler.T_max=0", "scheduler.T_max=0", "ZeroDivision", "another value"),
+    ],
+)  # fmt: skip
+def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monkeypatch):
+    monkeypatch.setenv("LR", "fast")
+    (fault,) = faults(*words.split())
+    assert asked in fault.asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    words = [
+        "device=cuda",
+        "optimizer.lr=x",
+        "+optimizer.betas=[0.9]",
+        "scheduler=cosine",
+        "scheduler.warmup_fraction=2",
+    ]
+    asked = [fault.asked for fault in faults(*words)]
+    assert asked == ["device=cuda", "optimizer.lr=x", "optimizer.betas=[0.9]", "scheduler.warmup_fraction=2"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "optimizer=sgd scheduler=cosine",
+        "optimizer=adamw scheduler=plateau optimizer.no_decay=norms_and_biases optimizer.groups=[{match:'*',lr:0}]",
+        "scheduler=plateau train.early_stopping.metric=val/accuracy",
+        "optimizer._target_=torch.optim.Muon",
+        "~optimizer +optimizer._target_=torch.optim.RMSprop",
+        "+optimizer.fused=true +optimizer.capturable=true",
+        "optimizer=adamw +optimizer.capturable=true scheduler=cosine",
+        "optimizer=adamw optimizer.groups=[{match:'*',capturable:true}] scheduler=cosine",
+        "optimizer._target_=torch.optim.SparseAdam ~model +model._target_=torch.nn.Embedding +model.num_embeddings=5"
+        " +model.embedding_dim=3 scheduler=cosine",
+        f"{SCHEDULES}.OneCycleLR +scheduler.max_lr=0.1 +scheduler.total_steps=${{facts.num_steps}}",
+        f"{SCHEDULES}.PolynomialLR +scheduler.total_iters=1",  # it ends at 0
+        f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
+    ],
+)
+def test_what_they_take_passes_and_the_facts_are_as_unknown_as_before(words):
+    cfg = composed(*words.split())
+    before = str(cfg)
+    build.check(cfg, Hardware())
+    assert str(cfg) == before
+
+
+def test_a_text_that_is_a_number_is_that_number(monkeypatch):
+    monkeypatch.setenv("LR", "0.01")
+    cfg = composed("optimizer.lr=${oc.env:LR}", "optimizer.groups=[{match:'1',lr:'0.5'}]")
+    build.check(cfg, Hardware())
+    optimizer = optimizer_of(cfg, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), device=torch.device("cpu"))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
+
+
+def test_what_only_the_model_shows_is_told_when_it_is_there():
+    cfg = composed("optimizer._target_=torch.optim.Muon")
+    with pytest.raises(RunnerError) as caught:
+        optimizer_of(cfg, nn.Linear(2, 2), device=torch.device("cpu"))
+    (fault,) = caught.value.faults
+    assert fault.asked == "optimizer._target_=torch.optim.Muon"
+    assert "2D parameters" in fault.so and "optimizer=adam" in fault.write
+
+
+def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
+    cfg = composed(f"{SCHEDULES}.CosineAnnealingLR", "+scheduler.T_max=${facts.in_features}")
+    build.check(cfg, Hardware())
+    cfg.facts.in_features = 0
+    with pytest.raises(RunnerError, match=r"scheduler\.T_max=0"):
+        build.check(cfg, Hardware())
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    cfg = composed(f"{SCHEDULES}.OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=${facts.num_steps}")
+    build.check(cfg, Hardware())
+    cfg.facts.num_steps = -5
+    with pytest.raises(RunnerError, match=r"scheduler\.total_steps=-5"):
+        schedule_of(cfg, optimizer, mode="min")
+
+
+OWN = """
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ReduceLROnPlateau, SequentialLR
+def chained(optimizer):
+    return ChainedScheduler([ConstantLR(optimizer), ReduceLROnPlateau(optimizer)])
+def wrong(optimizer):
+    return 3
+"""
+
+
+def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_folder):
+    (own_folder / "my_schedules.py").write_text(OWN)
+    (fault,) = faults("+scheduler._target_=my_schedules.chained")
+    assert "does not support `ReduceLROnPlateau`" in fault.so and "scheduler=cosine" in fault.write
+    (fault,) = faults("+scheduler._target_=my_schedules.wrong")
+    assert "no schedule" in fault.so
+
+
+def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):
+    """A run does that while MLflow starts."""
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)  # an import of it fails
+    assert not faults("optimizer.lr=0.01", "scheduler=cosine")
+
+
+PLATEAU = [*SMALL, "model.hidden_sizes=[4]", "train.batch_size=8", "tracking.enabled=false", "task.plots=false"]
+
+
+def test_the_rate_falls_where_epochs_get_no_better(own_folder):
+    words = ["scheduler=plateau", "scheduler.patience=0", "+scheduler.threshold=0.5", "scheduler.factor=0.5"]
+    assert cli.main([*PLATEAU, *words, "train.num_epochs=4", "hydra.run.dir=run"]) == 0
+    points = read_points(own_folder / "run")
+    rate = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.001)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(rate, patience=0, threshold=0.5, factor=0.5)
+    expected = [(1, 0.001)]
+    for step, value in points["val/loss"][:-1]:
+        schedule.step(value)
+        if rate.param_groups[0]["lr"] != expected[-1][1]:
+            expected.append((step + 1, rate.param_groups[0]["lr"]))
+    assert len(expected) > 2
+    assert points["train/lr"] == expected
+
+
+def test_without_validation_it_can_never_fall_and_training_never_ends_early(own_folder, capsys):
+    words = ["data.val_fraction=0", "scheduler=plateau", "train.early_stopping.patience=2"]
+    assert cli.main([*PLATEAU, *words]) == 2
+    said = capsys.readouterr().err
+    assert "scheduler=ReduceLROnPlateau" in said and "train.early_stopping.patience=2" in said
+    assert said.count("no rows to measure val/loss on") == 2

@@ -1,0 +1,253 @@
+"""A folder holds one run: what would be another one, begins too early or comes from elsewhere is refused, and writes nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from filelock import FileLock
+from omegaconf import OmegaConf
+from waiting import LONGEST
+
+from runner import cli
+from runner.errors import RunnerError
+from runner.experiment import claim
+from runner.experiment import run as app
+from runner.tracking.ack import read_ack
+from runner.tracking.journal import read_points
+from runner.version import PACKAGES
+
+SHORT = ["device=cpu", "model=linear", "train.num_steps=6", "tracking.enabled=false", "hydra.run.dir=run"]
+#: what makes another experiment of it, and what is said of it
+OTHERS = {
+    "optimizer.lr=0.1": "optimizer.lr=0.001 (asked: 0.1)",
+    "seed=3": "seed=0 (asked: 3)",
+    "data=iris": "data.name=digits (asked: iris)",
+    "optimizer=sgd": "optimizer._target_=torch.optim.Adam (asked: torch.optim.SGD)",
+    "+optimizer.weight_decay=0.1": "optimizer.weight_decay=- (asked: 0.1)",
+    "train.ema_decay=0.9": "train.ema_decay=None (asked: 0.9)",
+}
+
+
+def content(folder="run"):
+    """Every file of a folder, to the byte, and when it was written."""
+    files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file() and path.name != Path(claim.LOCK).name]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that has finished."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert cli.main(SHORT) == 0
+    finally:
+        os.chdir(before)
+    return folder / "run"
+
+
+@pytest.fixture
+def used(trained, own_folder):
+    shutil.copytree(trained, "run")
+    return own_folder / "run"
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_a_folder_with_another_experiment_is_refused_and_stays_as_it_was(word, used, capsys):
+    before = content()
+    assert cli.main([*SHORT, word]) == 2
+    said = capsys.readouterr().err
+    assert OTHERS[word] in said and "python -m runner resume run" in said
+    assert content() == before
+
+
+def test_the_same_words_again_say_that_it_has_finished(used, capsys):
+    before = content()
+    assert cli.main(SHORT) == 0
+    assert "it has finished; python -m runner resume run train.num_epochs=" in capsys.readouterr().out
+    assert content() == before
+
+
+def test_what_can_go_on_is_told_how(used, capsys):
+    before = content()
+    assert cli.main([*SHORT, "train.num_steps=12"]) == 2
+    assert "write: python -m runner resume run train.num_steps=12" in capsys.readouterr().err
+    summary = json.loads((used / "summary.json").read_text())
+    (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
+    assert cli.main(SHORT) == 2
+    assert "this very run is in it, and can go on" in capsys.readouterr().err
+    (used / "summary.json").write_bytes(before["run/summary.json"][0])
+    assert cli.main(["resume", "run", "train.num_steps=12"]) == 0
+    assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
+
+
+def test_processes_that_are_started_again_go_on(used, monkeypatch):
+    summary = json.loads((used / "summary.json").read_text())
+    (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert cli.main([*SHORT, "train.num_steps=12"]) == 0
+    assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
+    assert cli.main([*SHORT, "train.num_steps=12", "seed=1"]) == 2
+
+
+def test_a_process_beside_the_first_one_is_refused_as_that_one_is(used, monkeypatch):
+    """Else it would wait for one that has ended."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    before = content()
+    assert cli.main([*SHORT, "seed=3"]) == 2
+    assert cli.main(SHORT) == 0  # it has finished, which torchrun is not to take for a failure
+    assert content() == before
+
+
+def test_a_runs_seconds_begin_with_its_command_and_not_with_a_shell_that_became_it(monkeypatch):
+    monkeypatch.setattr(app, "IMPORTED", time.perf_counter() - 5)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: time.time() - 1000)
+    assert 5 <= app._Clock(since_import=True).before < 500
+    assert app._Clock(since_import=False).before == 0  # of a sweep's job in a process that is warm, or of a notebook
+
+
+def test_a_run_again_from_its_own_papers_needs_another_folder(used, capsys):
+    before = content()
+    assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=run"]) == 2
+    assert "has finished" in capsys.readouterr().err
+    assert content() == before
+
+
+def test_a_folder_that_another_process_has_taken_is_refused_before_anything_is_written(own_folder, capsys):
+    Path("run/journal").mkdir(parents=True)
+    with FileLock(Path("run") / claim.LOCK):
+        assert cli.main(SHORT) == 2
+        assert "another run is in it at this moment" in capsys.readouterr().err
+        assert not content() and not Path("run/.hydra").exists()
+    assert cli.main(SHORT) == 0
+
+
+def test_a_folder_may_be_spelled_with_dots_and_stays_taken(own_folder, monkeypatch):
+    Path("below").mkdir()
+    monkeypatch.chdir("below")
+    assert cli.main([*SHORT, "hydra.run.dir=../other/./run"]) == 0
+    assert (own_folder / "other/run/summary.json").is_file()
+
+
+def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder, capsys):
+    mine = [Path(name) for name in ("journal/notes.txt", ".hydra/mine.yaml", "data.csv")]
+    for file in mine:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    words = ["device=cpu", "model=linear", "data=table", "data.path=no.csv", "tracking.enabled=false"]
+    assert cli.main([*words, "hydra.run.dir=."]) == 2
+    assert "no.csv" in capsys.readouterr().err
+    assert {path for path in Path().rglob("*") if path.is_file()} == set(mine)
+    for file in mine:
+        file.unlink()
+    for place in ("journal", ".hydra"):
+        Path(place).rmdir()
+    assert cli.main([*words, "hydra.run.dir=."]) == 2
+    assert own_folder.is_dir() and not list(own_folder.iterdir())
+
+
+def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
+    """Hydra makes a warning of it, writes into the folder and calls the run."""
+    monkeypatch.setattr("tempfile.tempdir", str(used.parent))
+    monkeypatch.setattr(claim, "begin", lambda *_, **__: 1 / 0)
+    before = content()
+    assert cli.main([*SHORT, "seed=3"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert content() == before
+
+
+def test_a_checkpoint_of_another_experiment_is_not_gone_on_with(used, capsys):
+    """As when somebody has written another run's rerun.yaml over this one's."""
+    rerun = used / "rerun.yaml"
+    rerun.write_text(rerun.read_text().replace("lr: 0.001", "lr: 0.5"))
+    weights = torch.load(used / "checkpoints" / "last.pt", weights_only=True)["model"]
+    assert cli.main(["resume", "run", "train.num_steps=12"]) != 0
+    said = "".join(capsys.readouterr())
+    assert "optimizer.lr=0.5" in said and "optimizer.lr=0.001" in said
+    after = torch.load(used / "checkpoints" / "last.pt", weights_only=True)["model"]
+    assert all(torch.equal(weights[name], after[name]) for name in weights)
+
+
+def test_last_is_a_run_and_not_what_a_run_hands_to_its_processes(used):
+    from runner.runs import find
+
+    run = Path("outputs/day/time")
+    shutil.copytree(used, run)
+    (run / "ranks").mkdir()
+    shutil.copy(run / "rerun.yaml", run / "ranks" / "rerun.yaml")
+    later = time.time() + 10
+    os.utime(run / "ranks" / "rerun.yaml", (later, later))
+    assert find.find("last") == run
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="a file that is open can be deleted on POSIX alone")
+def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder):
+    """One process for both: a second run in its folder is refused and leaves it alone; then its folder goes."""
+    from mlflow import MlflowClient
+
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    words = ["device=cpu", "model=linear", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]
+    words += [
+        f"tracking.uri=sqlite:///{own_folder}/runs.db",
+        "tracking.system_metrics=false",
+        "tracking.grace_seconds=60",
+    ]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + LONGEST
+        while not (Path("run/checkpoints/best.pt").exists() and read_points(Path("run"))):
+            assert first.poll() is None and time.monotonic() < deadline, first.stdout.read()
+            time.sleep(0.05)
+        papers = {
+            name: Path("run", name).read_bytes() for name in ("rerun.yaml", "model.json", ".hydra/overrides.yaml")
+        }
+        assert cli.main([*words, "seed=7"]) == 2
+        assert cli.main(words) == 2
+        assert {name: Path("run", name).read_bytes() for name in papers} == papers
+        acknowledged = read_ack(Path("run"))
+        assert not acknowledged.died and not acknowledged.ended
+        before = read_points(Path("run"))["train/loss"]
+        shutil.rmtree("run", ignore_errors=True)
+        said = first.communicate(timeout=LONGEST)[0]
+    finally:
+        first.kill()
+        first.wait()
+    assert first.returncode == 1, said
+    kept = read_points(Path("run"))["train/loss"]
+    assert kept[: len(before)] == before and [step for step, _ in kept] == list(range(1, len(kept) + 1))
+    summary = json.loads(Path("run/summary.json").read_text())
+    client = MlflowClient(f"sqlite:///{own_folder}/runs.db")
+    assert client.get_run(summary["run_id"]).info.status == "FAILED"
+    tracked = client.get_metric_history(summary["run_id"], "train/loss")
+    assert sorted(point.step for point in tracked) == [step for step, _ in kept]
+    assert "the run's folder was deleted while it trained" in said and "Traceback" not in said, said
+
+
+def test_a_run_that_was_waited_for_is_in_the_way_and_its_folder_is_let_go(own_folder, monkeypatch):
+    folder, take = own_folder / "run", claim.take
+
+    def wait_for_another(folder):
+        take(folder)
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/last.pt").touch()
+
+    monkeypatch.setattr(claim, "take", wait_for_another)
+    with pytest.raises(RunnerError, match="another experiment"):
+        claim.begin(folder, OmegaConf.create({"seed": 1}))
+    assert folder not in claim._held

@@ -1,0 +1,69 @@
+"""What several processes can't do, and where somebody else has started them."""
+
+import pytest
+
+from runner.config.compose import composer, hydra_session
+from runner.device import Choice, Gpu, Hardware
+from runner.distributed.environment import Place
+from runner.errors import RunnerError
+from runner.experiment import processes
+
+GIB = 2**30
+GPUS = Hardware(
+    cuda_build="12.8",
+    arch_list=("sm_90",),
+    torch_version="2.13",
+    cuda=(Gpu("H100", 80 * GIB, 70 * GIB, (9, 0)), Gpu("H100", 80 * GIB, 60 * GIB, (9, 0))),
+)
+SECOND = Place(1, 2, 1, 2, "node", 1234, "torchrun")
+
+
+def composed(*words):
+    with hydra_session(["runner"]):
+        return composer([])(list(words))
+
+
+def devices(*words, choice=None, place=None, is_given=False, has_trial=False):
+    choice = choice or Choice("cuda:0", "as asked")
+    found = processes.devices_here(composed(*words), GPUS, choice, place, is_given=is_given, has_trial=has_trial)
+    return [each.device for each in found]
+
+
+def test_all_is_a_process_for_each_gpu():
+    assert devices("device=all") == ["cuda:0", "cuda:1"]
+
+
+def test_a_member_has_its_own():
+    assert devices("device=all", place=SECOND) == ["cuda:1"]
+    assert devices("device=all", place=SECOND, choice=Choice("cuda:7", "given"), is_given=True) == ["cuda:7"]
+
+
+def test_a_job_of_a_sweep_takes_what_its_slot_has():
+    assert devices("device=cuda", is_given=True) == ["cuda:0"]
+    cpu = Choice("cpu", "as asked")
+    assert devices("device=cpu", "train.num_processes=2", choice=cpu, is_given=True) == ["cpu", "cpu"]
+
+
+REFUSED = [
+    (["device=all"], {"is_given": True}, "a sweep gives each of its jobs one device"),
+    (["device=cuda", "train.num_processes=2"], {"is_given": True}, "a sweep gives each of its jobs one device"),
+    (["device=all", "train.on_oom=split"], {}, "can't each repeat a step in parts"),
+    (["device=all", "train.cuda_graph=true"], {}, "a captured step"),
+    (["device=all"], {"has_trial": True}, "hydra.sweeper.pruner=none"),
+    (["device=all", "train.on_oom=split"], {"place": SECOND}, "can't each repeat a step in parts"),
+]
+
+
+@pytest.mark.parametrize(("words", "how", "told"), REFUSED)
+def test_what_several_can_not_do_is_refused(words, how, told):
+    with pytest.raises(RunnerError, match=told):
+        devices(*words, **how)
+
+
+def test_a_number_that_contradicts_the_launcher_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunnerError, match="torchrun has started 2 processes"):
+        processes.place_here(composed("train.num_processes=4"))
+    assert processes.place_here(composed("train.num_processes=2")).num == 2
+    assert processes.place_here(composed()).num == 2

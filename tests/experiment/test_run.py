@@ -1,0 +1,318 @@
+"""Whole runs, as a person starts them: trained, tracked in real stores, interrupted by real signals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.nn import functional as F
+from waiting import LONGEST
+
+from runner import cli
+from runner.config import origin
+from runner.data.builtin.digits import digits
+from runner.data.loading.order import permutation
+from runner.data.split import split
+from runner.models.mlp import MLP
+from runner.tracking.journal import read_points
+from runner.version import PACKAGES
+
+REPOSITORY = PACKAGES
+SMALL = ("model=mlp", "model.hidden_sizes=[32]", "train.num_epochs=3", "hydra.run.dir=run", "metrics.pull_every=10")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONUNBUFFERED": "1"}
+COMMAND = (sys.executable, "-m", "runner")
+
+
+def summary(folder, name="run"):
+    return json.loads((folder / name / "summary.json").read_text())
+
+
+def client(uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(uri)
+
+
+def reference_losses(num_epochs):
+    """The same training, written by hand with `.item()` in each step."""
+    rows = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).train
+    torch.manual_seed(0)
+    model = MLP(64, 10, [32])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
+    found = []
+    for epoch in range(num_epochs):
+        for indices in permutation(len(rows[1]), seed=0, epoch=epoch).split(128):
+            inputs, targets = rows[0][indices], rows[1][indices]
+            logits = model(inputs)
+            loss = F.cross_entropy(logits, targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append((loss.item(), (logits.argmax(1) == targets).float().mean().item()))
+    return found
+
+
+def history(uri, run_id, name):
+    points = client(uri).get_metric_history(run_id, name)
+    return [(point.step, point.value) for point in sorted(points, key=lambda point: point.step)]
+
+
+def check_page(uri, run_id):
+    """Everything that the run's page in MLflow must hold."""
+    import mlflow
+
+    run = client(uri).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.batch_size"] == "128"
+    assert run.data.params["model.hidden_sizes"] == "[32]"
+    assert run.data.params["facts.in_features"] == "64"
+    for tag in ("device", "device_name", "device_reason", "runner_version", "mlflow.note.content"):
+        assert run.data.tags[tag]
+    (dataset,) = run.inputs.dataset_inputs
+    assert dataset.dataset.name == "digits"
+    artifacts = {item.path for item in client(uri).list_artifacts(run_id)}
+    assert {"rerun.yaml", "environment.txt", "plots"} <= artifacts
+    assert {"plots/loss.png", "plots/accuracy.png"} <= {
+        item.path for item in client(uri).list_artifacts(run_id, "plots")
+    }
+    assert {"val/loss", "test/accuracy", "train/lr", "speed/steps_per_second"} <= run.data.metrics.keys()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        model = mlflow.pytorch.load_model(f"runs:/{run_id}/model")
+        info = mlflow.models.get_model_info(f"runs:/{run_id}/model")
+    assert info.signature is not None
+    inputs = digits().rows[0][:7]
+    with torch.no_grad():
+        assert model(inputs).shape == (7, 10)
+
+
+@pytest.mark.slow
+def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder):
+    assert cli.main([*SMALL, "device=cpu", "tracking.uri=sqlite:///runs.db"]) == 0
+    found = summary(own_folder)
+    uri = f"sqlite:///{own_folder}/runs.db"
+    expected = reference_losses(3)
+    for column, name in enumerate(("train/loss", "train/accuracy")):
+        points = history(uri, found["run_id"], name)
+        assert points == [(step, row[column]) for step, row in enumerate(expected, start=1)]
+    assert found["num_steps"] == len(expected)
+    assert found["tracker"]["points_pending"] == 0
+    assert found["host_reads"]["unexpected"] == 0
+    assert found["host_reads"]["pulls"] == -(-len(expected) // 10)
+    check_page(uri, found["run_id"])
+    assert (own_folder / "run" / "checkpoints" / "best.pt").is_file()
+
+
+@pytest.fixture
+def server(tmp_path_factory):
+    """A real `mlflow server` on a free port of this machine."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    stores = [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/server.db",
+        "--artifacts-destination",
+        str(folder / "artifacts"),
+    ]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([*command, *stores], stdout=log, stderr=log, env=ENVIRONMENT, cwd=folder)
+    wait_for(lambda: is_open(port))
+    yield f"http://127.0.0.1:{port}"
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.terminate()
+    process.terminate()
+    process.wait(timeout=LONGEST)
+
+
+def is_open(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_for(condition, *, seconds=LONGEST):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_real_server_gets_the_same(server, own_folder):
+    assert cli.main([*SMALL, "device=cpu", f"tracking.uri={server}"]) == 0
+    found = summary(own_folder)
+    assert [value for _, value in history(server, found["run_id"], "train/loss")] == [
+        loss for loss, _ in reference_losses(3)
+    ]
+    check_page(server, found["run_id"])
+
+
+@pytest.mark.slow
+def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder, capfd):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert cli.main([*SMALL, f"tracking.uri={uri}", "tracking.grace_seconds=1"]) == 0
+    found = summary(own_folder)
+    assert found["status"] == "finished"
+    assert found["tracker"]["points_pending"] > 2 * found["num_steps"]
+    assert f"runner sync run tracking.uri={uri}\n" in capfd.readouterr().out
+    for _ in range(2):  # the second time nothing is sent
+        assert cli.main(["sync", "run", "tracking.uri=sqlite:///late.db"]) == 0
+    assert cli.main(["sync", "run"]) == 0  # where it lies by now
+    synced = summary(own_folder)
+    assert synced["run_id"] and synced["tracker"]["points_pending"] == 0
+    assert synced["tracking_uri"] == f"sqlite:///{own_folder}/late.db" and not Path("mlflow.db").exists()
+    store = f"sqlite:///{own_folder}/late.db"
+    (run,) = client(store).search_runs(["1"])
+    assert [value for _, value in history(store, run.info.run_id, "train/loss")] == [
+        loss for loss, _ in reference_losses(3)
+    ]
+    check_page(store, run.info.run_id)
+
+
+@pytest.mark.slow
+def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("outputs/a/run").mkdir(parents=True)
+    Path("outputs/a/run/rerun.yaml").write_text("seed: 0\n")
+    origin.sign(Path("outputs/a/run"), f"sqlite:///{own_folder}/s3cret.db")
+    Path("outputs/a/run/journal/journal.bin").touch()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: is_open(port))
+        wait_for(Path("s3cret.db").exists)
+        everybody = [process, *process.children(recursive=True)]
+        assert "mlflow" in process.cmdline()
+        assert not [each for each in everybody if "s3cret" in " ".join(each.cmdline())]
+    finally:
+        for each in [*process.children(recursive=True), process]:
+            each.terminate()
+        process.wait(timeout=LONGEST)
+
+
+LONG = (
+    "model=mlp",
+    "train.num_epochs=100000",
+    "hydra.run.dir=run",
+    "metrics.pull_every=10",
+    "tracking.uri=sqlite:///runs.db",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "status"), [(signal.SIGINT, 130, "KILLED"), (signal.SIGTERM, 143, "KILLED")]
+)
+def test_a_signal_ends_the_run_cleanly(own_folder, number, code, status):
+    with subprocess.Popen(
+        [*COMMAND, *LONG], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        wait_for(lambda: len(read_points(own_folder / "run")) > 0)
+        process.send_signal(number)
+        output = process.communicate(timeout=LONGEST)[0].decode()
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    found = summary(own_folder)
+    assert (found["status"], found["tracker"]["points_pending"]) == ("killed", 0)
+    assert len(read_points(own_folder / "run")["train/loss"]) == found["num_steps"]
+    assert client(f"sqlite:///{own_folder}/runs.db").get_run(found["run_id"]).info.status == status
+    state = torch.load(own_folder / "run" / "checkpoints" / "last.pt", weights_only=True)
+    assert state["step"] == found["num_steps"]
+
+
+@pytest.mark.slow
+def test_a_process_killed_without_warning_leaves_no_run_running(own_folder):
+    with subprocess.Popen(
+        [*COMMAND, *LONG], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        ack = own_folder / "run" / "journal" / "ack.json"
+        wait_for(lambda: ack.exists() and json.loads(ack.read_text())["points_written"] > 0)
+        (publisher,) = psutil.Process(process.pid).children()
+        process.kill()
+        process.communicate()
+    publisher.wait(timeout=LONGEST)
+    run_id = json.loads(ack.read_text())["run_id"]
+    uri = f"sqlite:///{own_folder}/runs.db"
+    assert client(uri).get_run(run_id).info.status == "KILLED"
+    journal = read_points(own_folder / "run")["train/loss"]
+    assert history(uri, run_id, "train/loss") == journal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.precision=bf16",),
+        ("train.precision=fp16", "train.clip_grad_norm=1"),
+        ("train.accumulate_steps=3", "scheduler=cosine"),
+        ("train.ema_decay=0.9", "optimizer=sgd"),
+        ("train.early_stopping.patience=1", "train.early_stopping.metric=val/accuracy"),
+        ("data.residency=stream", "train.deterministic=true"),
+        ("data.residency=stream", "data.num_workers=1"),
+        ("optimizer=adamw", "train.num_steps=20", "model.hidden_sizes=[]"),
+        ("data.val_fraction=0", "data.test_fraction=0"),
+        ("metrics.every=5", "placement.init=device", "placement.guard=off"),
+        ("train.max_seconds=0.01",),
+        ("data=synthetic", "data.num_rows=300", "data.num_classes=null", "task=regression", "scheduler=constant"),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_every_setting_runs(own_folder, words):
+    assert cli.main([*SMALL, "model=mlp", "tracking.enabled=false", "train.num_epochs=2", *words]) == 0
+    found = summary(own_folder)
+    assert found["status"] == "finished"
+    assert np.isfinite(found["metrics"]["train/loss"])
+    assert found["host_reads"]["unexpected"] == 0
+
+
+def test_the_defaults_reach_their_accuracy(own_folder):
+    assert cli.main(["tracking.enabled=false", "hydra.run.dir=run"]) == 0
+    assert summary(own_folder)["metrics"]["test/accuracy"] >= 0.97
+
+
+def test_the_same_seed_gives_the_same_run(own_folder):
+    for name in ("run", "again"):
+        words = ["model=cnn", "train.num_steps=15", "tracking.enabled=false", f"hydra.run.dir={name}"]
+        assert cli.main(words) == 0
+    assert read_points(own_folder / "run")["train/loss"] == read_points(own_folder / "again")["train/loss"]
+
+
+def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder):
+    (own_folder / "my_models.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.layer = nn.Linear(64, 10)\n"
+        "        self.calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        if self.calls == 8:\n"
+        "            raise RuntimeError('the eighth')\n        return self.layer(inputs.flatten(1))\n"
+    )
+    (own_folder / "conf" / "model").mkdir(parents=True)
+    (own_folder / "conf" / "model" / "net.yaml").write_text("_target_: my_models.Net\n")
+    assert cli.main(["model=net", "tracking.enabled=false", "hydra.run.dir=run"]) == 1
+    found = summary(own_folder)
+    assert found["status"] == "failed"
+    assert "RuntimeError: the eighth (my_models.py:12 in Net)" in found["error"]
+    assert len(read_points(own_folder / "run")["train/loss"]) == 7
+    assert "Traceback" in (own_folder / "run" / "runner.log").read_text()
+
+
+def test_a_part_that_finds_out_late_that_it_does_not_suit_says_what_to_write(own_folder):
+    (own_folder / "my_tasks.py").write_text(
+        "from runner.errors import Fault, RunnerError\n\ndef loss(model, batch):\n"
+        "    raise RunnerError(Fault('model=cnn', 'it gives too little', 'model=mlp'))\n"
+    )
+    words = ["task=own", "task.function._target_=my_tasks.loss", "tracking.enabled=false", "hydra.run.dir=run"]
+    assert cli.main(words) == 1
+    assert summary(own_folder)["error"] == "model=cnn: it gives too little; write: model=mlp"
+    assert "Traceback" not in (own_folder / "run" / "runner.log").read_text()

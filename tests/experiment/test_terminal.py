@@ -1,0 +1,78 @@
+import io
+import re
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+from synthetic_sweep import Folder
+
+from runner.errors import Fault, RunnerError, report
+from runner.experiment.console import Screen
+from runner.experiment.terminal import Terminal, say
+from runner.sweep.report import build, text
+
+#: sets the title, clears the screen, colours, and does so by C1's one-byte forms, too
+HOSTILE = "a\x1b]0;PWNED\x07\x1b[2J\x1b[31m\x9b2J\x9d0;PWNED\x9c\x08\r\x00\x7f\x85b"
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@pytest.fixture
+def console(monkeypatch):
+    """A terminal with colours."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    made = Terminal()
+    made.file, made._force_terminal, made._color_system = io.StringIO(), True, made._color_system
+    return made
+
+
+def shown(console):
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("form", [str, Text, lambda said: Text(said, style="red")])
+def test_a_terminal_shows_control_characters_and_obeys_none(console, form):
+    console.print(form(HOSTILE), markup=False)
+    table = Table("name", title=HOSTILE)
+    table.add_row(form(HOSTILE))
+    console.print(table)
+    own = re.sub(r"\x1b\[[0-9;]*m", "", shown(console))  # rich's colours
+    assert not CONTROLS.search(own), own
+    assert "\\x1b]0;PWNED" in own and "\\x9b2J" in own
+
+
+def test_ends_of_lines_and_tabs_stay(console, capsys):
+    console.print("a\n\tb")
+    assert shown(console) == "a\n        b\n"
+    say("a\n\tb")
+    assert capsys.readouterr().out == "a\n\tb\n"
+
+
+def test_the_bar_still_moves_the_cursor(console):
+    with Progress(console=console, auto_refresh=False, transient=True) as bar:
+        bar.add_task(HOSTILE, total=2)
+        bar.refresh()
+    assert "\x1b[?25l" in shown(console) and "\x1b[1A" in shown(console) and "\x1b[2K" in shown(console)
+    assert "\x1b[2J" not in shown(console) and "\\x1b[2J" in shown(console)
+
+
+def test_a_mistake_names_what_was_asked_without_obeying_it(capsys):
+    report(RunnerError(Fault(f"name={HOSTILE}", HOSTILE, HOSTILE)))
+    said = capsys.readouterr().err
+    assert not CONTROLS.search(said) and said.count("\\x1b[2J") == 3
+
+
+def test_what_is_printed_without_a_console_is_held_to_the_same(capsys):
+    say(HOSTILE)
+    assert not CONTROLS.search(capsys.readouterr().out)
+
+
+def test_a_sweeps_table_and_a_runs_screen_obey_no_names(tmp_path, capsys):
+    sweep = Folder(tmp_path)
+    metrics = {f"val/{HOSTILE}": 1.0}
+    sweep.job((f"name={HOSTILE}",), name=HOSTILE, summary={"metrics": metrics}, device=HOSTILE)
+    sweep.job(("seed=1",), "failed", name=HOSTILE, error=HOSTILE)
+    text.show(build.write(sweep.close()), Terminal())
+    Screen().say(HOSTILE)
+    said = capsys.readouterr().out
+    assert "PWNED" in said and not CONTROLS.search(said), said

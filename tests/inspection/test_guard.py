@@ -1,0 +1,89 @@
+"""The guard on real steps, on a device that is pretended: it names what is in the wrong place, and nothing else."""
+
+import inspect
+import types
+
+import pytest
+import torch
+from judged import SOUND, WRONG, classify, marked_line, rows
+from once import once
+from simulated import run_simulated
+
+from runner.device.backends import precision
+from runner.device.placement import move, place
+from runner.inspection.device_mismatch import PlacementError
+from runner.inspection.findings import merged
+from runner.inspection.guard import Guard
+from runner.training.step.train_step import make_step
+
+pytestmark = pytest.mark.slow
+
+
+def step_once(case, device):
+    """One watched step, as a run takes it; what was found."""
+    torch.manual_seed(0)
+    model, task = place(case.make(), device), case.task()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
+    guard = Guard(device, when="first_step", model=model, task=task, optimizer=optimizer)
+    step = guard.on(
+        make_step(model, task, optimizer=optimizer, precision=precision("fp32", device=device)), of_groups=True
+    )
+    batch = move(case.batch(), device)
+    try:
+        step([batch])
+        step([batch])
+    except PlacementError as error:
+        return [vars(error.finding)]
+    except (TypeError, RuntimeError) as error:
+        return [{"error": f"{type(error).__name__}: {error}"}]
+    return [vars(finding) for finding in merged(guard.findings)]
+
+
+def judge_all(device):
+    torch.set_num_threads(1)
+    wrong = {case.name: step_once(case, device) for case in WRONG if case.device.partition(":")[0] == device.type}
+    return {"wrong": wrong, "sound": {case.name: step_once(case, device) for case in SOUND}}
+
+
+@once
+def judged(device):
+    return run_simulated(device, judge_all)
+
+
+@pytest.mark.parametrize("case", WRONG, ids=[case.name for case in WRONG])
+def test_each_mistake_is_named_with_its_path_and_line(case):
+    (found,) = judged(case.device)["wrong"][case.name]
+    assert (found["kind"], found["path"]) == (case.kind, case.path), found
+    assert found["line"].endswith(marked_line(case.name)), found
+    assert found["write"], found
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+@pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
+def test_what_is_sound_is_left_in_peace(case, device):
+    assert judged(device)["sound"][case.name] == []
+
+
+class Hasty(torch.nn.Module):
+    """Copies that nobody waits for, in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        shift = torch.ones(3).to(x.device, non_blocking=True)
+        self.seen = x.detach().to("cpu", non_blocking=True)
+        return self.linear(x) + shift
+
+
+def hasten(device):
+    case = types.SimpleNamespace(make=Hasty, task=lambda: classify, batch=rows)
+    return [[found["kind"], found["line"]] for found in step_once(case, device)]
+
+
+def test_copies_that_nobody_waits_for():
+    _, first = inspect.getsourcelines(Hasty.forward)
+    to_device, to_host = (f"tests/inspection/test_guard.py:{first + number}" for number in (1, 2))
+    assert run_simulated("cuda:1", hasten) == [["non_blocking", to_host]]
+    assert run_simulated("mps", hasten) == [["non_blocking", to_device], ["non_blocking", to_host]]

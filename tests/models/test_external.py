@@ -1,0 +1,230 @@
+"""transformers for real, with small configurations; timm, which these tests don't need installed, by a stand-in of its words."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from runner.config.instantiate import build
+from runner.config.packages import install
+from runner.errors import RunnerError
+from runner.models import external
+from runner.models.weights import load_weights
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+BERT = {"model_type": "bert", **TINY}
+GPT = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 12,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+VIT = {"model_type": "vit", **TINY, "patch_size": 4}
+CASES = {
+    "bert": (BERT, (7,), 3, 11, (5, 3)),
+    "gpt classifies": ({**GPT}, (7,), 3, 11, (5, 3)),
+    "gpt": (GPT, (7,), 11, 11, (5, 7, 11)),
+    "vit": (VIT, (2, 8, 8), 3, None, (5, 3)),
+}
+needs_transformers = pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is an extra")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """The hub is not asked; transformers reads this when it is imported, and asks five times otherwise."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def made(name):
+    config, shape, outputs, vocab_size, expected = CASES[name]
+    torch.manual_seed(0)
+    model = external.transformers_model(shape, outputs, config=config, vocab_size=vocab_size)
+    torch.manual_seed(1)
+    inputs = torch.randint(vocab_size, (5, *shape)) if vocab_size else torch.randn(5, *shape)
+    return model, inputs, expected
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_a_configuration_becomes_a_model_that_learns(name):
+    model, inputs, expected = made(name)
+    logits = model(inputs)
+    assert (logits.shape, logits.dtype) == (expected, torch.float32)
+    targets = torch.zeros(expected[:-1], dtype=torch.int64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_it_can_be_made_again_where_nothing_else_is(name):
+    model, inputs, _ = made(name)
+    node = json.loads(json.dumps(model.made_anywhere))
+    again = build(node)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.eval()(inputs), model.eval()(inputs))
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+def test_a_local_folder_with_another_output_layer(tmp_path):
+    first, tokens, _ = made("bert")
+    first.model.save_pretrained(tmp_path)
+    again = external.transformers_model((7,), 3, pretrained=str(tmp_path), vocab_size=11)
+    assert torch.equal(again.eval()(tokens), first.eval()(tokens))
+    other = external.transformers_model((7,), 9, pretrained=str(tmp_path), vocab_size=11)
+    assert other(tokens).shape == (5, 9)
+    assert torch.equal(
+        other.model.bert.embeddings.word_embeddings.weight, first.model.bert.embeddings.word_embeddings.weight
+    )
+    assert "pretrained" not in other.made_anywhere
+    assert other.made_anywhere["config"]["hidden_size"] == 16
+    fresh = external.transformers_model((7,), 3, config=BERT, vocab_size=11)
+    load_weights(fresh, str(tmp_path / "model.safetensors"), strict=True)  # their names, ours with a prefix
+    assert torch.equal(fresh.eval()(tokens), first(tokens))
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+def test_only_safetensors_and_no_code_of_others(tmp_path):
+    first, _, _ = made("bert")
+    first.model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(first.model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(RunnerError, match=r"model\.safetensors"):
+        external.transformers_model((7,), 3, pretrained=str(tmp_path), vocab_size=11)
+    (tmp_path / "theirs.py").write_text("raise SystemExit('code ran')")
+    theirs = {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    with pytest.raises(RunnerError, match="can't be had"):
+        external.transformers_model((7,), 3, pretrained=str(tmp_path), vocab_size=11)
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("shape", "settings", "asked", "so", "write"),
+    [
+        (
+            (7,),
+            {"config": {"model_type": "bret"}, "vocab_size": 9},
+            "model.config.model_type=bret",
+            "this is none",
+            "model_type=bert",
+        ),
+        ((7,), {"vocab_size": 9}, "model.config.model_type=None", "this is none", "model.pretrained=FOLDER"),
+        ((7,), {"config": BERT}, "model=huggingface on inputs of shape (7,)", "no vocabulary", "model=mlp"),
+        (
+            (7,),
+            {"config": BERT, "head": "causal", "vocab_size": 9},
+            "model.head=causal",
+            "causal_lm",
+            "model.head=causal_lm",
+        ),
+        (
+            (7,),
+            {"pretrained": "no/where", "vocab_size": 9},
+            "model.pretrained=no/where",
+            "can't be had",
+            "save_pretrained()",
+        ),
+    ],
+)
+def test_what_it_is_not(shape, settings, asked, so, write, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it asks the hub again and again
+    with pytest.raises(RunnerError) as caught:
+        external.transformers_model(shape, 3, **settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("timm", lambda: external.timm_model("resnet18", (3, 8, 8), 3)),
+        ("transformers", lambda: external.transformers_model((7,), 3, config=BERT, vocab_size=9)),
+    ],
+)
+def test_a_library_that_is_not_installed(name, make, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(RunnerError, match=re.escape(install(name))):
+        make()
+
+
+def test_nothing_is_imported_before_a_model_is_built():
+    code = (
+        "import sys, runner.models.external; print([name for name in ('timm', 'transformers') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """What is used of timm, as its documentation has it."""
+
+    def create_model(model_name, pretrained=False, *, num_classes, in_chans, **settings):
+        if pretrained:
+            raise OSError("no network")
+        model = nn.Sequential(
+            nn.Conv2d(in_chans, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
+        )
+        model.given = settings
+        return model
+
+    names = ["resnet18", "vit_tiny_patch16_224"]
+    stand_in = types.SimpleNamespace(
+        create_model=create_model, list_models=lambda: names, is_model=lambda name: name.split(".")[0] in names
+    )
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+
+
+def test_timm_by_name(timm):
+    model = external.timm_model("resnet18", (2, 8, 8), 3, settings={"drop_rate": 0.1})
+    assert model(torch.zeros(5, 2, 8, 8)).shape == (5, 3)
+    assert model.given == {"drop_rate": 0.1}
+    again = build(json.loads(json.dumps(model.made_anywhere)))
+    again.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings", "so", "write"),
+    [
+        ("resnet19", (3, 8, 8), {}, "no such model", "model.name=resnet18"),
+        ("hf-hub:someone/resnet18", (3, 8, 8), {}, "no such model", "timm.list_models()"),
+        ("resnet18", (8,), {}, "images", "model=mlp"),
+        ("resnet18", (3, 8, 8), {"settings": {"checkpoint_path": "w.pt"}}, "not set here", "model.weights=FILE"),
+        ("resnet18", (3, 8, 8), {"pretrained": True}, "no network", "HF_HOME"),
+    ],
+)
+def test_what_timm_has_not(name, shape, settings, so, write, timm):
+    with pytest.raises(RunnerError) as caught:
+        external.timm_model(name, shape, 3, **settings)
+    (fault,) = caught.value.faults
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():
+    pytest.importorskip("transformers")
+    with pytest.raises(RunnerError, match=r"knows 8 tokens, and the data has 257\n.*model.config.vocab_size=257"):
+        external.transformers_model((7,), 3, config={**BERT, "vocab_size": 8}, vocab_size=257)

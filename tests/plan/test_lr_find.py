@@ -1,0 +1,104 @@
+"""The learning-rate range test: what is suggested of known curves, and `python -m runner lr-find` itself."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runner.errors import RunnerError
+from runner.plan.lr_curve import smoothed, suggest
+
+RATES = np.geomspace(1e-6, 10, 141)  # 20 a decade
+
+
+def curve(*, falls=1e-3, rises=1.0):
+    """A loss that falls by the rate's logarithm from 2 to 1 around `falls`, and rises from `rises` on."""
+    return 2 - 1 / (1 + (falls / RATES) ** 2) + (RATES / rises) ** 3
+
+
+def test_the_steepest_place_is_found_and_the_smaller_rate_is_taken():
+    found = suggest(RATES, curve(), away=4.0)
+    assert 1e-3 < found.steepest < 3e-3  # a running mean comes late
+    assert found.lowest / 10 == found.tenth_of_lowest
+    assert found.suggested == min(found.steepest, found.tenth_of_lowest)
+    assert "run away" in found.ending and found.rates[-1] < RATES[-1]
+
+
+def test_what_comes_after_nan_is_not_looked_at():
+    losses = curve()
+    losses[100:] = 0.0
+    losses[100] = np.nan
+    found = suggest(RATES, losses, away=4.0)
+    assert len(found.rates) == 100 and "nan" in found.ending
+
+
+def test_noise_does_not_move_it_far():
+    noise = np.random.default_rng(0).normal(size=RATES.shape) * 0.05
+    assert 3e-4 < suggest(RATES, curve() + noise, away=4.0).steepest < 1e-2
+
+
+@pytest.mark.parametrize("losses", [np.linspace(1, 2, 141), np.full(141, np.nan), np.r_[2.0, np.full(140, np.inf)]])
+def test_a_loss_that_never_falls_is_told(losses):
+    with pytest.raises(RunnerError, match="never falls"):
+        suggest(RATES, losses, away=4.0)
+
+
+def test_the_running_mean_begins_with_the_first_value():
+    assert smoothed(np.full(5, 3.0)) == pytest.approx([3.0] * 5)
+    assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
+
+
+WORDS = ["model=mlp", "model.hidden_sizes=[16]", "device=cpu", "data.limit=400", "train.batch_size=32"]
+
+
+def test_the_command_leaves_a_picture_and_numbers_and_no_run(run, tmp_path):
+    before = set(Path().iterdir())
+    code, out, _ = run("lr-find", *WORDS, f"hydra.run.dir={tmp_path}/lr", "--steps", "60")
+    assert code == 0 and "take    optimizer.lr=" in out
+    assert {path.name for path in (tmp_path / "lr").iterdir()} == {"lr_find.json", "lr_find.png"}
+    assert {path.name for path in set(Path().iterdir()) - before} <= {"__pycache__"}  # no mlflow.db
+    found = json.loads((tmp_path / "lr/lr_find.json").read_text())
+    assert len(found["rates"]) == len(found["losses"]) == found["num_steps"] <= 60
+    assert found["rates"][0] == pytest.approx(1e-7) and 1e-4 < found["suggested"] < 1
+
+
+def test_as_json_and_the_same_twice(run, tmp_path):
+    answers = []
+    for number in range(2):
+        words = ["lr-find", *WORDS, "train.accumulate_steps=2", f"hydra.run.dir={tmp_path}/{number}", "--json"]
+        code, out, _ = run(*words, "--from=1e-5", "--to", "1", "--steps", "50")
+        assert code == 0
+        answers.append(json.loads(out))
+    assert answers[0]["losses"] == answers[1]["losses"] and answers[0]["suggested"] == answers[1]["suggested"]
+    assert answers[0]["rates"][0] == pytest.approx(1e-5)
+
+
+def test_it_stops_where_the_loss_runs_away(run, tmp_path):
+    """At a rate of a million nothing is left to learn: most of the steps are not trained."""
+    words = [
+        "lr-find",
+        *WORDS,
+        "optimizer=sgd",
+        f"hydra.run.dir={tmp_path}/lr",
+        "--json",
+        "--steps",
+        "400",
+        "--to",
+        "1e9",
+    ]
+    code, out, _ = run(*words, "--from", "1e-4")
+    assert code == 0
+    found = json.loads(out)
+    assert found["num_steps"] < 400 and "to the highest rate" not in found["ending"]
+
+
+def test_the_device_is_read_in_batches_only(run, tmp_path, monkeypatch):
+    from runner.training.metric_buffer import MetricBuffer
+
+    pulls = []
+    pull = MetricBuffer.pull
+    monkeypatch.setattr(MetricBuffer, "pull", lambda self, **given: (pulls.append(self.step), pull(self, **given))[1])
+    code, _, _ = run("lr-find", *WORDS, f"hydra.run.dir={tmp_path}/lr", "--steps", "50", "--to", "0.1")
+    assert code == 0
+    assert pulls == [10, 20, 30, 40, 50, 50]

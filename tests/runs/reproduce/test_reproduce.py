@@ -1,0 +1,285 @@
+"""`python -m runner reproduce`: real runs, run again, from their folder and from a store."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runner import cli
+from runner.tracking.journal import Journal, scan
+from runner.tracking.journal_reader import read_events
+from runner.tracking.journal_records import FILE
+
+QUIET = "tracking.enabled=false"
+WORDS = [
+    "model=mlp",
+    "model.hidden_sizes=[16]",
+    "data.limit=400",
+    "device=cpu",
+    "train.num_epochs=3",
+    "task.plots=false",
+]
+AGAIN = "hydra.run.dir=outputs/again/run"
+FIRST = "hydra.run.dir=outputs/first/run"
+
+
+@pytest.fixture
+def first(own_folder):
+    """A run that was, in outputs/first/run."""
+    assert cli.main([*WORDS, QUIET, FIRST]) == 0
+    return Path("outputs/first/run")
+
+
+def result(folder="outputs/again/run"):
+    return json.loads((Path(folder) / "reproduce.json").read_text())
+
+
+def reproduce(capfd, *words):
+    capfd.readouterr()
+    code = cli.main(["reproduce", *words])
+    said = capfd.readouterr()
+    assert "Traceback" not in said.out + said.err
+    return code, said.out.rstrip().splitlines(), said.err
+
+
+def test_the_same_again_is_the_same_to_the_bit(first, capfd):
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    code, lines, _ = reproduce(capfd, "last", AGAIN)
+    assert code == 0
+    assert lines[-1].startswith("reproduced to the bit (")
+    assert lines[0] == "repeat: outputs/first/run (finished, 9 steps)"
+    assert lines[1].startswith("made:   with the same code, versions and device")
+    assert any(line.startswith("data:   the same as then, by its fingerprint") for line in lines)
+    found = result()
+    assert found["verdict"] == "to the bit" and found["reproduced"] and not found["differences"]
+    counts = {name: metric["num_common"] for name, metric in found["metrics"].items()}
+    assert counts["train/loss"] == 9 and counts["val/accuracy"] == 3 and counts["test/loss"] == 1
+    assert not [name for name in counts if name.startswith(("speed/", "system/"))]
+    assert "reproduce.json" in {path.name for path in Path("outputs/again/run").iterdir()}
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    (start,) = [event for event in read_events(Path("outputs/again/run")) if event["kind"] == "start"]
+    assert start["tags"]["reproduces"] == "outputs/first/run"
+
+
+def test_another_seed_is_told_from_the_first_step_on(first, capfd):
+    code, lines, _ = reproduce(capfd, str(first), "seed=1", AGAIN)
+    assert code == 1
+    assert lines[-1].startswith("NOT reproduced: train/loss differs from step 1 on (")
+    assert result()["differences"] == [{"what": "seed", "was": "0", "now": "1"}]
+    assert ["seed", "0", "1"] in [line.split() for line in lines]
+
+
+def test_a_shorter_one_is_compared_as_far_as_it_goes(first, capfd):
+    code, lines, _ = reproduce(capfd, str(first), "train.num_epochs=2", AGAIN)
+    assert code == 0
+    assert lines[-1].endswith("up to step 6: it ended at 9 then, and at 6 now)")
+    assert result()["metrics"]["train/loss"]["num_missing"] == 3
+    assert result()["metrics"]["test/loss"]["verdict"] == "not compared"
+
+
+def cut_short(folder, last):
+    """As a kill leaves a run: its journal has nothing after the step `last`, and there is no summary."""
+    (folder / "summary.json").unlink()
+    records = list(scan(folder / FILE))
+    (folder / FILE).unlink()
+    with Journal(folder) as journal:
+        for record in records:
+            if isinstance(record.data, dict):
+                journal.event(record.kind, **record.data)
+                continue
+            rows, kept = record.data, record.data.steps <= last
+            journal.points(rows.names, rows.steps[kept], rows.times_ms[kept], rows.values[kept])
+
+
+def test_one_that_was_stopped_is_compared_as_far_as_it_went(first, capfd):
+    cut_short(first, 5)
+    code, lines, _ = reproduce(capfd, str(first), AGAIN)
+    assert lines[0] == "repeat: outputs/first/run (killed, 5 of 9 steps)"
+    assert code == 0
+    assert lines[-1].endswith("up to step 5: it ended at 5 then, and at 9 now)")
+    assert result()["metrics"]["train/loss"]["num_additional"] == 4
+
+
+def test_a_value_that_was_another_is_found(first, capfd):
+    with Journal(first) as journal:
+        journal.points(("train/loss",), [7], [0], [[0.123]])
+    code, lines, _ = reproduce(capfd, str(first), AGAIN)
+    assert code == 1
+    assert lines[-1].startswith("NOT reproduced: train/loss differs from step 7 on (0.123 then, ")
+    assert result()["metrics"]["train/loss"]["first_step"] == 7
+
+
+def test_a_metric_that_was_there_is_missed(first, capfd):
+    with Journal(first) as journal:
+        journal.points(("train/top5",), [1, 2], [0, 0], [[0.5], [0.6]])
+    code, lines, _ = reproduce(capfd, str(first), AGAIN)
+    assert (code, lines[-1]) == (1, "NOT reproduced: train/top5 is missing")
+
+
+def write_data(shift):
+    draw = np.random.default_rng(0)
+    np.savez("mine.npz", x=draw.normal(size=(90, 4)) + shift, y=np.arange(90) % 3)
+
+
+def test_other_data_is_refused_before_anything_is_trained_unless_anyway(own_folder, capfd):
+    write_data(0)
+    words = [
+        "data=arrays",
+        "data.path=mine.npz",
+        "model=linear",
+        "device=cpu",
+        "train.num_epochs=2",
+        "task.plots=false",
+        QUIET,
+    ]
+    assert cli.main([*words, FIRST]) == 0
+    write_data(1)
+    code, _, err = reproduce(capfd, "last", AGAIN)
+    assert code == 2
+    assert "the data is not the same" in err and "--anyway" in err
+    assert not Path("outputs/again/run").exists()
+    code, lines, _ = reproduce(capfd, "last", "--anyway", AGAIN)
+    assert code == 1
+    assert any(line.startswith("warning: the data is not the same: ") for line in lines)
+    assert "differs from step 1 on" in lines[-1]
+
+
+def change_journal(folder, **tags):
+    """The run says that it was made with something else."""
+    with Journal(folder) as journal:
+        (start,) = [event for event in read_events(folder) if event["kind"] == "start"]
+        fields = {name: value for name, value in start.items() if name != "kind"}
+        journal.event("start", **(fields | {"tags": start["tags"] | tags}))
+
+
+def test_other_versions_and_another_device_are_warned_of_and_it_goes_on(first, capfd):
+    change_journal(first, device="cuda:0", device_name="NVIDIA H200", runner_version="0.0.1")
+    text = (first / "environment.txt").read_text()
+    lines = ["torch==1.2.3" if line.lower().startswith("torch==") else line for line in text.splitlines()]
+    (first / "environment.txt").write_text("\n".join([*lines, "forgotten_package==7"]) + "\n")
+    code, lines, _ = reproduce(capfd, str(first), AGAIN)
+    assert code == 0
+    assert "warning: what it is made with is not the same, and its numbers may not be" in lines
+    found = {each["what"]: each for each in result()["differences"]}
+    assert found.keys() == {"runner", "torch", "packages", "device"}
+    assert found["torch"]["was"] == "1.2.3" and found["runner"]["was"] == "0.0.1"
+    assert found["packages"]["was"] == "forgotten-package 7"
+    assert found["device"]["was"] == "cuda:0 (NVIDIA H200)" and found["device"]["now"].startswith("cpu (")
+
+
+def git(*words):
+    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(["git", *name, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_code_that_was_changed_after_its_commit_is_told_and_how_to_have_it(own_folder, capfd):
+    Path("mine.py").write_text("a = 1\n")
+    git("init", "-q")
+    git("add", "mine.py")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD")
+    Path("mine.py").write_text("a = 2\n")
+    assert cli.main([*WORDS, QUIET, FIRST]) == 0
+    code, lines, _ = reproduce(capfd, "last", "hydra.run.dir=outputs/same/run")
+    assert (code, lines[1]) == (0, "made:   with the same code, versions and device, uncommitted changes too")
+    Path("mine.py").write_text("a = 3\n")
+    code, lines, _ = reproduce(capfd, "outputs/first/run", AGAIN)
+    assert code == 0
+    assert result()["differences"] == [
+        {"what": "code", "was": f"{commit[:12]} with changes", "now": f"{commit[:12]} with changes, other ones"}
+    ]
+    (words,) = [line.strip() for line in lines if "git apply" in line]
+    assert words == f"git stash && git checkout {commit} && git apply outputs/first/run/git.diff"
+    subprocess.run(words, shell=True, check=True, capture_output=True)
+    assert Path("mine.py").read_text() == "a = 2\n"
+
+
+def test_mistakes(first, capfd):
+    for words, mend in {
+        ("nothing",): "reproduce last",
+        ("last", "modle=mlp"): "there is no key modle",
+        ("last", "-m", "seed=1"): "one run is repeated at a time",
+        ("last", "device=cuda:97"): "device=cpu",
+        ("0" * 32,): f"reproduce {'0' * 32} tracking.uri=URI",
+        ("0" * 32, "tracking.uri=sqlite:///nowhere.db"): "there is no store sqlite:",
+    }.items():
+        code, _, err = reproduce(capfd, *words)
+        assert code == 2, words
+        assert mend in err, words
+    assert not Path("mlflow.db").exists() and not Path("nowhere.db").exists()
+    shutil.rmtree(first / "journal")
+    code, _, err = reproduce(capfd, str(first))
+    assert code == 2 and "has no journal" in err
+
+
+@pytest.fixture
+def on_a_store(own_folder):
+    """The id of a run that is on a store alone; its model is the person's own code when `my_models` is asked for."""
+    (own_folder / "my_models.py").write_text(
+        "from pathlib import Path\nfrom runner.models.mlp import MLP\nPath('was_imported').touch()\nclass Net(MLP): pass\n"
+    )
+    uri = f"tracking.uri=sqlite:///{own_folder}/runs.db"
+
+    def run(*words):
+        assert cli.main([*WORDS, *words, uri, "tracking.log_model=false", FIRST]) == 0
+        run_id = json.loads(Path("outputs/first/run/summary.json").read_text())["run_id"]
+        shutil.rmtree("outputs")
+        Path("was_imported").unlink(missing_ok=True)
+        return run_id, uri
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_that_lies_on_a_store_alone(on_a_store, capfd):
+    from mlflow import MlflowClient
+
+    run_id, uri = on_a_store()
+    client = MlflowClient(uri.partition("=")[2])
+    code, lines, _ = reproduce(capfd, run_id, uri, AGAIN)
+    assert code == 0, lines
+    assert lines[0].startswith(f"repeat: {run_id} on sqlite:///") and lines[0].endswith("(finished, 9 steps)")
+    assert lines[-1].startswith("reproduced to the bit (")
+    assert result()["metrics"]["train/loss"]["num_common"] == 9
+    again = client.get_run(json.loads(Path("outputs/again/run/summary.json").read_text())["run_id"])
+    assert again.data.tags["reproduces"] == run_id
+    client.log_metric(run_id, "train/loss", 0.5, step=4, timestamp=2**41)  # a later one of that step
+    code, lines, _ = reproduce(capfd, run_id, uri, "seed=0", "hydra.run.dir=outputs/more/run")
+    assert code == 1
+    assert lines[-1].startswith("NOT reproduced: train/loss differs from step 4 on (0.5 then, ")
+
+
+@pytest.mark.slow
+def test_a_stores_configuration_may_not_name_code_of_the_folder(on_a_store, capfd):
+    run_id, uri = on_a_store("model._target_=my_models.Net")
+    code, _, err = reproduce(capfd, run_id, uri, AGAIN)
+    assert code == 2
+    assert "model._target_=my_models.Net" in err and "--trust, when you have looked at the file" in err
+    assert f"mlflow artifacts download -r {run_id} -a rerun.yaml" in err
+    assert not Path("was_imported").exists() and not Path("outputs").exists()
+    code, lines, _ = reproduce(capfd, run_id, uri, "--trust", AGAIN)
+    assert code == 0 and lines[-1].startswith("reproduced to the bit")
+
+
+@pytest.mark.slow
+def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
+    from mlflow import MlflowClient
+
+    run_id, uri = on_a_store()
+    client = MlflowClient(uri.partition("=")[2])
+    sound = Path(client.download_artifacts(run_id, "rerun.yaml", ".")).read_text()
+    for old, new in {
+        "_target_: runner.models.mlp.MLP": "_target_: my_models.Net",
+        "_target_: runner.data.builtin.digits.digits": "_target_: os.system\n  command: touch was_imported",
+        "defaults: [schema, base, _self_]": "defaults: [schema, base, _self_]\nhydra: {run: {dir: elsewhere}}",
+    }.items():
+        assert old in sound
+        Path("rerun.yaml").write_text(sound.replace(old, new))
+        client.log_artifact(run_id, "rerun.yaml")
+        code, _, err = reproduce(capfd, run_id, uri)
+        assert code == 2, new
+        assert "rerun.yaml" in err
+        assert not Path("was_imported").exists() and not Path("outputs").exists() and not Path("elsewhere").exists()

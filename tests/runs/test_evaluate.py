@@ -1,0 +1,160 @@
+"""`python -m runner evaluate`: the run's own splits again, and other data in the classes' order."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.experiment.readable_numbers import readable
+from runner.runs import evaluate
+from runner.training import checkpoint
+
+QUIET = ("tracking.enabled=false", "task.plots=false")
+
+
+@pytest.mark.parametrize("name", ["digits", "table", "sizes", "raw"])
+def test_the_own_splits_come_to_what_the_run_measured(name, run):
+    folder = Path(f"outputs/{name}/run")
+    code, out, _ = run("evaluate", str(folder), "device=cpu")
+    assert code == 0
+    found, summary = (
+        json.loads((folder / "evaluation.json").read_text()),
+        json.loads((folder / "summary.json").read_text()),
+    )
+    assert found["metrics"]["val/loss"] == summary["best"]["value"]
+    tested = {name: value for name, value in summary["metrics"].items() if name.startswith("test/")}
+    assert {name: value for name, value in found["metrics"].items() if name.startswith("test/")} == tested
+    assert found["in_the_run"] == found["metrics"]
+    assert found["is_own_data"] and found["notes"] == [] and found["rows"].keys() == {"val", "test"}
+    assert readable(found["metrics"]["test/loss"]) in out and "written" in out
+
+
+def test_as_json_for_programs(run):
+    code, out, _ = run("evaluate", "outputs/digits/run", "--json", "train.eval_batch_size=7")
+    assert code == 0
+    found = json.loads(out)
+    assert found["metrics"] == pytest.approx(found["in_the_run"], rel=1e-5)
+
+
+def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, table):
+    table(Path("shuffled.csv"), 60, start=9, order=-1)
+    first = [Path(name).read_text().splitlines()[1].split(",")[3] for name in ("train.csv", "shuffled.csv")]
+    assert first == ["low", "high"]  # so the file's classes are numbered the other way round
+    code, out, _ = run("evaluate", "outputs/table/run", "data.path=shuffled.csv", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["rows"] == {"test": 60} and not found["is_own_data"]
+    assert found["metrics"]["test/accuracy"] > 0.9
+    assert list(Path("outputs/table/run/evaluations").glob("mine-*.json"))
+    code, out, _ = run("evaluate", "outputs/table/run", "data.path=shuffled.csv", "data.limit=10", "--json")
+    assert json.loads(out)["rows"] == {"test": 10}
+
+
+def test_the_columns_of_then_are_read_of_a_table_that_has_more(run):
+    lines = Path("train.csv").read_text().splitlines()[:30]
+    more = [f"{number},{line}" for number, line in enumerate(lines)]
+    Path("more.csv").write_text("\n".join(["id" + more[0][1:], *more[1:]]) + "\n")
+    assert run("evaluate", "outputs/table/run", "data.path=more.csv")[0] == 0
+
+
+def test_another_source_and_what_brings_splits(run):
+    x, y = np.random.default_rng(0).random((30, 1, 8, 8), np.float32), np.arange(30) % 3
+    np.savez("all.npz", x=x, y=y)
+    np.savez("split.npz", x_train=x, y_train=y, x_val=x[:5], y_val=y[:5], x_test=x[:6], y_test=y[:6])
+    for path, rows in (("all.npz", {"test": 30}), ("split.npz", {"val": 5, "test": 6})):
+        code, out, _ = run("evaluate", "outputs/digits/run", "data=arrays", f"data.path={path}", "--json")
+        assert code == 0
+        assert json.loads(out)["rows"] == rows
+
+
+def test_data_that_does_not_fit_is_refused(run):
+    np.savez("wide.npz", x=np.zeros((4, 5), np.float32), y=[0, 1, 2, 3])
+    np.savez("strange.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=["0", "1", "eleven", "3"])
+    np.savez("numbers.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=[0.5, 1.5, 2.0, 3.0])
+    for path, said in {
+        "wide.npz": "takes rows of shape [1, 8, 8], and this data has [5]",
+        "strange.npz": "this data has eleven",
+        "numbers.npz": "write: data.kind=classification",
+    }.items():
+        code, _, err = run("evaluate", "outputs/digits/run", "data=arrays", f"data.path={path}")
+        assert code == 2, path
+        assert said in err
+
+
+def test_data_that_changed_since_is_told(run, tmp_path):
+    before = Path("train.csv").read_text()
+    try:
+        Path("train.csv").write_text(before.replace("1004,", "1003,"))
+        code, out, _ = run("evaluate", "outputs/table/run")
+    finally:
+        Path("train.csv").write_text(before)
+    assert code == 0
+    assert "its fingerprint is another one" in out
+
+
+def test_the_averaged_weights_are_the_ones_that_are_measured(run, tmp_path):
+    words = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=2", *QUIET]
+    assert run(*words, "train.ema_decay=0.9", "data.limit=200", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    assert run("evaluate", str(tmp_path / "run"))[0] == 0
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found["metrics"] == found["in_the_run"] and len(found["metrics"]) == 4
+
+
+def test_in_another_precision(run):
+    code, out, _ = run("evaluate", "outputs/digits/run", "train.precision=bf16", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["precision"] == "bf16"
+    assert found["metrics"]["test/loss"] != found["in_the_run"]["test/loss"]
+    assert found["metrics"]["test/loss"] == pytest.approx(found["in_the_run"]["test/loss"], rel=0.05)
+
+
+def test_weights_that_changed_are_measured_as_they_are(run, tmp_path):
+    shutil.copytree("outputs/digits/run", tmp_path / "run")
+    state = checkpoint.load(tmp_path / "run/checkpoints/best.pt")
+    state["model"]["output.weight"].zero_()
+    state["model"]["output.bias"].copy_(torch.eye(10)[3] * 100)
+    checkpoint.save(state, tmp_path / "run/checkpoints/best.pt")
+    _, out, _ = run("evaluate", str(tmp_path / "run"), "--json")
+    assert json.loads(out)["metrics"]["test/loss"] > 10
+
+
+def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
+    """The worst epoch is asked for as the best one, so that it is the first: what is tested is not what was trained last."""
+    words = ["model=linear", "device=cpu", "train.num_epochs=3", "data.limit=300", *QUIET]
+    best = ["train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"]
+    assert run(*words, *best, f"hydra.run.dir={tmp_path}/run")[0] == 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert 0 < summary["best"]["step"] < summary["num_steps"]
+    _, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    found = json.loads(out)
+    assert found["in_the_run"] == found["metrics"] and found["metrics"]["test/loss"] == summary["metrics"]["test/loss"]
+    last, best = (checkpoint.load(tmp_path / f"run/checkpoints/{name}.pt") for name in ("last", "best"))
+    checkpoint.save({**best, "model": last["model"]}, tmp_path / "run/checkpoints/best.pt")
+    _, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    assert json.loads(out)["metrics"]["test/loss"] < summary["metrics"]["test/loss"]
+
+
+def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_path):
+    pytest.importorskip("torchmetrics")
+    f1 = "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 3, average: none}}"
+    words = ["data=iris", "model=linear", "device=cpu", "train.num_epochs=1", *QUIET]
+    assert run(*words, f"task.metrics={f1}", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    code, out, _ = run("evaluate", str(tmp_path / "run"), "device=cpu", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["in_the_run"] == found["metrics"]
+    assert {"test/f1_setosa", "test/f1_versicolor", "test/f1_virginica"} <= found["metrics"].keys()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
+    (tmp_path / evaluate.OWN).mkdir()
+    (tmp_path / evaluate.OTHERS).write_text("a file where a folder is to be")
+    report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
+    with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
+        evaluate._write(tmp_path, report)
+    (fault,) = refused.value.faults
+    assert fault.write == "a copy of the folder, in a place that you may write to"

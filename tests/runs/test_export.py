@@ -1,0 +1,166 @@
+"""`python -m runner export`: the model in other forms, computed elsewhere without this package."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.config.instantiate import build
+from runner.models.card import read_card
+from runner.training import checkpoint
+
+#: a stranger's programs: they have the file, what lies beside it, and no runner
+READ = {
+    "pt2": "import torch; compute = lambda rows: torch.export.load(file).module()(torch.from_numpy(rows)).detach().numpy()",
+    "onnx": "import onnxruntime; compute = lambda rows: onnxruntime.InferenceSession(file).run(None, {about['inputs'][0]['name']: rows})[0]",
+    "mlflow": "import mlflow.pyfunc; compute = lambda rows: mlflow.pyfunc.load_model(file).predict(rows)",
+    "safetensors": (
+        "from safetensors.numpy import load_file; w = load_file(file)\n"
+        "def compute(rows):\n"
+        "    rows = np.nan_to_num((rows - w['before.means']) / w['before.spreads'])\n"
+        "    hidden = np.maximum(rows @ w['model.hidden.0.weight'].T + w['model.hidden.0.bias'], 0)\n"
+        "    return hidden @ w['model.output.weight'].T + w['model.output.bias']"
+    ),
+}
+FILES = {"pt2": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors", "mlflow": "mlflow"}
+
+
+def model_of(folder):
+    model = build(read_card(Path(folder)).model, key="model")
+    model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
+    return model.eval()
+
+
+def computed_elsewhere(form, file, rows, tmp_path):
+    beside = file / "about.json" if file.is_dir() else file.with_name(f"{file.name}.json")
+    np.save(tmp_path / "rows.npy", rows)
+    code = (
+        "import json, sys, numpy as np\n"
+        f"about, file = json.load(open({str(beside)!r})), {str(file)!r}\n"
+        f"{READ[form]}\n"
+        f"rows = np.load({str(tmp_path / 'rows.npy')!r})\n"
+        f"np.savez({str(tmp_path / 'said.npz')!r}, *[compute(rows[:n]) for n in (1, 2, 5, len(rows))])\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'runner']"
+    )
+    # -I: neither the current folder nor PYTHONPATH is looked at, where this package lies
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "said.npz") as found:
+        return [found[name] for name in found.files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", READ)
+def test_another_process_without_this_package_computes_the_same(form, run, tmp_path):
+    folder = Path("outputs/table/run").absolute()
+    code, out, _ = run("export", str(folder), "--format", form)
+    assert code == 0 and "checked as the original for 1, 2, 3, 7, 16 rows" in out
+    file = folder / "exports" / FILES[form]
+    rows = np.array([[1000 + n % 5, n / 10, n % 3] for n in range(11)], np.float32)
+    with torch.no_grad():
+        wanted = model_of(folder)(torch.from_numpy(rows)).numpy()
+    for said, count in zip(computed_elsewhere(form, file, rows, tmp_path), (1, 2, 5, 11), strict=True):
+        np.testing.assert_allclose(said, wanted[:count], rtol=1e-4, atol=1e-5)
+
+
+def test_what_lies_beside_tells_all(run):
+    assert run("export", "outputs/table/run", "--format", "pt2", "--output", "mine.pt2")[0] == 0
+    about = json.loads(Path("mine.pt2.json").read_text())
+    assert about["inputs"] == [{"name": "inputs", "shape": ["rows", 3], "dtype": "float32"}]
+    assert about["outputs"] == [{"name": "outputs", "shape": ["rows", 2], "dtype": "float32"}]
+    assert about["classes"] == ["low", "high"] and about["kind"] == "multiclass" and "softmax" in about["meaning"]
+    assert about["preprocessing"]["in_the_model"]["before"]["_target_"] == "my_rows.Scale"
+    assert about["preprocessing"]["before_it"]["columns"] == ["a", "the b, in m", "c"]
+    assert about["checked"]["rows"] == [1, 2, 3, 7, 16]
+
+
+def test_with_what_the_task_makes_of_the_outputs(run):
+    assert run("export", "outputs/table/run", "--format", "pt2", "--output", "told.pt2", "--predictions")[0] == 0
+    rows = torch.tensor([[1001.0, 0.3, 1.0], [1002.0, -0.4, 2.0]])
+    said = torch.export.load("told.pt2").module()(rows)
+    torch.testing.assert_close(said, model_of("outputs/table/run")(rows).softmax(-1))
+    assert "probabilities" in json.loads(Path("told.pt2.json").read_text())["meaning"]
+
+
+def test_safetensors_hold_the_card(run):
+    from safetensors import safe_open
+
+    assert run("export", "outputs/digits/run", "--format", "safetensors", "--output", "d.safetensors")[0] == 0
+    with safe_open("d.safetensors", framework="pt") as found:
+        card = json.loads(found.metadata()["card"])
+        model = build(card["model"], key="model")
+        model.load_state_dict({name: found.get_tensor(name) for name in found.keys()})  # noqa: SIM118
+    rows = torch.rand(5, 1, 8, 8)
+    assert torch.equal(model.eval()(rows), model_of("outputs/digits/run")(rows))
+
+
+@pytest.fixture
+def own_model(run, tmp_path):
+    """Trains a model of my_nets for a step."""
+
+    def train(name):
+        words = ["model=linear", f"model._target_=my_nets.{name}", "train.num_steps=1", "device=cpu", "data.limit=100"]
+        assert run(*words, "tracking.enabled=false", f"hydra.run.dir={tmp_path}/{name}")[0] == 0
+        return tmp_path / name
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("name", "forms", "said"),
+    [
+        ("Branching", ("pt2", "onnx"), ["my_nets.py:", "outputs.sum() > 0", "--format safetensors"]),
+        ("Solving", ("pt2", "onnx"), ["the operation aten.linalg_lstsq", "--format mlflow"]),
+        ("OverTheBatch", ("safetensors",), []),
+    ],
+)
+def test_a_model_that_a_form_can_not_hold_leaves_nothing(name, forms, said, own_model, run):
+    folder = own_model(name)
+    for form in forms:
+        code, _, err = run("export", str(folder), "--format", form)
+        assert code == (2 if said else 0)
+        for text in said:
+            assert text in err
+        left = {path.name for path in (folder / "exports").iterdir()}
+        assert left == (set() if said else {"model.safetensors", "model.safetensors.json"}), left
+
+
+def test_a_file_that_computes_something_else_is_not_left(run, monkeypatch, tmp_path):
+    from runner.runs import export
+    from runner.runs import export_formats as forms
+
+    def wrong(trained, module, example, file):
+        compute = forms.pt2(trained, module, example, file)
+        return lambda rows: compute(rows) + (0.01 if len(rows) == 7 else 0)
+
+    monkeypatch.setitem(export.FORMS, "pt2", ("model.pt2", wrong))
+    code, _, err = run("export", "outputs/digits/run", "--format", "pt2", "--output", str(tmp_path / "m.pt2"))
+    assert code == 2 and "for 7 rows output 0 differs from the original's by up to 0.01" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_kept_no_rows_is_tried_with_made_up_ones(run, tmp_path):
+    shutil.copytree("outputs/digits/run", tmp_path / "run")
+    (tmp_path / "run/journal/example.pt").unlink()
+    assert run("export", str(tmp_path / "run"), "--format", "pt2")[0] == 0
+
+
+@pytest.mark.slow
+def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
+    folder = own_model("Branching")
+    assert run("export", str(folder), "--format", "mlflow")[0] == 0
+    assert run("export", str(folder), "--format", "mlflow")[0] == 0  # an earlier export is replaced
+    assert list((folder / "exports/mlflow").rglob("my_nets.py"))
+    np.save(tmp_path / "rows.npy", np.ones((3, 1, 8, 8), np.float32))
+    code = f"import numpy as np, mlflow.pyfunc as p; print(p.load_model({str(folder / 'exports/mlflow')!r}).predict(np.load('rows.npy')).shape)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["(3,", "10)"], done.stderr

@@ -1,0 +1,110 @@
+"""What is no trained run, or not to be trusted, and what is said of it: the same for every verb."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner.config import origin
+from runner.tracking.journal import Journal
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Path(shutil.copytree("outputs/digits/run", tmp_path / "run"))
+
+
+def change(file, **values):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def verbs(folder):
+    yield "evaluate", str(folder)
+    yield "predict", str(folder), "--input", "train.csv", "--output", "never.csv"
+    yield "export", str(folder), "--format", "safetensors"
+
+
+def refused(run, folder, *said):
+    for words in verbs(folder):
+        code, _, err = run(*words)
+        assert code == 2, words
+        for text in said:
+            assert text in err, words
+    assert not Path("never.csv").exists() and not (folder / "exports").exists()
+
+
+def test_a_run_without_a_best_checkpoint(run, copy):
+    (copy / "checkpoints/best.pt").unlink()
+    change(copy / "summary.json", status="failed", error="NotFiniteError: loss is nan at step 3")
+    refused(run, copy, "has no checkpoints/best.pt", "failed (NotFiniteError: loss is nan at step 3)")
+    (copy / "summary.json").unlink()
+    refused(run, copy, "killed, without a summary", f"resume {copy}")
+
+
+def test_a_run_that_is_running(run, copy):
+    with Journal(copy):
+        refused(run, copy, "it is running: another process writes there")
+
+
+def test_one_that_failed_later_gives_its_best_weights_and_says_so(run, copy):
+    change(copy / "summary.json", status="failed", versions={"runner": "0.0.1"})
+    code, out, _ = run("evaluate", str(copy))
+    assert code == 0
+    assert "the run's status is failed; these are the best weights" in out
+    assert "the run is of runner 0.0.1, and this is" in out
+
+
+def test_a_torn_checkpoint(run, copy):
+    (copy / "checkpoints/best.pt").write_bytes(b"torn")
+    refused(run, copy, "its checksum is not that of what is in it")
+
+
+def test_weights_of_another_model(run, copy):
+    model = json.loads((copy / "model.json").read_text())["model"]
+    change(copy / "model.json", model={**model, "hidden_sizes": [9]})
+    refused(run, copy, "its weights are not those of the model in model.json", "size mismatch for hidden.0.weight")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model": {"_target_": "os.system", "command": "touch owned"}}, "os.system is not a part"),
+        ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "subprocess.run is not a part"),
+        (
+            {"model": {"_target_": "runner.models.mlp.MLP", "in_features": "${oc.env:HOME}"}},
+            "would be filled in once more",
+        ),
+        ({"model": {"_target_": "<oc.env:NO_SUCH_NAME_HERE>"}}, "takes a value of its model from the environment"),
+        ({"unheard": 1}, "it can't be read: TypeError"),
+    ],
+)
+def test_a_strangers_card_is_data(run, copy, values, said):
+    change(copy / "model.json", **values)
+    origin.sign(copy, "")  # as if it were the person's own: the rules of a card hold all the same
+    refused(run, copy, said.replace("takes", "took"))
+    assert not Path("owned").exists()
+
+
+def test_a_strangers_reader_is_data(run, copy):
+    change(copy / "model.json", reader={"_target_": "os.system", "_partial_": True})
+    origin.sign(copy, "")
+    code, _, err = run("predict", str(copy), "--input", "my_rows.py", "--output", "never.csv")
+    assert code == 2 and "os.system is not a part" in err
+
+
+def test_a_run_without_a_card(run, copy):
+    (copy / "model.json").unlink()
+    refused(run, copy, "the run has not come to its model, or an earlier version wrote it")
+
+
+def test_links_out_of_the_folder(run, copy, tmp_path):
+    (copy / "checkpoints/best.pt").rename(tmp_path / "elsewhere.pt")
+    (copy / "checkpoints/best.pt").symlink_to(tmp_path / "elsewhere.pt")
+    refused(run, copy, "leads out of the run's folder")
+
+
+def test_a_device_that_is_not_here_is_told(run, copy):
+    for words in (("evaluate", str(copy), "device=cuda:97"), (*list(verbs(copy))[1], "device=cuda:97")):
+        code, _, err = run(*words)
+        assert code == 2 and "device=cuda:97" in err

@@ -1,0 +1,293 @@
+"""`python -m runner predict`: the numbers of the model itself, from each kind of file and into each kind."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from runner.config.instantiate import build
+from runner.errors import RunnerError
+from runner.models.card import read_card
+from runner.runs import input_tables
+from runner.training import checkpoint
+
+RUN = "outputs/digits/run"
+
+
+def model_of(folder):
+    """The module by hand, without runner.runs."""
+    model = build(read_card(Path(folder)).model, key="model")
+    model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
+    return model.eval()
+
+
+def rows_of(count=50):
+    return np.random.default_rng(1).random((count, 1, 8, 8), np.float32)
+
+
+def probabilities(rows):
+    with torch.no_grad():
+        return model_of(RUN)(torch.from_numpy(rows)).softmax(-1).numpy()
+
+
+def write_rows(name, rows):
+    frame = pandas.DataFrame(rows.reshape(len(rows), 64), columns=[f'a "pixel", {number}' for number in range(64)])
+    path = Path(name)
+    if path.suffix in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".feather":
+        frame.to_feather(path)
+    elif path.suffix == ".npz":
+        np.savez(path, x=rows, other=rows[:1])
+    elif path.suffix == ".safetensors":
+        from safetensors.numpy import save_file
+
+        save_file({"x": rows}, path)
+    else:
+        np.save(path, rows)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "feather", "npz", "npy", "safetensors"])
+def test_from_every_kind_of_file(kind, run):
+    rows = rows_of()
+    write_rows(f"rows.{kind}", rows)
+    code, out, _ = run("predict", RUN, "--input", f"rows.{kind}", "--output", "out.parquet", "--batch-size", "7")
+    assert code == 0 and "written 50 rows to out.parquet" in out
+    found, wanted = pandas.read_parquet("out.parquet"), probabilities(rows)
+    assert list(found.columns) == ["label", "probability", *(f"p_{number}" for number in range(10))]
+    np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), wanted, rtol=1e-5)
+    assert list(found.label) == [str(number) for number in wanted.argmax(1)]
+    np.testing.assert_allclose(found.probability, wanted.max(1), rtol=1e-5)
+
+
+def read_back(path):
+    if path.endswith(".npz"):
+        with np.load(path) as found:
+            return pandas.DataFrame({name: found[name] for name in found.files})
+    if path.endswith(".jsonl"):
+        return pandas.DataFrame([json.loads(line) for line in Path(path).read_text().splitlines()])
+    if path.endswith((".csv", ".tsv")):
+        return pandas.read_csv(path, sep="\t" if path.endswith(".tsv") else ",", dtype={"label": str})
+    return pandas.read_parquet(path) if path.endswith(".parquet") else pandas.read_feather(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "feather", "jsonl", "npz"])
+def test_into_every_kind_of_file(kind, run):
+    rows = rows_of()
+    np.save("rows.npy", rows)
+    assert run("predict", RUN, "--input", "rows.npy", "--output", f"out.{kind}", "--batch-size", "20")[0] == 0
+    found, wanted = read_back(f"out.{kind}"), probabilities(rows)
+    np.testing.assert_allclose(found.iloc[:, 2:].to_numpy(), wanted, rtol=1e-5)
+    assert list(found.label.astype(str)) == [str(number) for number in wanted.argmax(1)]
+    assert not list(Path().glob(".out*"))
+
+
+def test_the_preprocessing_travels(run, table):
+    """The table's numbers are about 1000: without the layer that was fitted in training no answer would be right."""
+    table(Path("new.csv"), 40, start=500)
+    code, _, _ = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")
+    assert code == 0
+    found = pandas.read_csv("out.csv")
+    kept = ["a", "the b, in m", "c", "kind", "size"]
+    assert list(found.columns) == [*kept, "label", "probability", "p_low", "p_high"]
+    assert (found.label == found.kind).mean() > 0.9
+    assert found[kept].equals(pandas.read_csv("new.csv"))
+
+
+def test_a_regressions_answers_have_its_targets_names_and_scale(run, table):
+    table(Path("new.csv"), 40, start=500)
+    assert run("predict", "outputs/sizes/run", "--input", "new.csv", "--output", "out.csv")[0] == 0
+    header, *lines = csv.reader(Path("out.csv").read_text().splitlines())
+    assert header == ["size"] and len(lines) == 40
+    rows = torch.tensor(pandas.read_csv("new.csv").iloc[:, :3].to_numpy(np.float32))
+    with torch.no_grad():
+        wanted = model_of("outputs/sizes/run")(rows)[:, 0]
+    np.testing.assert_allclose([float(line[0]) for line in lines], wanted, rtol=1e-4)
+    assert wanted.abs().max() > 3  # scaled back
+
+
+def test_kept_columns_that_are_called_like_answers_are_renamed(run, table):
+    table(Path("new.csv"), 10)
+    text = Path("new.csv").read_text()
+    Path("new.csv").write_text(text.replace("kind", "label", 1))
+    assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
+    found = pandas.read_csv("out.csv")
+    assert list(found.columns)[3:6] == ["input_label", "size", "label"]
+
+
+def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
+    monkeypatch.setattr(input_tables, "ROWS_A_CHUNK", 16)
+    for count in (1, 16, 17, 50):
+        write_rows("rows.csv", rows_of(count))
+        assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv", "--keep", "--batch-size", "5")[0] == 0
+        found = pandas.read_csv("out.csv")
+        np.testing.assert_allclose(found[[f"p_{n}" for n in range(10)]], probabilities(rows_of(count)), rtol=1e-5)
+        np.testing.assert_allclose(found.iloc[:, :64], rows_of(count).reshape(count, -1), rtol=1e-6)
+
+
+def test_a_table_without_a_header(run):
+    np.savetxt("rows.csv", rows_of(3).reshape(3, -1), delimiter=",", fmt="%.9g")
+    assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv")[0] == 0
+    np.testing.assert_allclose(pandas.read_csv("out.csv").iloc[:, 2:], probabilities(rows_of(3)), rtol=1e-5)
+
+
+def test_a_tasks_raw_outputs_where_it_tells_no_more(run):
+    np.save("rows.npy", rows_of(4))
+    assert run("predict", "outputs/raw/run", "--input", "rows.npy", "--output", "out.npz")[0] == 0
+    with torch.no_grad():
+        wanted = model_of("outputs/raw/run")(torch.from_numpy(rows_of(4)))
+    found = read_back("out.npz")
+    assert list(found.columns) == [f"output_{number}" for number in range(10)]
+    np.testing.assert_allclose(found.to_numpy(), wanted, rtol=1e-5)
+
+
+def nan_row(rows):
+    rows[2, 0, 3, 1] = np.nan
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "said"),
+    [
+        ("csv", nan_row(rows_of(4)), ['row 3, column a "pixel", 25: no value']),
+        ("npy", nan_row(rows_of(4)), ["1 values of the rows of bad.npy are NaN", "row 2, column 25"]),
+        ("csv", rows_of(0), ["it has no rows"]),
+        ("parquet", rows_of(0), ["it has no rows"]),
+        ("npy", rows_of(0), ["it has no rows"]),
+        ("npy", np.zeros((3, 7), np.float32), ["(7,)", "takes (1, 8, 8)"]),
+        ("npy", np.zeros((3, 1, 9, 9), np.float32), ["(1, 9, 9)", "takes (1, 8, 8)"]),
+    ],
+)
+def test_what_can_not_be_read_leaves_an_older_output_as_it_was(kind, rows, said, run):
+    write_rows(f"bad.{kind}", rows) if rows.size == 64 * len(rows) else np.save("bad.npy", rows)
+    Path("out.csv").write_text("older")
+    code, _, err = run("predict", RUN, "--input", f"bad.{kind}", "--output", "out.csv")
+    assert code == 2
+    for text in said:
+        assert text in err
+    assert Path("out.csv").read_text() == "older" and not list(Path().glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "it has no rows"),
+        ("a,b\n1,2\n", "it has 2 columns (a, b), and the run's model takes 64"),
+        ("a,b\n1,2\n1,2,3,4\n", "it can't be read as .csv"),
+        (",".join(f"c{n}" for n in range(64)) + "\n" + ",".join(["x"] * 64), "row 1, column c0: 'x'"),
+    ],
+)
+def test_broken_tables(content, said, run):
+    Path("bad.csv").write_text(content)
+    code, _, err = run("predict", RUN, "--input", "bad.csv", "--output", "never.csv")
+    assert code == 2 and said in err
+    assert not Path("never.csv").exists()
+
+
+def test_a_cell_without_a_value_is_the_readers_business(run, table):
+    table(Path("new.csv"), 5)
+    lines = Path("new.csv").read_text().splitlines()
+    lines[2] = "," + lines[2].partition(",")[2]
+    Path("new.csv").write_text("\n".join(lines))
+    assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv")[0] == 0
+    assert not pandas.read_csv("out.csv").isna().any().any()
+    Path("new.csv").write_text("x,y\n1,2\n")
+    code, _, err = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv")
+    assert code == 2 and "it has no column a" in err
+
+
+def test_a_reader_that_leaves_rows_out_keeps_no_columns(run, table, monkeypatch):
+    import my_rows
+
+    table(Path("new.csv"), 9)
+    read = my_rows.lines
+    for cut in (slice(0, 5), slice(None)):
+        monkeypatch.setattr(my_rows, "lines", lambda path, cut=cut: read(path)[cut] * (1 if cut.stop else 2))
+        code, _, err = run("predict", "outputs/table/run", "--input", "new.csv", "--output", "never.csv", "--keep")
+        assert code == 2 and "without --keep" in err
+        assert not Path("never.csv").exists()
+
+
+def test_answers_of_many_dimensions_stay_arrays(tmp_path):
+    from runner.errors import RunnerError
+    from runner.runs.answers import columns
+    from runner.runs.output_files import writing
+
+    card = read_card(Path("outputs/raw/run"))
+    found = columns({"a": torch.zeros(3, 2, 2), "b": torch.zeros(3)}, lambda model, batch: {}, card)
+    assert {name: values.shape for name, values in found.items()} == {"output_a": (3, 2, 2), "output_b": (3,)}
+    for kind in ("csv", "parquet"):
+        with pytest.raises(RunnerError, match=r"out\.npz"), writing(tmp_path / f"out.{kind}") as write:
+            write(found)
+        assert not list(tmp_path.iterdir())
+    with writing(tmp_path / "out.npz") as write:
+        write(found)
+        write(found)
+    with np.load(tmp_path / "out.npz") as kept:
+        assert kept["output_a"].shape == (6, 2, 2)
+
+
+def test_several_labels_a_row_have_a_probability_each():
+    from dataclasses import replace
+
+    from runner.runs.answers import columns
+    from runner.tasks.classification import Classification
+
+    task, card = Classification(), replace(read_card(Path(RUN)), targets=("cat", "dog"))
+    task.kind = "multilabel"
+    found = columns(torch.tensor([[0.25, 0.75]]), task, card)
+    assert {name: values.tolist() for name, values in found.items()} == {"p_cat": [0.25], "p_dog": [0.75]}
+
+
+@pytest.mark.slow
+def test_many_rows_in_little_memory(tmp_path):
+    """A file of 100 MB, by another process that may grow by half of that at most after its first rows."""
+    import subprocess
+    import sys
+
+    rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float32, (400_000, 64))
+    rows[:] = rows_of(1000).reshape(1000, 64).repeat(400, 0)
+    rows.flush()
+    code = (
+        "import resource, sys; from pathlib import Path; from runner.runs import predict\n"
+        "found = predict.told\n"
+        "def told(*given):\n"
+        "    for number, answers in enumerate(found(*given)):\n"
+        "        if number == 20: global before; before = own()\n"
+        "        yield answers\n"
+        "def own(): return int(next(l for l in Path('/proc/self/status').read_text().splitlines() if 'RssAnon' in l).split()[1])\n"
+        "predict.told = told\n"
+        "from runner import cli\n"
+        f"assert cli.main(['predict', {RUN!r}, '--input', {str(tmp_path / 'rows.npy')!r}, '--output', {str(tmp_path / 'out.parquet')!r}, '--batch-size', '8192']) == 0\n"
+        "print('grown', own() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) < 50_000  # KiB
+    assert len(pandas.read_parquet(tmp_path / "out.parquet", columns=["label"])) == 400_000
+
+
+def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(input_tables, "ROWS_A_CHUNK", 16)
+    values = np.ones((40, 3))
+    values[35, 1] = np.nan
+    for name in ("rows.csv", "rows.parquet"):
+        frame = pandas.DataFrame(values, columns=["a", "b", "c"])
+        getattr(frame, f"to_{name.split('.')[1]}")(tmp_path / name, index=False)
+        with pytest.raises(RunnerError, match="row 36, column b"):
+            list(input_tables.numbers(tmp_path / name, width=3))
+
+
+def test_it_computes_as_the_run_did(run, tmp_path):
+    words = ["model=linear", "device=cpu", "train.num_epochs=1", "data.limit=100", "tracking.enabled=false"]
+    assert run(*words, "train.precision=bf16", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    np.save(tmp_path / "rows.npy", rows_of(5))
+    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+    code, out, _ = run("predict", f"{tmp_path}/run", *given)
+    assert code == 0 and any(line.startswith("device") and line.endswith(", bf16") for line in out.splitlines())

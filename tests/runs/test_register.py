@@ -1,0 +1,132 @@
+"""`python -m runner register`: versions in a real registry, on sqlite and on a server."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from runner.tracking import mlflow_store
+
+WORDS = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=1", "data.limit=200"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    """What a store's registry holds of a name: the version numbers, and the run of each alias."""
+    for name, value in mlflow_store.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+
+    def look(uri, name):
+        client = mlflow_store.open_store(uri)
+        found = {int(each.version): each for each in client.search_model_versions(f"name='{name}'")}
+        aliases = client.get_registered_model(name).aliases
+        return sorted(found), {alias: int(number) for alias, number in aliases.items()}, found
+
+    return look
+
+
+def test_on_sqlite(own_folder, run, versions):
+    assert run(*WORDS, "hydra.run.dir=outputs/a/run", "tracking.system_metrics=false")[0] == 0
+    run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
+    uri = f"sqlite:///{own_folder}/mlflow.db"
+    code, out, _ = run("register", "last", "--name", "digits", "--alias", "champion")
+    assert code == 0 and "digits, version 1: run" in out
+    numbers, aliases, found = versions(uri, "digits")
+    assert (numbers, aliases) == ([1], {"champion": 1}) and found[1].run_id == run_id
+    code, out, _ = run("register", run_id[:12], "--name", "digits", "--alias", "best")
+    assert code == 0 and "version 1, as it was" in out
+    assert versions(uri, "digits")[:2] == ([1], {"champion": 1, "best": 1})
+    assert run("register", "last", "--name", "digits", "--alias", "champion", "--again")[0] == 0
+    assert versions(uri, "digits")[:2] == ([1, 2], {"champion": 2, "best": 1})
+
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    try:
+        import torch
+
+        assert mlflow.pytorch.load_model("models:/digits@champion")(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions):
+    """Tracked nowhere, and without a model in its journal."""
+    words = ["tracking.enabled=false", "tracking.log_model=false", "hydra.run.dir=outputs/a/run"]
+    assert run(*WORDS, *words)[0] == 0
+    assert not Path("outputs/a/run/journal/example.pt").exists()
+    code, out, _ = run("register", "outputs/a/run", "--name", "it's", "tracking.uri=sqlite:///other.db")
+    assert code == 0 and "other.db" in out
+    assert run("register", "outputs/a/run", "--name", "it's", "tracking.uri=sqlite:///other.db")[0] == 0
+    assert Path("other.db").exists() and not Path("mlflow.db").exists()
+    found = mlflow_store.open_store(f"sqlite:///{own_folder}/other.db").search_model_versions()
+    assert [int(each.version) for each in found] == [1]
+
+
+def test_a_store_that_does_not_answer_is_told(own_folder, run):
+    assert run(*WORDS, "tracking.enabled=false", "hydra.run.dir=outputs/a/run")[0] == 0
+    code, _, err = run("register", "last", "--name", "digits", "tracking.uri=http://user:secret@127.0.0.1:9")
+    assert code == 2 and "does not answer" in err and "secret" not in err
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A real server on a free port, ended by its process group."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    words = [
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/server.db",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    words += ["--artifacts-destination", str(tmp_path / "artifacts"), "--workers", "1"]
+    log = (tmp_path / "server.log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "mlflow", *words],
+        stdout=log,
+        stderr=log,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+            except (urllib.error.URLError, ConnectionError):
+                assert time.monotonic() < until and process.poll() is None
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.close()
+
+
+def test_on_a_server(own_folder, run, versions, server):
+    words = [f"tracking.uri={server}", "tracking.system_metrics=false", "hydra.run.dir=outputs/a/run"]
+    assert run(*WORDS, *words)[0] == 0
+    for expected in ("digits, version 1: run", "version 1, as it was"):  # the run remembers its store
+        code, out, _ = run("register", "last", "--name", "digits", "--alias", "champion")
+        assert code == 0 and expected in out
+    assert versions(server, "digits")[:2] == ([1], {"champion": 1})
+    code, _, _ = run("evaluate", "last", "--track")
+    assert code == 0
+    run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
+    tracked = mlflow_store.open_store(server).get_run(run_id).data.metrics
+    assert tracked["eval/test/loss"] == tracked["test/loss"]

@@ -1,0 +1,106 @@
+"""`python -m runner serve`: a real server, asked over HTTP and ended by its process id."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from waiting import LONGEST
+
+from runner.config.instantiate import build
+from runner.models.card import read_card
+from runner.training import checkpoint
+from runner.version import PACKAGES
+
+RUN = "outputs/digits/run"
+
+
+def a_free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_made(run):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, out, err = run("serve", RUN, "--port", str(port))
+    assert code == 2 and f"127.0.0.1:{port} can't be had" in err and "which is free" in err
+    assert out == ""
+
+
+def answers(process, port):
+    """Waits for the server; fails when it ends before."""
+    until = time.monotonic() + 200
+    while time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.1)
+    return False
+
+
+def ask(port, rows):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations",
+        json.dumps({"inputs": rows.tolist()}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=LONGEST) as answer:
+        return np.array(json.loads(answer.read())["predictions"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "number", "code"), [((), signal.SIGINT, 130), (("--predictions",), signal.SIGTERM, 143)]
+)
+def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home):
+    port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    model = build(read_card(Path(RUN)).model, key="model")
+    model.load_state_dict(checkpoint.load(Path(RUN) / "checkpoints/best.pt")["model"])
+    with torch.no_grad():
+        wanted = model.eval()(torch.from_numpy(rows))
+    wanted = wanted.softmax(-1) if words else wanted
+    before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
+    command = [sys.executable, "-m", "runner", "serve", RUN, "--port", str(port), *words]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        try:
+            said = ""
+            while "\nask " not in said and (line := process.stdout.readline()):  # what a person waits for, too
+                said += line
+            assert answers(process, port), said
+            np.testing.assert_allclose(ask(port, rows), wanted.numpy(), rtol=1e-4, atol=1e-5)
+            assert ask(port, rows[:1]).shape == (1, 10)
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert all(each.laddr.ip == "127.0.0.1" for child in children for each in child.net_connections("tcp"))
+            process.send_signal(number)
+            out, _ = process.communicate(timeout=LONGEST)
+        finally:
+            process.kill() if process.poll() is None else None
+    out = said + out
+    assert process.returncode == code and "Traceback" not in out
+    assert f"serving http://127.0.0.1:{port}/invocations" in out
+    assert ("probabilities by class" in out) == bool(words)
+    assert not [child for child in children if child.is_running()]
+    assert set(Path(tempfile.gettempdir()).glob("runner-serve-*")) <= before
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", port))

@@ -1,0 +1,84 @@
+"""Small runs by name: `python cases.py FOLDER`, alone or under torchrun, trains each in its folder with the processes there are."""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+DIGITS = (
+    "data=digits",
+    "model=mlp",
+    "device=cpu",
+    "tracking.enabled=false",
+    "train.batch_size=100",
+    "train.num_epochs=3",
+)
+SMALL = (*DIGITS, "data.limit=60", "metrics.pull_every=7")
+CASES = {
+    "resident": (*DIGITS, "metrics.pull_every=5", "optimizer=adam"),
+    "streamed": (*DIGITS, "data.residency=stream", "metrics.every=4", "metrics.pull_every=8"),
+    "accumulated": (*DIGITS, "train.accumulate_steps=4", "train.ema_decay=0.9", "train.clip_grad_norm=0.3"),
+    "one row left": (*SMALL, "train.batch_size=47"),  # of 48: a batch with fewer rows than processes
+    "three rows": (*SMALL, "train.batch_size=3", "train.eval_batch_size=7", "scheduler=cosine"),
+    "metrics": (*SMALL, "task.metrics=[f1,auroc]", "train.num_epochs=1"),
+    "stopped early": (*DIGITS, "optimizer.lr=0.003", "train.early_stopping={metric:val/accuracy,mode:min,patience:1}"),
+    "norms": (*SMALL, "model=cnn", "train.num_epochs=1"),
+}
+PARTS = "placement.strategy=fsdp"
+CASES |= {
+    "in parts": (*CASES["resident"], PARTS),
+    "accumulated in parts": (*CASES["accumulated"], PARTS),
+    "one row left, in parts": (*CASES["one row left"], PARTS, "optimizer=sgd", "optimizer.momentum=0.9"),
+    "stopped early, in parts": (*CASES["stopped early"], PARTS),
+    "language in parts": (
+        *(
+            "data=text",
+            f"data.path={Path(__file__).parent / 'language' / 'sentences.txt'}",
+            "data.context_length=32",
+        ),
+        *(
+            "model=gpt",
+            "task=language",
+            "device=cpu",
+            "tracking.enabled=false",
+            "data.limit=200",
+            "metrics.pull_every=3",
+        ),
+        *("train.num_epochs=1", PARTS),
+    ),
+}
+FEW = (
+    "streamed",
+    "accumulated",
+    "one row left",
+    "three rows",
+    "one row left, in parts",
+)  # that more than two processes train
+
+
+def main(root: Path) -> None:
+    from runner import run
+    from runner.distributed import sharding
+    from runner.distributed.environment import place_of
+    from runner.distributed.group import Group, join
+    from runner.experiment import processes
+    from runner.experiment import run as app
+
+    app.illustrate = lambda *args, **more: []  # pictures take longer than the training
+    sharding.Shards = partial(sharding.Shards, block=1000)  # small models have blocks, too
+    place = place_of(os.environ)
+    if place is not None:
+        import torch
+
+        group = join(place, backend="gloo", device=torch.device("cpu"))
+        Group.leave = lambda self: None  # for the next case
+        processes.joined = lambda place, choice: (group.highest([0.0]), group)[
+            1
+        ]  # it waits for all, as the real one does
+    for name in CASES if place is None or place.num == 2 else FEW:
+        done = run([*CASES[name]], folder=root / name)
+        assert done["status"] == "finished", done["error"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,237 @@
+"""Sweeps go in; their jobs, and whole commands, are forked from one process a session, which is warm already.
+
+with opened() as warm:
+    warm.stand_in                                        # the class in the place of a sweep's Nursery, in this process
+    warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
+
+A command is a process with a session, a folder and an environment of its own. Its nursery's warm process is forked from
+it, in place of one that imports for seconds what is there already; below that all is as always.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from waiting import LONGEST
+
+from runner import cli
+from runner.sweep.launchers import local, worker
+from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.worker import Request
+from runner.sweep.search import preload as search_preload
+
+PRELOAD = (*local.PRELOAD, search_preload.__name__)
+COMMANDS = 1_000_000  # their numbers begin here, after any job's
+
+
+class Warm:
+    """The one process, and how the commands ended that it has started."""
+
+    def __init__(self) -> None:
+        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        self.nursery = Nursery({"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}, preload=PRELOAD)
+        self.codes: dict[int, int | None] = {}
+        self.commands: list[Command] = []
+        self.stand_in = type("Shared", (Shared,), {"warm": self})
+
+    def start(self, request: Request, folder: Path, environment: dict[str, str]) -> None:
+        """The request in a folder and an environment that are not this process's."""
+        payload = pickle.dumps((str(folder), environment, request.function, request.payload))
+        self.nursery.start(replace(request, function=f"{__name__}:enter", payload=payload))
+
+    def ended(self) -> list[Ended]:
+        """The jobs that have ended; commands are noted."""
+        found = self.nursery.ended()
+        self.codes |= {ended.number: ended.code for ended in found if ended.number >= COMMANDS}
+        return [ended for ended in found if ended.number < COMMANDS]
+
+    def pid_of(self, number: int) -> int:
+        """Waits for the process of a command that has just been started."""
+        while not (pid := self.nursery._pids[number]):
+            select.select([self.nursery], [], [], 0.2)
+            self.ended()
+        return pid
+
+    def command(self, folder: Path, *words: str, **environment: str) -> Command:
+        """`python -m runner WORDS` in the folder; its output is read from `stdout`, its stderr too."""
+        command = Command(self, COMMANDS + len(self.commands), folder, words, environment)
+        self.commands.append(command)
+        return command
+
+
+class Command:
+    """A runner's process, as subprocess.Popen shows one: not its child, but the warm process's."""
+
+    def __init__(
+        self, warm: Warm, number: int, folder: Path, words: tuple[str, ...], environment: dict[str, str]
+    ) -> None:
+        self._warm, self._number = warm, number
+        with tempfile.TemporaryDirectory() as beside:
+            pipe = Path(beside, "output")
+            os.mkfifo(pipe)
+            request = Request(number, f"{__name__}:run", pickle.dumps(words), str(pipe))
+            warm.start(request, folder, {**os.environ, **environment})
+            self.pid = warm.pid_of(number)  # it waits for a reader
+            self.stdout = pipe.open()
+
+    def poll(self) -> int | None:
+        self._warm.ended()
+        return self._warm.codes.get(self._number)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self, timeout: float = LONGEST) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a command", timeout)
+            select.select([self._warm.nursery], [], [], min(0.2, timeout))
+        return code
+
+    def communicate(self, timeout: float = LONGEST) -> tuple[str, str]:
+        """All that it says, when it has ended, however long that takes. Its stderr is in its stdout."""
+        with self:
+            return self.stdout.read(), ""
+
+    def send_signal(self, what: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, what)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.wait()
+
+
+class Shared(Nursery):
+    """A sweep's nursery as the sweep sees it: what it is given runs in the sweep's folder and environment."""
+
+    warm: Warm
+
+    def __init__(self, environment: Mapping[str, str], *, preload: Sequence[str] = ()) -> None:
+        self._added = dict(environment)
+
+    def fileno(self) -> int:
+        return self.warm.nursery.fileno()
+
+    @property
+    def running(self) -> list[int]:
+        return [number for number in self.warm.nursery.running if number < COMMANDS]
+
+    def start(self, request: Request) -> None:
+        self.warm.start(request, Path.cwd(), {**os.environ, **self._added, **request.environment})
+
+    def ended(self) -> list[Ended]:
+        return self.warm.ended()
+
+    def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
+        self.warm.nursery.signal(number, what, whole_group=whole_group)
+
+    def close(self) -> None:
+        """As a sweep's own does it: what still runs ends, by force after some seconds."""
+        for what, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, LONGEST)):
+            for number in self.running:
+                self.signal(number, what, whole_group=what == signal.SIGKILL)
+            deadline = time.monotonic() + seconds
+            while self.running and time.monotonic() < deadline:
+                select.select([self], [], [], 0.2)
+                self.ended()
+
+
+class Forked:
+    """A warm process that was forked from a command's: what a nursery asks of it."""
+
+    def __init__(self, pid: int, stdin: IO[bytes]) -> None:
+        self.pid, self.stdin, self.returncode = pid, stdin, None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = LONGEST) -> None:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a warm process", timeout)
+            time.sleep(0.01)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@contextmanager
+def opened() -> Iterator[Warm]:
+    warm = Warm()
+    try:
+        yield warm
+    finally:
+        for command in warm.commands:  # of a test that failed
+            command.kill()
+            command.stdout.close()
+        warm.nursery.close()
+
+
+def enter(payload: bytes) -> int:
+    """In the process: the folder and the environment, and then what is asked for."""
+    folder, environment, function, asked = pickle.loads(payload)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path.insert(1, folder)
+    module, _, name = function.partition(":")
+    return int(getattr(importlib.import_module(module), name)(asked) or 0)
+
+
+def run(payload: bytes) -> int:
+    """In the process: it is `python -m runner`."""
+    words = pickle.loads(payload)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    sys.argv = ["runner", *words]
+    Nursery._start_warm = _fork_warm
+    return cli.main()
+
+
+def _fork_warm(nursery: Nursery) -> Forked:
+    requests, asks = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(requests)
+        return Forked(pid, os.fdopen(asks, "wb"))
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.dup2(requests, 0)
+    kept = {0, 1, 2, nursery._told, nursery._lifeline}
+    for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
+        with suppress(OSError):  # that of the folder itself
+            os.close(fd)
+    os.environ.update(nursery._environment)
+    try:
+        worker.main([",".join(nursery._preload), "0", str(nursery._told), str(nursery._lifeline), "fork"])
+    finally:
+        os._exit(0)

@@ -1,0 +1,105 @@
+"""A run that is killed again and again, in processes forked from this one: python stops.py FOLDER each|random [WORD ...]
+
+each: for every step of the run, one that is killed after it and gone on with to its end, in FOLDER/NUMBER.
+random: runs in FOLDER/run0, run1, ..., killed at random moments until each has ended, NUM_KILLS kills or more; prints their number.
+FOLDER/whole is the run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import torch
+from seeded import SEED
+
+from runner.config.compose import composed_with, composer, hydra_session
+from runner.experiment import run
+from runner.training import loop
+
+NUM_KILLS = 40
+
+
+def forked(function) -> int:
+    """Its exit code in a process of its own; minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(started(function), 0)[1])
+
+
+def started(function) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        function()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
+    original = loop._is_due
+
+    def is_due(limits, step, seconds):
+        if step == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(limits, step, seconds)
+
+    loop._is_due = is_due
+    with redirect_stdout(StringIO()):
+        assert run.run(cfg, folder)["status"] == "finished"
+    loop._is_due = original
+
+
+def kill_after_each_step(cfg, root: Path) -> None:
+    num_steps = torch.load(root / "whole" / "checkpoints" / "last.pt", weights_only=True)["step"]
+    for number in range(1, num_steps):  # after the last there is nothing more to be due
+        once = functools.partial(train, cfg, root / str(number))
+        assert forked(functools.partial(once, kill_after=number)) == -signal.SIGKILL, number
+        assert forked(once) == 0, number
+    print(num_steps - 1)
+
+
+def kill_at_random(cfg, root: Path) -> None:
+    draw, num_kills, number = random.Random(SEED), 0, 0
+    while num_kills < NUM_KILLS:  # how many one run takes depends on the machine
+        num_kills += kills_until_it_ends(cfg, root / f"run{number}", draw)
+        number += 1
+    print(num_kills)
+
+
+def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
+    num_kills = 0
+    while True:
+        process = started(lambda: train(cfg, folder))
+        deadline = time.monotonic() + draw.expovariate(1 / 0.25)
+        while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if ended[0]:
+            assert os.waitstatus_to_exitcode(ended[1]) == 0
+            return num_kills
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        num_kills += 1
+
+
+def main() -> None:
+    root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
+    torch.set_num_threads(1)  # a pool of threads does not live on in a fork
+    run.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
+    with hydra_session(["runner"]):
+        cfg = composed_with(composer([]), words)
+        train(cfg, root / "whole")  # here: what it imports, the forks have
+        kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""A sweep's words go in, as a person types them in a folder; its exit code, its text and its folder come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: a model that dies as it is told to, while it is built
+DYING = """
+import os, signal
+import psutil
+from torch import nn
+
+
+class Dying(nn.Sequential):
+    def __init__(self, how: str, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(inputs, outputs))
+        print("sees", repr(os.environ.get("CUDA_VISIBLE_DEVICES")), "in", os.getcwd(), flush=True)
+        if how.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[how])
+        if how == "exit":
+            os._exit(7)
+        if how == "site":  # the process of Ray's that the job is a child of
+            psutil.Process().parent().parent().kill()
+"""
+DYING_YAML = "_target_: dying.Dying\nhow: fine\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
+
+
+def person(folder: Path) -> Path:
+    """A person's folder with a model of their own in it."""
+    (folder / "conf/model").mkdir(parents=True)
+    (folder / "dying.py").write_text(DYING)
+    (folder / "conf/model/dying.yaml").write_text(DYING_YAML)
+    return folder
+
+
+def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`python -m runner -m WORDS` in the folder, in a session of its own, as a shell starts it."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, "-m", "runner", "-m", "hydra.sweep.dir=swept", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    with process:
+        assert process.stdout is not None
+        text = process.stdout.read()
+    return process.returncode, text
+
+
+def sweep(folder: Path, *words: str, **environment: str) -> tuple[int, str]:
+    return finish(start(folder, *words, **environment))
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C: the terminal sends it to the whole group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def read_until(process: subprocess.Popen[str], word: str, times: int = 1) -> str:
+    """What it says until the word has come so often."""
+    text = ""
+    assert process.stdout is not None
+    while text.count(word) < times:
+        line = process.stdout.readline()
+        assert line, f"it ended without {word!r}:\n{text}"
+        text += line
+    return text
+
+
+def states(folder: Path) -> dict[str, tuple[str, str | None, str | None]]:
+    """By the job's name: its last state, device and error in the ledger."""
+    lines = [json.loads(line) for line in (folder / "swept/ledger.jsonl").read_text().splitlines()]
+    names = {line["job"]: line["name"] for line in lines if line["kind"] == "job"}
+    return {
+        names[line["job"]]: (line["state"], line["device"], line["error"]) for line in lines if line["kind"] == "state"
+    }
+
+
+def jobs_in(folder: Path) -> list[psutil.Process]:
+    """Processes of ours that work in this folder, whoever their parent is by now."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if Path(one.cwd()) == folder and {"runner.sweep.launchers.worker", "submitit.core._submit"} & set(
+                one.cmdline()
+            ):
+                found.append(one)
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 600.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        threading.Event().wait(0.05)
+
+
+def summary(folder: Path, number: int) -> dict:
+    return json.loads((folder / f"swept/{number}/summary.json").read_text())

@@ -1,0 +1,77 @@
+import os
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.sweep.jobs import ledger
+from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+
+
+def begun(folder, *jobs):
+    sweep = Sweep(folder, "uid", 5, ("device=cpu,mps", "seed=1,2"), ({"metric": "val/loss", "direction": "minimize"},))
+    with Ledger(folder) as book:
+        book.begin(sweep)
+        for job in jobs:
+            book.plan(job)
+            book.note(job)
+    return sweep
+
+
+def job(number, **fields):
+    return Job(number, (f"seed={number}",), f"seed={number}", folder_name=str(number), **fields)
+
+
+def test_what_is_noted_is_read(tmp_path):
+    jobs = [job(0, state="finished", device="cpu"), job(1, state="failed", error="ValueError: no", trial={"a": 1.5})]
+    sweep = begun(tmp_path / "s", *jobs)
+    found = ledger.read(tmp_path / "s")
+    assert list(found.jobs.values()) == jobs
+    assert (found.uid, found.began_ms, found.overrides) == (sweep.uid, sweep.began_ms, sweep.overrides)
+    assert found.objectives == sweep.objectives
+    assert found.folder_of(found.jobs[1]) == tmp_path / "s" / "1"
+
+
+def test_the_newest_state_counts_and_a_retry_gets_its_own_folder(tmp_path):
+    begun(tmp_path, job(0, state="running"))
+    with Ledger(tmp_path) as book:
+        again = job(0, state="failed")
+        book.note(again)
+        again.folder_name, again.state = "0-1", "planned"
+        book.plan(again)
+    assert ledger.read(tmp_path).jobs[0] == again
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_line_that_a_kill_tore_off_counts_as_not_written(tmp_path, cut):
+    begun(tmp_path, job(0, state="finished"), job(1, state="running"))
+    path = tmp_path / ledger.FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert ledger.read(tmp_path).jobs[1].state == "planned"
+    with Ledger(tmp_path) as book:
+        book.note(job(1, state="finished"))
+    assert ledger.read(tmp_path).jobs[1].state == "finished"
+    assert path.read_bytes().count(b"\n") == whole.count(b"\n")
+
+
+def test_one_process_at_a_time_runs_a_sweep(tmp_path):
+    with Ledger(tmp_path):
+        assert ledger.is_running(tmp_path)
+        with pytest.raises(RunnerError, match="another process is running this sweep"):
+            Ledger(tmp_path)
+    assert not ledger.is_running(tmp_path)
+
+
+def test_the_last_sweep_is_the_one_that_did_something_last(tmp_path):
+    assert ledger.find_last(tmp_path) is None
+    for index, name in enumerate(("b/2", "a/1", "c/3")):
+        begun(tmp_path / name)
+        os.utime(tmp_path / name / ledger.FILE, (index, index))
+    assert ledger.find_last(tmp_path) == tmp_path / "c/3"
+    begun(tmp_path / "a/1", job(0))
+    assert ledger.find_last(tmp_path) == tmp_path / "a/1"
+
+
+def test_a_folder_without_a_sweep_is_told(tmp_path):
+    with pytest.raises(RunnerError, match="multirun/DATE/TIME"):
+        ledger.read(tmp_path)

@@ -1,0 +1,179 @@
+from functools import partial
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from runner import cli
+from runner.cli.arguments import sorted_words
+from runner.config import compose
+from runner.device import Gpu, Hardware
+from runner.errors import RunnerError
+from runner.sweep import grid
+from runner.sweep.jobs.ledger import Job, Sweep
+from runner.sweep.jobs.prepare import combinations, examine, folder_faults, grid_params
+from runner.sweep.jobs.prepare import compose as compose_job
+from runner.sweep.jobs.slots import anywhere, devices_for
+from runner.sweep.launchers.ray_devices import devices_in
+from runner.sweep.sweep import Plan, _jobs_to_run
+
+GIB = 2**30
+GPU = Hardware(
+    cuda=(Gpu("H", 80 * GIB, 70 * GIB, (9, 0)),), torch_version="2.13.0", cuda_build="13.0", arch_list=("sm_90",)
+)
+
+
+@pytest.fixture
+def loader():
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+
+    assert Plugins.instance()
+    return ConfigLoaderImpl(config_search_path=create_config_search_path(str(compose.CONF)))
+
+
+def composed(*words):
+    with compose.hydra_session(["runner"]):
+        return compose.composer([])(list(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["device=cpu,cuda:0", "seed=1,2"], ["device=cpu seed=1", "device=cpu seed=2", "device=cuda:0 seed=1", "device=cuda:0 seed=2"]),
+        (["seed=range(3)", "model=mlp", "sweep.slots.cpu=2", "hydra.verbose=true"], ["seed=0", "seed=1", "seed=2"]),
+        (["+model.depth=1,2", "model=net"], ["+model.depth=1", "+model.depth=2"]),
+        (["model=mlp", "seed=3"], ["model=mlp seed=3"]),
+        (["optimizer.lr=choice(0.1,0.01)"], ["optimizer.lr=0.1", "optimizer.lr=0.01"]),
+        (["device=[cuda:1,cpu],mps"], ["device=[cuda:1,cpu]", "device=mps"]),
+        (["name='a,b',c"], ["name='a,b'", "name=c"]),
+    ],
+)  # fmt: skip
+def test_every_combination_is_a_job_with_a_readable_name(words, names, loader):
+    found = combinations(words, loader)
+    assert [name for _, name in found] == names
+    assert all(not word.startswith(("sweep.", "hydra.")) for overrides, _ in found for word in overrides)
+
+
+@pytest.mark.parametrize(
+    "words", [["device=glob(*)"], ["sweep.slots.cpu=1,2"], ["hydra.verbose=true,false", "seed=1,2"]]
+)
+def test_a_sweep_over_nothing_or_over_its_own_settings_is_refused(words, loader):
+    with pytest.raises(RunnerError):
+        combinations(words, loader)
+
+
+def test_jobs_are_examined_for_a_machine():
+    jobs = [composed(f"device={name}") for name in ("cpu", "cuda:0", "cuda:3", "mps", "auto", "banana")]
+    jobs.append(composed("device=cuda:3", "train.batch_size=0"))
+    machine, *found = examine(jobs, devices_for, True, hardware=GPU)
+    assert machine == GPU
+    assert [devices for _, _, devices, _ in found] == [("cpu",), ("cuda:0",), (), (), ("cuda:0",), (), ()]
+    assert [bool(missing) for *_, missing in found] == [False, False, True, True, False, False, True]
+    assert [[fault.asked for fault in faults] for faults, *_ in found] == [[]] * 5 + [
+        ["device=banana"],
+        ["train.batch_size=0"],
+    ]
+
+
+def test_where_the_jobs_run_elsewhere_nobody_knows_their_devices():
+    jobs = [composed("device=cuda:3", "train.precision=bf16"), composed("device=cuda", "train.batch_size=0")]
+    _, sound, (faults, *_) = examine(jobs, anywhere, False, hardware=Hardware())
+    assert sound == ([], ("cuda:3",), (), None)
+    assert [fault.asked for fault in faults] == ["train.batch_size=0"]
+
+
+def test_the_launcher_says_which_devices_there_are():
+    jobs = [composed(f"device={name}", "train.precision=bf16") for name in ("auto", "mps")]
+    _, there, away = examine(jobs, partial(devices_in, has_gpus=True), False, hardware=Hardware())
+    assert there == ([], ("auto",), ("cuda",), None)
+    assert (away[0], away[2], away[3].asked) == ([], (), "device=mps on Ray")
+
+
+SWEEP_FILE = """# @package _global_
+hydra:
+  mode: MULTIRUN
+  sweeper: {params: {seed: "1,2", optimizer.lr: "choice(0.1,0.2)", train.num_steps: null}}
+"""
+
+
+def test_a_file_gives_values_to_sweep_over_and_the_words_win(loader, own_folder):
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
+    flags, words = sorted_words(["experiment=two", "device=cpu,cuda:0"])
+    assert (flags, words) == (["-m"], ["experiment=two", "device=cpu,cuda:0"])
+    with compose.hydra_session(["runner"]):
+        master = compose.composer([], mode=RunMode.MULTIRUN)(["experiment=two"])
+    params = grid_params(master)
+    found = combinations(["experiment=two", "optimizer.lr=0.3"], loader, params=params)
+    assert found[0] == (("seed=1", "optimizer.lr=0.3", "train.num_steps=null", "experiment=two"), "seed=1")
+    assert [name for _, name in combinations(["seed=5,6"], loader, params=params)] == [
+        f"seed={seed} optimizer.lr={rate}" for seed in (5, 6) for rate in (0.1, 0.2)
+    ]
+
+
+def test_a_files_values_that_can_not_be_are_refused_all_of_them(loader):
+    with pytest.raises(RunnerError) as raised:
+        combinations([], loader, params={"seed": "[1", "sweep.retry": True, "model": "mlp"})
+    assert [fault.asked for fault in raised.value.faults] == [
+        "hydra.sweeper.params: {seed: [1}",
+        "hydra.sweeper.params: {sweep.retry: True}",
+    ]
+    with pytest.raises(RunnerError, match=r"hydra\.sweeper\.parms"):
+        grid_params(OmegaConf.create({"hydra": {"sweeper": {"parms": {}, "params": None}}}))
+
+
+def test_hydras_mode_is_another_word_for_m():
+    assert sorted_words(["hydra.mode=MULTIRUN", "seed=1,2"]) == (["-m"], ["seed=1,2"])
+    assert sorted_words(["seed=1", "hydra.mode=RUN"]) == ([], ["seed=1", "hydra.mode=RUN"])
+    with pytest.raises(RunnerError, match="one of them"):
+        sorted_words(["-m", "hydra.mode=RUN"])
+
+
+def test_a_files_mode_makes_a_sweep_of_a_command(own_folder, monkeypatch):
+    """Hydra asks for the sweeper as it does for -m; what it would run is none of this test's."""
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "two.yaml").write_text(SWEEP_FILE)
+    swept = []
+    monkeypatch.setattr(grid, "run_sweep", lambda plan, *_: swept.extend(name for _, name in plan.jobs))
+    assert cli.main(["experiment=two", "optimizer.lr=0.3"]) == 0
+    assert swept == ["seed=1", "seed=2"]
+    with pytest.raises(RunnerError, match="one run"):
+        cli.run(["experiment=two"])
+
+
+def test_a_jobs_folder_is_named_as_hydra_is_told():
+    named = [
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        "hydra.job.config.override_dirname.exclude_keys=[data]",
+    ]
+    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", named, RunMode.MULTIRUN)
+        jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
+        jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
+        configs = [compose_job(loader, master, job) for job in jobs]
+    assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
+    assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
+    assert folder_faults(jobs) == []
+
+
+def test_folders_that_no_job_can_have_are_refused_each_once():
+    names = ["same", "same", "data.path=/x/y", "..", ".hidden", "", "it's", "é" * 101, "seed=1,device=cuda:0"]
+    faults = folder_faults([Job(number, (), "", folder_name=name) for number, name in enumerate(names)])
+    assert [fault.asked.partition("subdir=")[2] for fault in faults] == [*names[1:5], "''", *names[6:8]]
+
+
+def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
+    """hydra.sweep.subdir='${hydra.job.num}-${seed}' names them as a retry does."""
+    jobs = {
+        0: Job(0, ("seed=2",), "seed=2", state="failed", folder_name="0-2"),
+        1: Job(1, ("seed=3",), "seed=3", state="finished", folder_name="0-1"),
+    }
+    (tmp_path / "0-2").mkdir()
+    (tmp_path / "0-3").mkdir()  # of somebody's own
+    plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda hands: None)
+    (again,) = _jobs_to_run(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), retry=True, grace_seconds=0)
+    assert (again.number, again.folder_name) == (0, "0-4")

@@ -1,0 +1,45 @@
+import json
+
+from hydra.core.hydra_config import HydraConfig
+
+from runner.config import compose
+from runner.config.trust import check_folder
+from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
+from runner.sweep.launchers.hydra_launcher import link_console
+
+
+def assigned(**fields):
+    return Assignment("multirun/ä b", "uid", "digits", "model=mlp seed='1'", **fields)
+
+
+def test_an_assignment_passes_through_any_command_line():
+    given = assigned(device="cuda:1", device_reason='auto: 70 % free, "most"', study="sqlite:///x y.db", trial=3)
+    assert given.as_text().isalnum()
+    assert Assignment.from_text(given.as_text()) == given
+
+
+def test_what_a_foreign_launcher_s_job_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
+    for number, said in enumerate(("first", "second")):  # a job that goes on has another log
+        log = tmp_path / f"{number}.log"
+        log.write_text(said)
+        link_console(log, tmp_path / "0")
+        assert (tmp_path / "0/console.log").read_text() == said
+    check_folder(tmp_path / "0")
+    (own := tmp_path / "1" / "console.log").parent.mkdir()
+    own.write_text("own")
+    link_console(log, own.parent)
+    assert own.read_text() == "own"
+
+
+def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeypatch, capfd):
+    with compose.hydra_session(["runner"]):
+        cfg = compose.composer([])(["data=arrays", "data.path=nowhere.npz", "tracking.enabled=false", "model=mlp"])
+        cfg.hydra.runtime.output_dir = str(own_folder / "3")
+        HydraConfig.instance().set_config(cfg)
+    monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
+    (own_folder / "3").mkdir()
+    del cfg.hydra
+    summary = task(cfg)
+    assert summary == json.loads((own_folder / "3/summary.json").read_text())
+    assert summary["status"] == "failed" and "nowhere.npz" in summary["error"] and "write" in summary["error"]
+    assert "write:" in capfd.readouterr().out

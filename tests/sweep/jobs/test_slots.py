@@ -1,0 +1,106 @@
+import pytest
+
+from runner.device import Gpu, Hardware, parse
+from runner.errors import RunnerError
+from runner.sweep.jobs.slots import Place, choice_at, devices_for, environment_of, pick, places, threads_of
+
+GIB = 2**30
+ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
+
+
+def gpu(free):
+    return Gpu("H", 80 * GIB, free * GIB, (9, 0))
+
+
+CUDA = dict(torch_version="2.13.0", cuda_build="13.0", arch_list=("sm_90",))
+BARE = Hardware()
+BOX = Hardware(cuda=(gpu(10), gpu(70), gpu(40)), **CUDA)
+MAC = Hardware(system="darwin", machine="arm64", mps_built=True, mps=Gpu("M3", 16 * GIB, 12 * GIB))
+
+
+def names(found):
+    return [str(place) for place in found]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "slots", "expected"),
+    [
+        (BARE, {}, ["cpu"]),
+        (BARE, {"cpu": 3}, ["cpu", "cpu (2)", "cpu (3)"]),
+        (BOX, {}, ["cuda:1", "cuda:2", "cuda:0", "cpu"]),
+        (BOX, {"cuda": 2}, ["cuda:1", "cuda:2", "cuda:0", "cpu", "cuda:1 (2)", "cuda:2 (2)", "cuda:0 (2)"]),
+        (MAC, {"cpu": 2}, ["mps", "cpu", "cpu (2)"]),
+    ],
+)
+def test_slots_with_the_most_free_memory_come_first(hardware, slots, expected):
+    assert names(places(hardware, ONE_EACH | slots)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "hardware", "expected"),
+    [
+        ("cpu", BOX, ["cpu"]),
+        ("cuda:2", BOX, ["cuda:2"]),
+        ("cuda", BOX, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("auto", BOX, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("auto", MAC, ["mps"]),
+        ("auto", BARE, ["cpu"]),
+        (["cuda:7", "mps", "cpu"], BARE, ["cpu"]),
+        (["cuda:7", "auto"], MAC, ["mps"]),
+        (["cuda:7", "cuda:1", "cpu"], BOX, ["cuda:1"]),
+        (["mps", "cuda"], BOX, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("all", MAC, ["mps"]),
+    ],
+)
+def test_a_job_may_take_what_its_device_leaves_open(device, hardware, expected):
+    assert list(devices_for(parse(device), hardware)) == expected
+
+
+@pytest.mark.parametrize(("device", "hardware"), [("cuda:7", BOX), ("mps", BARE), (["mps", "cuda:0"], BARE)])
+def test_a_missing_device_is_told(device, hardware):
+    with pytest.raises(RunnerError):
+        devices_for(parse(device), hardware)
+
+
+def test_jobs_spread_over_the_devices_before_two_share_one():
+    free = places(BOX, ONE_EACH | {"cuda": 2})
+    taken = []
+    for _ in range(6):
+        place = pick(["cuda:0", "cuda:1", "cuda:2"], free, taken)
+        free.remove(place)
+        taken.append(place)
+    assert [place.device for place in taken] == ["cuda:1", "cuda:2", "cuda:0"] * 2
+    assert pick(["cuda:0", "cuda:1", "cuda:2"], free, taken) is None
+    assert pick(["cpu"], free, taken) == Place("cpu")
+
+
+def test_a_busy_device_is_left_for_one_that_is_not():
+    free = [Place("cuda:1", 1), Place("cuda:0")]
+    assert pick(["cuda:0", "cuda:1"], free, [Place("cuda:1")]) == Place("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("place", "visible", "expected"),
+    [
+        (Place("cuda:1"), None, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (Place("cuda:1"), "4,6", {"CUDA_VISIBLE_DEVICES": "6"}),
+        (Place("cuda:0", 1), "GPU-ab, GPU-cd", {"CUDA_VISIBLE_DEVICES": "GPU-ab"}),
+        (Place("cpu"), "0,1", {"CUDA_VISIBLE_DEVICES": ""}),
+        (Place("mps"), None, {}),
+    ],
+)
+def test_a_job_sees_its_own_gpu_alone(place, visible, expected):
+    assert environment_of(place, visible=visible) == expected
+
+
+def test_a_job_on_one_gpu_of_many_says_which_and_torch_gets_the_first():
+    choice = choice_at(Place("cuda:2"), parse("cuda:2"))
+    assert (choice.device, choice.here, choice.reason) == ("cuda:2", "cuda:0", "as asked")
+    choice = choice_at(Place("cuda:2"), parse("auto"))
+    assert choice.reason.startswith("auto: ")
+    assert choice_at(Place("cpu"), parse("cpu")).here == "cpu"
+
+
+@pytest.mark.parametrize(("cpu", "num_cpus", "expected"), [(1, 8, None), (2, 8, 4), (3, 8, 2), (8, 4, 1)])
+def test_slots_of_the_cpu_share_its_cores(cpu, num_cpus, expected):
+    assert threads_of(ONE_EACH | {"cpu": cpu}, num_cpus=num_cpus) == expected

@@ -1,0 +1,184 @@
+"""Processes of every kind, as jobs make them: each test looks at what is left of them."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jobs_for_nursery
+import psutil
+import pytest
+from waiting import LONGEST
+
+from runner.sweep.launchers.process_pool import FORKS, Ended, Nursery, call
+from runner.sweep.launchers.worker import Request
+from runner.version import PACKAGES
+
+SUPPORT = str(Path(jobs_for_nursery.__file__).parent)
+KINDS = [True, False] if FORKS else [False]
+
+
+@pytest.fixture(params=KINDS, ids=lambda forks: "fork" if forks else "spawn")
+def nursery(request):
+    environment = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)]), "CUDA_VISIBLE_DEVICES": "3"}
+    opened = Nursery(environment, preload=["statistics"], forks=request.param)
+    yield opened
+    opened.close()
+
+
+def request(function, payload, log, number=0, **fields):
+    return Request(number, f"jobs_for_nursery:{function}", str(payload).encode(), str(log), **fields)
+
+
+def all_ended(nursery, count):
+    found = []
+    deadline = time.monotonic() + LONGEST
+    while len(found) < count and time.monotonic() < deadline:
+        select.select([nursery], [], [], 0.1)
+        found += nursery.ended()
+    return sorted(found, key=lambda ended: ended.number)
+
+
+def wait_for(path):
+    deadline = time.monotonic() + LONGEST
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [int(word) for word in path.read_text().split()]
+
+
+def gone(*pids):
+    deadline = time.monotonic() + LONGEST
+    while time.monotonic() < deadline:
+        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        if not alive:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_each_job_is_a_fresh_process_that_was_warm_already(nursery, tmp_path):
+    for number in range(3):
+        nursery.start(request("report", tmp_path / f"{number}.json", tmp_path / f"{number}.log", number))
+    assert all_ended(nursery, 3) == [Ended(number, 0) for number in range(3)]
+    found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(3)]
+    assert len({facts["pid"] for facts in found}) == 3
+    for facts in found:
+        assert facts["warm"] and facts["visible"] == "3" and facts["stdin"] == ""
+        assert facts["session"] == facts["pid"]
+    assert (tmp_path / "1.log").read_text() == "hello from the job\nand from its stderr\n"
+
+
+def test_the_environment_of_a_request_wins(nursery, tmp_path):
+    nursery.start(request("report", tmp_path / "x.json", tmp_path / "x.log", environment={"CUDA_VISIBLE_DEVICES": ""}))
+    all_ended(nursery, 1)
+    assert json.loads((tmp_path / "x.json").read_text())["visible"] == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("0", 0), ("3", 3), ("raise", 1), ("sys.exit", 7), ("os._exit", 9), ("SIGSEGV", -11), ("SIGKILL", -9)],
+)
+def test_a_job_that_ends_in_any_way_is_told_and_others_do_not_notice(nursery, tmp_path, what, code):
+    nursery.start(request("end_as_told", what, tmp_path / "log"))
+    nursery.start(request("report", tmp_path / "other.json", tmp_path / "other.log", 1))
+    assert all_ended(nursery, 2) == [Ended(0, code), Ended(1, 0)]
+    assert nursery.running == []
+
+
+def test_what_a_job_raised_is_in_its_log(nursery, tmp_path):
+    nursery.start(request("end_as_told", "raise", tmp_path / "log"))
+    all_ended(nursery, 1)
+    assert "ValueError: no" in (tmp_path / "log").read_text()
+
+
+def test_a_job_is_stopped_with_what_it_started(nursery, tmp_path):
+    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+    pids = wait_for(tmp_path / "pids")
+    nursery.ended()
+    nursery.signal(0, signal.SIGKILL, whole_group=True)
+    assert all_ended(nursery, 1) == [Ended(0, -9)]
+    assert gone(*pids)
+
+
+def test_a_signal_for_a_job_that_has_no_process_yet_is_not_lost(nursery, tmp_path):
+    nursery.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log"))
+    nursery.signal(0, signal.SIGKILL)
+    assert all_ended(nursery, 1) == [Ended(0, -signal.SIGKILL)]
+
+
+def test_closing_ends_what_still_runs(nursery, tmp_path):
+    nursery.start(request("wait", f"{tmp_path / 'pids'}:no", tmp_path / "log", grace_seconds=0.2))
+    pids = wait_for(tmp_path / "pids")
+    nursery.close()
+    assert gone(*pids)
+    nursery.__init__({})  # for the fixture's close
+
+
+@pytest.mark.parametrize("forks", KINDS)
+def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
+    (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)")
+    nursery = Nursery({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
+    nursery.close()
+    assert nursery._warm.returncode == -signal.SIGTERM
+
+
+def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
+    script = (
+        "import os\nfrom runner.sweep import worker\n"
+        "with worker.folder_for_now() as folder:\n"
+        "    (folder / 'x').touch()\n"
+        "    os.kill(os.getpid(), 15)\n"
+        "    assert (folder / 'x').exists()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_call_gives_the_answer_or_what_was_raised(nursery):
+    assert call(nursery, jobs_for_nursery.add, 2, 3) == 5
+    with pytest.raises(ValueError, match="it does not work"):
+        call(nursery, jobs_for_nursery.fail)
+    with pytest.raises(RuntimeError, match="last words"):
+        call(nursery, jobs_for_nursery.die)
+    assert call(nursery, jobs_for_nursery.add, "a", "b") == "ab"
+
+
+@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
+    nursery = Nursery({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
+    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+    pids = wait_for(tmp_path / "pids")
+    nursery.ended()
+    os.kill(nursery._warm.pid, signal.SIGKILL)
+    assert all_ended(nursery, 1) == [Ended(0, None)]
+    assert gone(*pids)
+    assert call(nursery, jobs_for_nursery.add, 1, 1) == 2
+    nursery.close()
+
+
+@pytest.mark.parametrize("forks", KINDS)
+@pytest.mark.parametrize("cares", ["yes", "no"])
+def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
+    script = (
+        "import sys, time; from runner.sweep.launchers.process_pool import Nursery; from runner.sweep.launchers.worker import Request\n"
+        "nursery = Nursery({}, forks=sys.argv[1] == 'True')\n"
+        "nursery.start(Request(0, 'jobs_for_nursery:wait', sys.argv[2].encode(), sys.argv[3], grace_seconds=0.3))\n"
+        "print(nursery._warm.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}
+    command = [sys.executable, "-c", script, str(forks), f"{tmp_path / 'pids'}:{cares}", str(tmp_path / "log")]
+    owner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    pids = [*wait_for(tmp_path / "pids"), int(owner.stdout.readline())]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    if not forks and cares == "yes":  # a job that ends by itself in time leaves what it started to itself
+        os.kill(pids.pop(1), signal.SIGKILL)
+    assert gone(*pids)

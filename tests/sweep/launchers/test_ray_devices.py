@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pickle
+from functools import partial
+
+import pytest
+
+from runner.device import Hardware
+from runner.errors import RunnerError
+from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
+
+
+@pytest.mark.parametrize(
+    ("policy", "has_gpus", "devices"),
+    [
+        (("auto",), True, ("cuda",)),
+        (("auto",), False, ("cpu",)),
+        (("all",), True, ("cuda",)),
+        (("cuda",), True, ("cuda",)),
+        (("cpu",), True, ("cpu",)),
+        (("cuda", "cpu"), False, ("cpu",)),
+        (("cuda:1", "cpu"), True, ("cpu",)),
+        (("mps", "auto"), True, ("cuda",)),
+    ],
+)
+def test_a_policy_takes_the_first_that_the_cluster_has(policy, has_gpus, devices):
+    assert devices_in(policy, Hardware(), has_gpus=has_gpus) == devices
+
+
+@pytest.mark.parametrize(
+    ("policy", "has_gpus", "so", "write"),
+    [
+        (("cuda",), False, "no node of the cluster has a GPU", "device=cpu"),
+        (("cuda:7",), False, "no node of the cluster has a GPU", "device=cpu"),
+        (("cuda:7",), True, "Ray chooses which GPU a job gets", "device=cuda"),
+        (
+            ("mps",),
+            True,
+            "Ray knows CPUs and NVIDIA GPUs alone",
+            "device=cuda, or hydra/launcher=slots on a machine with mps",
+        ),
+        (
+            ("xpu:1",),
+            False,
+            "Ray knows CPUs and NVIDIA GPUs alone",
+            "device=cpu, or hydra/launcher=slots on a machine with xpu:1",
+        ),
+    ],
+)
+def test_what_the_cluster_has_not_is_said_with_its_mend(policy, has_gpus, so, write):
+    with pytest.raises(RunnerError) as caught:
+        devices_in(policy, Hardware(), has_gpus=has_gpus)
+    (fault,) = caught.value.faults
+    assert fault.asked == f"device={policy[0]} on Ray"
+    assert fault.so == so
+    assert fault.write.startswith(write)
+
+
+def test_the_question_travels_to_the_process_that_checks_the_jobs():
+    ask = pickle.loads(pickle.dumps(partial(devices_in, has_gpus=True)))
+    assert ask(("auto",), Hardware()) == ("cuda",)
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "gpu_slots", "demand"),
+    [
+        ("cpu", None, 4, {"CPU": 2, "moon": 1}),
+        ("cpu", 2, 1, {"CPU": 2, "moon": 1}),
+        ("cuda", None, 1, {"CPU": 2, "GPU": 1, "moon": 1}),
+        ("cuda", None, 4, {"CPU": 2, "GPU": 0.25, "moon": 1}),
+        ("cuda", 2, 4, {"CPU": 2, "GPU": 2, "moon": 1}),
+    ],
+)
+def test_a_job_asks_for_gpus_by_its_device(device, num_gpus, gpu_slots, demand):
+    found = demand_of(device, num_cpus=2, num_gpus=num_gpus, gpu_slots=gpu_slots, resources={"moon": 1})
+    assert found == demand
+
+
+def test_a_demand_that_no_single_living_node_could_ever_meet_fits_nowhere():
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 1.0}},
+        {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}},
+    ]
+    assert not fits_nowhere({"CPU": 1, "GPU": 1}, nodes)
+    assert fits_nowhere({"CPU": 2, "GPU": 1}, nodes)
+    assert in_words({"CPU": 2, "GPU": 0.5}) == "2 CPU, 0.5 GPU"

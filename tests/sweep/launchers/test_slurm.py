@@ -1,0 +1,135 @@
+"""Sweeps by submitit: in processes of this machine (its local executor), and in a simulated Slurm's queue."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+
+import psutil
+import pytest
+import simulated_slurm
+from omegaconf import OmegaConf
+from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+from waiting import LONGEST
+
+from runner.errors import RunnerError
+from runner.sweep.launchers.slurm import PLUGIN, check_there
+
+pytest.importorskip("submitit")
+slow = pytest.mark.slow
+
+LOCAL = "hydra/launcher=submitit_local"
+SLURM = "hydra/launcher=slurm"
+LONG = ("device=cpu", "model=linear", "train.num_epochs=1000000", "tracking.enabled=false")
+LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
+
+
+def settings(target: str):
+    return OmegaConf.create(
+        {"hydra": {"launcher": {"_target_": target}, "runtime": {"choices": {"hydra/launcher": "slurm"}}}}
+    )
+
+
+@slow
+def test_a_local_sweep_with_a_death_in_it(tmp_path):
+    words = ("device=cpu,mps", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
+    code, text = sweep(person(tmp_path), LOCAL, *words)
+    found = states(tmp_path)
+    assert code == 1, text
+    assert found["device=cpu model.how=fine"] == ("finished", "cpu", None), text
+    assert found["device=cpu model.how=SIGKILL"] == ("failed", "cpu", "its process ended, and it left no summary")
+    assert [state for state, _, _ in found.values()].count("skipped") == 2
+    assert "skipped, device=mps: " in text
+    assert summary(tmp_path, 0)["run_id"], "it is not in MLflow"
+    for number in range(2):  # submitit's own logs, by the name that all jobs' output has
+        assert "sees" in (tmp_path / f"swept/{number}/console.log").read_text()
+    assert "RUNNER_JOB" not in text
+
+
+@slow
+def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_path):
+    process = start(tmp_path, LOCAL, *LONG, "seed=1,2")
+    read_until(process, " began on", 2)
+    wait_for(lambda: all((tmp_path / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
+    interrupt(process)
+    code, text = finish(process)
+    assert code == 130, text
+    assert [state for state, _, _ in states(tmp_path).values()] == ["interrupted"] * 2
+    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed"] * 2
+    wait_for(lambda: not jobs_in(tmp_path))
+
+
+@slow
+def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
+    """Slurm says so with SIGUSR2; submitit's local executor starts such a job again in the same process."""
+    process = start(tmp_path, LOCAL, *LONG)
+    read_until(process, " began on")
+    log = tmp_path / "swept/.submitit"
+    wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
+    (job,) = [one for one in jobs_in(tmp_path) if "submitit.core._submit" in one.cmdline()]
+    job.send_signal(signal.SIGUSR2)
+    psutil.wait_procs([job], timeout=LONGEST)
+    stood = summary(tmp_path, 0)["num_steps"]
+    assert stood > 0
+    wait_for(lambda: any(path.read_text().count("folder: ") == 2 for path in log.glob("*/*_log.out")))
+    interrupt(process)
+    code, text = finish(process)
+    assert code == 130, text
+    assert summary(tmp_path, 0)["num_steps"] >= stood
+
+
+@slow
+def test_a_sweep_in_slurms_queue(tmp_path):
+    home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
+    path = simulated_slurm.install(slurm)
+    words = ("device=cpu,auto", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
+    code, text = sweep(home, SLURM, *words, "hydra.launcher.partition=short", PATH=path)
+    found = states(home)
+    assert code == 1, text
+    assert "slots:  Slurm's queue, by submitit" in text
+    for device in ("cpu", "auto"):
+        assert found[f"device={device} model.how=fine"] == ("finished", device, None), text
+        state, _, error = found[f"device={device} model.how=SIGKILL"]
+        assert state == "killed" and error.startswith("Slurm says OUT_OF_MEMORY of job 1"), error
+    assert summary(home, 0)["run_id"], "it is not in MLflow"
+    on_cpu, others = simulated_slurm.batches(slurm)
+    assert "--gpus-per-node" not in on_cpu
+    assert "#SBATCH --gpus-per-node=1" in others
+    for script in (on_cpu, others):
+        assert "#SBATCH --partition=short" in script and "#SBATCH --array=0-1" in script
+
+
+@slow
+def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
+    home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
+    process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm))
+    read_until(process, " began on", 2)
+    wait_for(lambda: all((home / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
+    os.kill(process.pid, signal.SIGTERM)
+    code, text = finish(process)
+    assert code == 143, text
+    assert [state for state, _, _ in states(home).values()] == ["interrupted"] * 2
+    assert sorted(path.name for path in slurm.glob("*.cancelled")) == ["100_0.cancelled", "100_1.cancelled"]
+    wait_for(lambda: not jobs_in(home))
+
+
+def test_without_the_plugin_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RunnerError) as caught:
+        check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert caught.value.faults[0].asked == "hydra/launcher=slurm"
+    assert caught.value.faults[0].write == "pip install hydra-submitit-launcher"
+
+
+def test_without_slurm_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RunnerError) as caught:
+        check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert "there is no Slurm on this machine" in caught.value.faults[0].so
+
+
+@pytest.mark.parametrize("target", ["runner.sweep.launchers.local.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])
+def test_what_needs_no_slurm_is_not_asked_for_it(target, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_there(settings(target))

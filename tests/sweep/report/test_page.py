@@ -1,0 +1,134 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from waiting import LONGEST
+
+from runner.sweep.report import build, page
+
+EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&'
+
+
+def without_scripts(text):
+    return re.sub(r"<script\b.*?</script>", "", text, flags=re.DOTALL)
+
+
+def figures(text):
+    """What the page draws, by name."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert "<" not in found[1]  # no text in it can end the script
+    return {figure["id"].removeprefix("plot-"): figure for figure in json.loads(found[1])}
+
+
+@pytest.fixture(scope="module")
+def grid_page(grid_folder):
+    return page.draw(build.read_report(grid_folder))
+
+
+@pytest.fixture(scope="module")
+def search_page(search_folder):
+    return page.draw(build.read_report(search_folder))
+
+
+def test_a_grid_shows_curves_devices_seeds_and_keys(grid_page):
+    drawn = figures(grid_page)
+    assert list(drawn) == ["curve-0", "curve-1", "parallel", "devices", "seeds"]
+    assert len(drawn["curve-0"]["data"]) == len(drawn["curve-1"]["data"]) == 12
+    assert {trace["name"] for trace in drawn["devices"]["data"]} == {"cpu", "cuda:0"}
+    labels = next(trace for trace in drawn["devices"]["data"] if trace["name"] == "cuda:0")["text"]
+    assert len(labels) == 6 and all("<b>22.9×</b>" in label for label in labels)
+
+
+def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
+    drawn = figures(search_page)
+    assert list(drawn) == ["curve-0", "curve-1", "history", "parallel"]
+    line, whole, pruned = drawn["history"]["data"]
+    assert len(whole["x"]) == 36 and pruned["x"] == [3, 15, 23, 27]
+    assert line["y"] == sorted(line["y"]) and line["y"][-1] == max(whole["y"])
+    assert len(drawn["parallel"]["data"]) == 40
+
+
+def test_what_mattered_is_drawn_when_it_is_known(search_folder):
+    found = build.read_report(search_folder)
+    found.importance = {"optimizer.lr": 0.9, "model.width": 0.1}
+    assert figures(page.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
+
+
+def test_nothing_comes_over_the_network(grid_page):
+    rest = without_scripts(grid_page)
+    assert (
+        not re.search(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", rest)
+        and "@import" not in rest
+        and "url(" not in rest
+    )
+    assert not re.search(r"<(?:link|iframe|object|embed)\b|<script[^>]*\bsrc", grid_page.partition("plotly.js v")[0])
+    assert "default-src 'none'" in rest
+
+
+def test_plotly_is_inside_once_and_only_where_it_is_used(grid_page, tmp_path, write):
+    assert grid_page.count("plotly.js v") == 1
+    empty = page.draw(build.read_report(write.folder(tmp_path).close()))
+    assert len(empty) < 30_000 and "0 jobs" in empty
+
+
+def test_what_a_person_wrote_is_escaped_everywhere(tmp_path, write):
+    sweep = write.folder(tmp_path, words=(EVIL,), objectives=({"metric": "val/accuracy", "direction": "maximize"},))
+    for seed in (1, 2, 3):
+        for device in ("cpu", "cuda:0"):
+            overrides = (f"device={device}", f"model={EVIL}", f"seed={seed}")
+            write.train(sweep, overrides, seed=seed, device=device, name=EVIL + str(seed))
+    sweep.job((f"model={EVIL}2",), "failed", name=EVIL, error=EVIL, summary={})
+    sweep.job((f"model={EVIL}3",), "skipped", name=EVIL, error=EVIL)
+    text = page.draw(build.read_report(sweep.close()))
+    rest = without_scripts(text)
+    assert "<img" not in rest and "<script" not in rest and "&lt;img src=x onerror=alert(1)&gt;" in rest
+    assert text.count("<script") - text.partition("plotly.js v")[2].partition("</script>")[0].count("<script") == 3
+    drawn = json.dumps(figures(text), ensure_ascii=False)
+    assert "<img" not in drawn and "<script" not in drawn  # plotly reads a few tags in its texts
+
+
+def test_a_hundred_jobs_of_ten_thousand_steps_make_a_page_of_five_megabytes(tmp_path, write):
+    sweep = write.folder(tmp_path)
+    for number in range(100):
+        write.train(
+            sweep, (f"optimizer.lr={number}", f"model.width={number % 7}"), seed=number, num_steps=10_000, num_windows=1
+        )
+    text = page.draw(build.read_report(sweep.close()))
+    assert len(text.encode()) < 6_000_000
+    assert len(figures(text)["curve-0"]["data"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("values", "states"),
+    [
+        ([float("nan"), float("inf")], ["finished", "finished"]),
+        ([None, None], ["finished", "pruned"]),
+        ([0.5, 0.5], ["finished", "finished"]),
+        ([0.5, float("inf")], ["finished", "pruned"]),
+    ],
+)
+def test_odd_values_make_a_page(tmp_path, write, values, states):
+    objectives = ({"metric": "val/loss", "direction": "minimize"},)
+    sweep = write.folder(tmp_path, objectives=objectives)
+    for number, (value, state) in enumerate(zip(values, states, strict=True)):
+        best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
+        sweep.job((f"lr={number}", f"seed={number}"), state, summary={"best": best, "num_steps": 1})
+    assert "</html>" in page.draw(build.read_report(sweep.close()))
+
+
+def test_huge_names_and_many_keys_stay_small(tmp_path, write):
+    sweep = write.folder(tmp_path)
+    for number in range(4):
+        overrides = [f"key{each}={number * each}" for each in range(1, 40)] + ["long=" + "x" * 3000 + str(number % 2)]
+        write.train(sweep, overrides, seed=number)
+    drawn = figures(page.draw(build.read_report(sweep.close())))
+    assert len(json.dumps(drawn)) < 200_000
+
+
+@pytest.mark.slow
+def test_drawing_it_in_a_new_process_needs_no_network_and_no_torch(grid_folder):
+    code = f"import sys; from pathlib import Path; from runner.sweep.report import build; build.write(Path({str(grid_folder)!r})); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONGEST)
+    assert done.returncode == 0, done.stderr

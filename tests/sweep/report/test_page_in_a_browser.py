@@ -1,0 +1,163 @@
+"""The page as a real browser renders it, without a network."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+from synthetic_sweep import study
+
+from runner.sweep.report import build
+
+pytestmark = pytest.mark.slow
+SECONDS, TRIES = 40, 3  # a headless chromium hangs at its start now and then, whatever the page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))]
+    if not found:
+        say = pytest.fail if os.environ.get("CI") == "true" else pytest.skip  # there .ci/run brings one
+        say("no chromium, chromium-browser or google-chrome on this machine")
+    return found[0]
+
+
+def look(command):
+    """What the browser prints, as (out, err)."""
+    for _ in range(TRIES):
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            continue
+        assert process.returncode == 0, err
+        return out, err
+    raise AssertionError(f"the browser hung {TRIES} times")
+
+
+@pytest.fixture
+def render(browser, tmp_path):
+    """A function: a page's file, and what a person does there as JavaScript -> its document afterwards, without scripts."""
+
+    def rendered(file, deeds=""):
+        text = file.read_text()
+        ending = "</body>\n</html>\n"
+        assert text.endswith(ending)
+        page = tmp_path / "page.html"
+        page.write_text(text.removesuffix(ending) + f"<script>{deeds}</script>" + ending)
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--enable-logging=stderr",
+        ]
+        flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
+        flags += ["--host-resolver-rules=MAP * ~NOTFOUND"]
+        out, err = look([browser, *flags, "--dump-dom", page.as_uri()])
+        assert "CONSOLE" not in err, err  # an error, or something that the page's policy refused
+        document = re.sub(r"<script\b.*?</script>", "", out, flags=re.DOTALL)
+        assert "data-errors" not in document[:2000], document[:2000]
+        return document
+
+    return rendered
+
+
+def plot(document, name):
+    """The HTML of one plot."""
+    begin = document.index(f'id="plot-{name}"')
+    end = document.find("</figure>", begin)
+    return document[begin:end]
+
+
+def num_lines(svg):
+    return len(re.findall(r'class="js-line"', svg))
+
+
+def jobs(document):
+    """The numbers of the jobs in the order of the table."""
+    return [int(number) for number in re.findall(r'<tr data-job="(\d+)"', document)]
+
+
+@pytest.fixture(scope="module")
+def grid_file(grid_folder):
+    build.write(grid_folder)
+    return grid_folder / "report.html"
+
+
+def test_a_grid_is_drawn(render, grid_file, grid_folder):
+    document = render(grid_file)
+    assert 'data-drawn="5"' in document
+    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12
+    assert len(re.findall(r'<g class="point"><path', plot(document, "devices"))) == 12
+    assert plot(document, "devices").count(">22.9×<") == 6
+    assert num_lines(plot(document, "parallel")) == 12
+    assert len(re.findall(r'class="xerror', plot(document, "seeds"))) == 4
+    assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
+    assert re.search(r'<tr data-job="4" class="best">', document)
+    assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in document
+
+
+def test_a_search_is_drawn(render, tmp_path, search_folder):
+    pytest.importorskip("optuna")
+    folder = tmp_path / "sweep"
+    shutil.copytree(search_folder, folder)
+    study(folder)
+    build.write(folder)
+    document = render(folder / "report.html")
+    assert 'data-drawn="5"' in document
+    assert len(re.findall(r'<path class="point"', plot(document, "history"))) == 40
+    assert num_lines(plot(document, "parallel")) == num_lines(plot(document, "curve-0")) == 40
+    assert len(re.findall(r'<g class="point"><path', plot(document, "importance"))) == 3
+
+
+def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, grid_folder):
+    results = build.read_report(grid_folder).results
+    known = [result for result in results if result.samples_per_second]
+    by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]
+    click = "document.querySelectorAll('table.sortable th button').forEach(b => { if (b.textContent === 'samples/s') b.click(); });"
+    once, twice = jobs(render(grid_file, click)), jobs(render(grid_file, click * 2))
+    assert once[:12] == by_speed and twice[:12] == by_speed[::-1]
+    assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}  # what has no value stays last
+
+
+def test_the_legend_shows_and_hides_lines(render, grid_file):
+    none = "document.querySelector('.choice[data-first=\"0\"]').click();"
+    one = "document.querySelector('.chip[data-job=\"7\"]').click();"
+    document = render(grid_file, none + one)
+    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 1
+    assert num_lines(plot(document, "parallel")) == 12
+    best = render(grid_file, "document.querySelector('.choice[data-first=\"5\"]').click();")
+    assert num_lines(plot(best, "curve-0")) == 5 and len(re.findall(r'<button[^>]*aria-pressed="false"', best)) == 7
+
+
+def test_nothing_is_loaded(render, grid_file):
+    deed = "document.documentElement.dataset.loaded = performance.getEntriesByType('resource').map(e => e.name).join(' ') || 'nothing';"
+    assert 'data-loaded="nothing"' in render(grid_file, deed)
+
+
+def test_a_persons_text_does_nothing(render, tmp_path, write):
+    evil = '</script><script>document.documentElement.dataset.taken=1</script><img src=x onerror="document.documentElement.dataset.taken=1">'
+    sweep = write.folder(tmp_path / "sweep", words=(evil,))
+    for seed in (1, 2):
+        write.train(sweep, (f"model={evil}", f"width={seed}", f"seed={seed}"), seed=seed, name=f"{evil} {seed}")
+    sweep.job((f"model={evil}3",), "failed", name=evil, error=evil)
+    build.write(sweep.close())
+    document = render(tmp_path / "sweep" / "report.html")
+    assert "data-taken=" not in document[:2000] and "<img" not in document
+    assert num_lines(plot(document, "curve-0")) == 2
+
+
+def test_a_sweep_without_results_has_a_page_without_plots(render, tmp_path, write):
+    sweep = write.folder(tmp_path / "sweep")
+    sweep.job(("seed=1",), "failed", error="ValueError: odd", summary={})
+    build.write(sweep.close())
+    document = render(tmp_path / "sweep" / "report.html")
+    assert 'data-drawn="0"' in document and "ValueError: odd" in document

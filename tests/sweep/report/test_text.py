@@ -1,0 +1,71 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from runner.sweep.report import build, text
+
+
+def printed(folder, width=80):
+    """As a pipe gets it."""
+    file = io.StringIO()
+    text.show(build.read_report(folder), Console(file=file, width=width, highlight=False, soft_wrap=True))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_fit_the_terminal(grid_folder, search_folder, width):
+    for folder in (grid_folder, search_folder):
+        assert max(len(line.rstrip()) for line in printed(folder, width).splitlines()) <= width
+
+
+def test_the_best_job_stands_first_and_a_line_holds_a_job(grid_folder):
+    lines = printed(grid_folder).splitlines()
+    assert lines[0] == "16 jobs: 12 finished, 2 skipped, 1 failed, 1 killed"
+    assert lines[1].split() == ["job", "name", "val/accuracy", "step", "test/accuracy"]
+    assert lines[2].split()[:4] == ["4", "device=cpu", "model=cnn", "seed=2"]
+    assert [int(line.split()[0]) for line in lines[2:18]][-4:] == [12, 13, 14, 15]
+    assert "(skipped)" in lines[14] and "(failed)" in lines[16] and "(killed)" in lines[17]
+
+
+def test_a_wide_terminal_shows_everything(grid_folder):
+    head = printed(grid_folder, 200).splitlines()[1].split()
+    assert head == [
+        "job",
+        "name",
+        "state",
+        "val/accuracy",
+        "step",
+        "epoch",
+        "test/accuracy",
+        "test/loss",
+        "steps/s",
+        "samples/s",
+        "trained",
+    ]
+
+
+def test_seeds_devices_and_failures_are_told(grid_folder):
+    text = printed(grid_folder)
+    assert "device=cpu model=cnn     3  0.9775 ± 0.0033" in text
+    assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in text
+    failures = " ".join(text[text.index("failures") :].split())
+    assert "14/console.log" in failures and "died of signal 11" in failures and "no Apple GPU" in failures
+    assert "12/console.log" not in failures  # it never ran
+
+
+def test_what_a_person_wrote_is_no_markup(tmp_path, write):
+    sweep = write.folder(tmp_path)
+    sweep.job(("a=[/red]",), "failed", name="model.hidden_sizes=[bold] [/red]", error="ValueError: [/nothing] [link=x]")
+    text = printed(sweep.close(), 200)
+    assert "model.hidden_sizes=[bold] [/red]" in text and "ValueError: [/nothing] [link=x]" in text
+
+
+def test_a_huge_name_is_cut(tmp_path, write):
+    sweep = write.folder(tmp_path)
+    sweep.job(("a=1",), name="a=" + "1" * 5000)
+    assert len(printed(sweep.close())) < 1200
+
+
+def test_no_jobs_are_told_too(tmp_path, write):
+    assert printed(write.folder(tmp_path).close()) == "0 jobs\n"

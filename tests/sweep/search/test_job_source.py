@@ -1,0 +1,450 @@
+"""The study's side of a search: which trials there are, when, and what a kill between two writes leaves."""
+
+import json
+import math
+
+import optuna
+import pytest
+from omegaconf import OmegaConf
+from optuna.trial import TrialState
+
+from runner.config.schema import Search as Settings
+from runner.device import Hardware
+from runner.errors import RunnerError
+from runner.sweep.jobs import ledger
+from runner.sweep.jobs.ledger import Ledger, Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.slots import devices_for
+from runner.sweep.search.ask_tell import Asking
+from runner.sweep.search.job_source import Suggestions
+from runner.sweep.search.space_parser import read_space
+from runner.sweep.search.study import Pruning
+from runner.sweep.sweep import Hands
+
+pytestmark = pytest.mark.slow
+
+LOSS = ({"metric": "val/loss", "direction": "minimize"},)
+BOTH = (*LOSS, {"metric": "val/accuracy", "direction": "maximize"})
+LR = "lr=tag(log,interval(1e-4,1e-1))"
+WORDS = ("epochs=3", LR, "width=[32],[64],[128]")
+WHERE_BEST = {"lr": 1e-2, "width": "[64]"}
+
+
+def settings_with(**changed):
+    defaults = dict(metric="val/loss", direction=None, sampler="tpe", seed=0, pruner="auto", params=None)
+    return Settings(**dict(n_trials=12, warmup_epochs=3, startup_trials=5, batch=4, **defaults) | changed)
+
+
+class Unlaunched(Hands):
+    """Hands whose jobs are not composed: they end as the test says."""
+
+    def prepare(self, job):
+        if job.trial.get("width") == "broken":
+            raise RunnerError()
+        return Prepared(job, None)
+
+
+class Search:
+    """A search in a folder: opened as a process would, left as a kill would."""
+
+    def __init__(self, folder, *, words=WORDS, goals=LOSS, places=2, pruning=None, retry=False, **settings):
+        sweep = Sweep(folder, "uid", 0, words, goals)
+        if is_new := not (folder / ledger.FILE).exists():
+            self.ledger = Ledger(folder)
+            self.ledger.begin(sweep)
+        else:
+            sweep = ledger.read(folder)
+            self.ledger = Ledger(folder)
+        self.is_new, self.said = is_new, []
+        config = OmegaConf.create({"sweep": {"retry": retry}})
+        self.hands = Unlaunched(
+            sweep, self.ledger, config, None, Hardware(), True, devices_for, self.said.append, num_places=places
+        )
+        self.jobs = sweep.jobs
+        space = read_space(words, None)
+        try:
+            self.source = Suggestions(self.hands, space, goals, settings_with(**settings), pruning)
+        except BaseException:
+            self.ledger.close()
+            raise
+
+    def start(self):
+        """The next trial, running; None when there is none now."""
+        prepared = self.source.next(0)
+        if prepared is None:
+            return None
+        prepared.job.state = "running"
+        self.ledger.note(prepared.job)
+        return prepared.job
+
+    def end(self, job, state="finished", values=None):
+        """As the engine does it: the summary, the source, the ledger."""
+        summary = self.write(job, state, values)
+        job.state, job.error = state, summary["error"]
+        self.source.ended(job, summary)
+        self.ledger.note(job)
+
+    def write(self, job, state="finished", values=None):
+        metrics = values if values is not None else reached(job)
+        folder = self.hands.sweep.folder_of(job)
+        folder.mkdir(exist_ok=True)
+        summary = {"status": state, "error": "it burst" if state == "failed" else None, "metrics": metrics, "best": {}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        return summary
+
+    def run(self):
+        """All that is left, one at a time."""
+        while (job := self.start()) is not None:
+            self.end(job)
+        return self
+
+    def leave(self):
+        self.ledger.close()
+        return self.hands.sweep.folder
+
+    @property
+    def trials(self):
+        return self.source._study.trials()
+
+
+def distance(values):
+    far = abs(math.log10(float(values["lr"]) / WHERE_BEST["lr"]))
+    return far + (values.get("width") != WHERE_BEST["width"])
+
+
+def reached(job):
+    far = abs(math.log10(float(job.trial["lr"]) / WHERE_BEST["lr"]))
+    return {"val/loss": distance(job.trial), "val/accuracy": -(far**2) + len(str(job.trial.get("width")))}
+
+
+@pytest.fixture
+def search(tmp_path):
+    opened = []
+
+    def open_one(**settings):
+        found = Search(tmp_path, **settings)
+        opened.append(found)
+        return found
+
+    yield open_one
+    for one in opened:
+        if one.ledger._lock.is_locked:
+            one.leave()
+
+
+def good(trials):
+    return [trial.number for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
+
+
+def agrees(search):
+    """Study, ledger and folders tell the same of each trial."""
+    told = ledger.read(search.hands.sweep.folder).jobs
+    for trial in search.trials:
+        if trial.number not in told:
+            assert trial.state == TrialState.FAIL
+            continue
+        job = told[trial.number]
+        assert job.trial == trial.params and job.folder_name == str(trial.number)
+        states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        assert trial.state == states.get(job.state, TrialState.RUNNING)
+        if job.state == "finished":
+            summary = json.loads((search.hands.sweep.folder_of(job) / "summary.json").read_text())
+            assert trial.values == [summary["metrics"][goal["metric"]] for goal in search.hands.sweep.objectives]
+    return True
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words", "goals"),
+    [
+        ("tpe", WORDS, LOSS),
+        ("random", WORDS, LOSS),
+        ("cmaes", (*WORDS, "momentum=interval(0,1)"), LOSS),
+        ("nsga2", WORDS, BOTH),
+        ("nsga2", WORDS, LOSS),
+        ("tpe", WORDS, BOTH),
+        ("random", WORDS, BOTH),
+        (
+            "tpe",
+            (*WORDS, "n=int(interval(1,9))", "s=range(1,9,2)", "f=range(0.1,0.5,0.1)", "m=tag(log,range(1,99))"),
+            LOSS,
+        ),
+    ],
+)
+def test_each_sampler_gives_as_many_trials_as_were_asked_for(sampler, words, goals, search):
+    found = search(sampler=sampler, words=words, goals=goals, n_trials=15).run()
+    assert good(found.trials) == list(found.jobs) and agrees(found)
+    assert len({job.overrides for job in found.jobs.values()}) == 15
+    assert all(job.overrides[0] == "epochs=3" for job in found.jobs.values())
+
+
+def test_tpe_learns_and_random_does_not():
+    means = {}
+    for sampler in ("tpe", "random"):
+        late = []
+        for seed in range(5):
+            study = optuna.create_study(direction="minimize")  # in memory: no disk has a say in what is suggested
+            asking = Asking(study, read_space(WORDS, None), settings_with(sampler=sampler, n_trials=40, seed=seed))
+            for _ in range(40):
+                trial = asking.ask([])
+                asking.tell(trial.number, TrialState.COMPLETE, [distance(trial.params)])
+            late += [trial.value for trial in asking.trials()[20:]]
+        means[sampler] = sum(late) / len(late)
+    assert means["tpe"] < 0.7 * means["random"]
+
+
+def test_a_grid_takes_each_combination_once_also_over_a_stop(search):
+    words = ("lr=0.1,0.01", "width=[32],[64]", "n=range(1,4)")
+    first = search(sampler="grid", words=words, n_trials=50)
+    for _ in range(3):
+        first.end(first.start())
+    first.start()
+    asked(first)
+    first.leave()
+    second = search(sampler="grid", words=words, n_trials=50).run()
+    combinations = [tuple(job.trial.values()) for job in second.jobs.values()]
+    assert len(combinations) == len(set(combinations)) == 12 and agrees(second)
+    assert second.start() is None
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_no_combination_is_run_twice_and_none_is_missed(sampler, search):
+    found = search(sampler=sampler, words=("lr=0.1,0.01", "width=[32],[64]", "n=range(1,4)"), n_trials=50).run()
+    combinations = [tuple(job.trial.values()) for job in found.jobs.values()]
+    assert len(combinations) == len(set(combinations)) == 12 and agrees(found)
+    assert found.said == ["search: every combination has been tried"]
+
+
+def test_trials_come_as_places_get_free(search):
+    found = search(places=2, n_trials=6)
+    slow, quick = found.start(), found.start()
+    assert found.start() is None and found.source.next(1) is None
+    for _ in range(4):  # the slow one holds nobody
+        found.end(quick)
+        quick = found.start()
+    assert quick.number == 5 and slow.state == "running"
+    found.end(quick)
+    assert found.start() is None  # five have ended well, and the sixth is on its way
+    found.end(slow, "failed")
+    assert found.start().number == 6  # in its place
+
+
+def test_the_next_trial_knows_of_all_that_have_ended(search):
+    """It is not asked for before there is a place for it."""
+    found = search(places=1, n_trials=3)
+    found.end(found.start())
+    assert [trial.state for trial in found.trials] == [TrialState.COMPLETE]
+
+
+def test_launchers_that_take_all_at_once_get_batches(search):
+    found = search(places=None, batch=3)
+    assert [found.start() is not None for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_job_knows_its_trial_only_where_it_may_be_pruned(search, tmp_path):
+    assert search().source.next(0).assigned == {}
+    (folder := tmp_path / "pruned").mkdir()
+    pruned = Search(folder, pruning=Pruning("median", 3, 5, 9))
+    prepared = pruned.source.next(0)
+    assert prepared.assigned == {"study": str(folder / "optuna.db"), "trial": 0, "metric": "val/loss"}
+    pruned.leave()
+
+
+# what a kill leaves: each function brings a search to some point between two writes
+
+
+def asked(found):
+    found.source._study.ask([])
+
+
+def half_asked(found):
+    study = found.source._study._study
+    study._storage.create_new_trial(study._study_id)
+
+
+def planned(found):
+    found.source.next(0)
+
+
+def running(found):
+    found.start()
+
+
+def summary_written(found):
+    found.write(found.start())
+
+
+def told(found):
+    job = found.start()
+    job.state = "finished"
+    found.source.ended(job, found.write(job))
+
+
+def pruned_and_told(found):
+    job = found.start()
+    job.state = "pruned"
+    found.source.ended(job, found.write(job, "pruned"))
+
+
+def failed_and_told(found):
+    job = found.start()
+    job.state, job.error = "failed", "it burst"
+    found.source.ended(job, found.write(job, "failed"))
+
+
+def without_the_metric(found):
+    found.write(found.start(), values={"train/loss": 1.0})
+
+
+POINTS = [
+    (asked, 0, 0),
+    (half_asked, 0, 0),
+    (planned, 1, 0),
+    (running, 1, 0),
+    (summary_written, 0, 1),
+    (told, 0, 1),
+    (pruned_and_told, 0, 1),
+    (failed_and_told, 0, 0),
+    (without_the_metric, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("point", "again", "done"), POINTS, ids=[point.__name__ for point, _, _ in POINTS])
+def test_a_kill_between_any_two_writes_loses_and_repeats_nothing(point, again, done, search):
+    first = search(n_trials=8)
+    for _ in range(3):
+        first.end(first.start())
+    point(first)
+    first.leave()
+    second = search(n_trials=8)
+    assert len(second.source._again) == again and second.source._num_good == 3 + done
+    before = {number: job.overrides for number, job in second.jobs.items()}
+    if again:
+        assert second.start().number == 3  # the same trial, in its folder
+        second.end(second.jobs[3])
+    second.run()
+    assert len(good(second.trials)) == 8 and agrees(second)
+    assert not [trial for trial in second.trials if trial.state == TrialState.RUNNING]
+    assert before.items() <= {number: job.overrides for number, job in second.jobs.items()}.items()
+    assert len({job.overrides for job in second.jobs.values()}) == len(second.jobs)
+
+
+def test_all_points_one_after_the_other(search):
+    for point, _, _ in POINTS:
+        found = search(n_trials=30)
+        point(found)
+        found.leave()
+    found = search(n_trials=30).run()
+    assert len(good(found.trials)) == 30 and agrees(found)
+
+
+def test_a_stopped_trial_goes_on_as_the_same(search):
+    first = search()
+    job = first.start()
+    job.state = "interrupted"
+    first.source.ended(job, {})
+    first.ledger.note(job)
+    first.leave()
+    second = search()
+    assert second.trials[0].state == TrialState.RUNNING and second.start().number == 0
+
+
+def test_more_trials_go_on_where_it_was_and_repeat_no_suggestion(search):
+    first = search(n_trials=5, sampler="random").run()
+    first.leave()
+    second = search(n_trials=9, sampler="random").run()
+    assert good(second.trials) == list(range(9))
+    assert len({json.dumps(trial.params) for trial in second.trials}) == 9
+    second.leave()
+    assert search(n_trials=7).start() is None
+
+
+def test_a_half_made_study_is_made_anew(search, tmp_path):
+    first = search()
+    first.leave()
+    (tmp_path / "optuna.db").write_bytes(b"SQLite format 3\0 torn")
+    assert len(good(search(n_trials=2).run().trials)) == 2
+
+
+def test_a_study_that_is_gone_is_told(search, tmp_path):
+    first = search(n_trials=2).run()
+    first.leave()
+    (tmp_path / "optuna.db").unlink()
+    with pytest.raises(RunnerError, match="the study of its 2 trials"):
+        search(n_trials=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [((LR, "width=[32],[16]"), "width"), (("lr=0.1,0.2", WORDS[2]), "lr"), ((LR, "width=int(interval(1,9))"), "width")],
+)
+def test_other_choices_are_refused(words, key, search):
+    search(n_trials=2).run().leave()
+    with pytest.raises(RunnerError) as caught:
+        search(words=words)
+    assert len(caught.value.faults) == 1 and f"{key} as before" in caught.value.faults[0].write
+
+
+def test_ends_may_move_and_other_words_are_told(search):
+    search(n_trials=2).run().leave()
+    found = search(words=("epochs=5", "lr=tag(log,interval(1e-3,1e-2))", WORDS[2]), n_trials=6).run()
+    assert all(1e-3 <= trial.params["lr"] <= 1e-2 for trial in found.trials[2:])
+    assert "trials had epochs=3, and have epochs=5 from here on" in found.said[0]
+
+
+def test_failed_trials_do_not_count_and_are_tried_again_when_asked_to(search):
+    first = search(n_trials=4)
+    for number in range(6):
+        first.end(first.start(), "failed" if number in (1, 3) else "finished")
+    assert first.start() is None and len(good(first.trials)) == 4
+    first.leave()
+    second = search(n_trials=6, retry=True).run()
+    assert [second.jobs[number].trial for number in (6, 7)] == [second.jobs[number].trial for number in (1, 3)]
+    assert len(good(second.trials)) == 6
+    second.leave()
+    assert search(n_trials=7, retry=True).run().jobs[8].trial not in [
+        job.trial for job in list(second.jobs.values())[:8]
+    ]
+
+
+def test_a_search_gives_up_when_its_first_trials_all_fail(search):
+    found = search(n_trials=20)
+    while (job := found.start()) is not None:
+        found.end(job, "failed")
+    assert len(found.jobs) == 5
+    assert found.said == ["search: given up, 5 trials in a row failed; job 4: it burst"]
+
+
+def test_a_search_that_went_well_bears_more(search):
+    found = search(n_trials=30)
+    found.end(found.start())
+    while (job := found.start()) is not None:
+        found.end(job, "failed")
+    assert len(found.jobs) == 11 and len(found.said) == 1
+
+
+def test_a_metric_that_no_job_has_ends_the_search_with_the_first(search):
+    found = search()
+    job = found.start()
+    found.end(job, values={"val/acc": 1.0, "train/loss": 2.0})
+    assert (job.state, job.error) == ("failed", "it has no metric val/loss; it has train/loss, val/acc")
+    assert found.start() is None and "given up, the first trial failed" in found.said[0] and agrees(found)
+
+
+def test_one_that_some_lack_does_not(search):
+    found = search(n_trials=3)
+    found.end(found.start())
+    found.end(found.start(), values={"val/loss": math.nan})
+    found.run()
+    assert len(good(found.trials)) == 3 and not found.said and agrees(found)
+
+
+def test_choices_that_do_not_go_together_are_failed_trials(search):
+    found = search(words=(LR, "width=broken,[64]"), n_trials=8, sampler="random").run()
+    assert len(good(found.trials)) == 8
+    assert {job.trial["width"] for job in found.jobs.values() if job.state == "failed"} == {"broken"} and agrees(found)
+
+
+def test_optuna_says_nothing(search, capfd):
+    search(n_trials=3).run()
+    assert capfd.readouterr() == ("", "")
+    assert optuna.logging.get_verbosity() >= optuna.logging.ERROR

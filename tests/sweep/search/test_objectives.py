@@ -1,0 +1,140 @@
+"""What a search is for: names, directions, and each job's values."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from runner.sweep.search.objectives import goal_faults, kept_by, read_goals, values_of
+from runner.tasks.metric_names import REPORTED
+
+LOSS = ({"metric": "val/loss", "direction": "minimize"},)
+ACCURACY = ({"metric": "val/accuracy", "direction": "maximize"},)
+#: best, the last values, the goals, and what the job reached
+SUMMARIES = [
+    (("val/loss", 0.2), {"val/loss": 0.5}, LOSS, [0.2]),
+    (("val/accuracy", 0.9), {"val/loss": 0.5}, LOSS, [0.5]),
+    (("val/loss", None), {"val/loss": 0.5}, LOSS, [0.5]),
+    (None, {"val/loss": 0.5}, LOSS, [0.5]),
+    (("val/loss", 0.2), {"val/loss": 0.5, "val/accuracy": 0.8}, LOSS + ACCURACY, [0.2, 0.8]),
+    (
+        None,
+        {"val/loss": 0.5, "train/loss": 0.1},
+        ACCURACY,
+        "it has no metric val/accuracy; it has train/loss, val/loss",
+    ),
+    (None, {}, LOSS, "it has no metric val/loss; it has none"),
+    (("val/loss", None), {"val/loss": float("nan")}, LOSS, "its val/loss is nan"),
+]
+
+
+@pytest.mark.parametrize(("best", "metrics", "goals", "expected"), SUMMARIES)
+def test_the_value_of_the_best_epoch_where_it_was_kept_else_the_last(best, metrics, goals, expected):
+    summary = {"metrics": metrics, "best": best and {"metric": best[0], "value": best[1]}}
+    values, reason = values_of(summary, goals)
+    assert (reason if values is None else values) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "expected"),
+    [
+        ("val/loss", None, ["minimize"]),
+        ("val/accuracy", None, ["maximize"]),
+        ("val/AUROC", None, ["maximize"]),
+        ("val/f1_macro", None, ["maximize"]),
+        ("val/average_precision", None, ["maximize"]),
+        ("val/f1_loss", None, ["minimize"]),
+        ("val/rmse", None, ["minimize"]),
+        ("val/calibration_error", None, ["minimize"]),
+        ("val/accuracy", "minimize", ["minimize"]),
+        (["val/loss", "val/accuracy"], None, ["minimize", "maximize"]),
+        (["val/mae", "speed/samples_per_second"], ["maximize", "minimize"], ["maximize", "minimize"]),
+        (["val/mae", "speed/samples_per_second"], None, ["minimize", "maximize"]),
+    ],
+)
+def test_directions_follow_from_the_names(metric, direction, expected):
+    goals, faults = read_goals(metric, direction)
+    assert [goal["direction"] for goal in goals] == expected and not faults
+
+
+def test_as_many_directions_as_metrics():
+    for metric, direction in ((["val/loss", "val/accuracy"], "minimize"), ("val/loss", ["minimize", "maximize"])):
+        _, (fault,) = read_goals(metric, direction)
+        assert "hydra.sweeper.direction=" in fault.write
+
+
+def config(**changes):
+    made = {
+        "task": {"_target_": "runner.tasks.classification.Classification"},
+        "data": {"_target_": "runner.data.builtin.digits.digits", "val_fraction": 0.1, "test_fraction": 0.1},
+        "train": {"early_stopping": {"metric": None, "mode": None, "patience": None}},
+    }
+    return OmegaConf.merge(made, OmegaConf.create(changes))
+
+
+@pytest.mark.parametrize(
+    ("metric", "changes", "mend"),
+    [
+        ("val/loss", {}, None),
+        ("speed/samples_per_second", {}, None),
+        ("accuracy", {}, "hydra.sweeper.metric=val/accuracy or"),
+        ("val/acc", {}, "hydra.sweeper.metric=val/accuracy"),
+        ("valid/loss", {}, "hydra.sweeper.metric=val/loss"),
+        ("val/", {}, "hydra.sweeper.metric=val/loss"),
+        ("val/mae", {}, "hydra.sweeper.metric="),
+        ("val/mae", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
+        ("val/dice", {"task": {"_target_": "my_tasks.Segmentation"}}, None),
+        ("dice", {"task": {"_target_": "my_tasks.Segmentation"}}, "hydra.sweeper.metric="),
+        ("val/f1", {"task": {"metrics": ["f1", "auroc"]}}, None),
+        ("val/f1_cat", {"task": {"metrics": {"f1": {"_target_": "x"}}}}, None),
+        ("val/loss_cat", {"task": {"metrics": {"f1": {"_target_": "x"}}}}, "hydra.sweeper.metric=val/loss"),
+        ("val/auroc", {"task": {"metrics": ["auroc"]}}, None),
+        ("val/auroc", {}, "hydra.sweeper.metric="),
+        ("train/f1", {"task": {"metrics": ["f1"]}}, "hydra.sweeper.metric=val/f1"),
+        ("val/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
+        ("train/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, "hydra.sweeper.metric=val/rmse"),
+        ("train/mse", {"task": {"_target_": "runner.tasks.regression.Regression", "loss": "huber"}}, None),
+        ("val/loss", {"data": {"val_fraction": 0}}, "data.val_fraction=0.1, or hydra.sweeper.metric=train/loss"),
+        ("test/loss", {"data": {"test_fraction": 0}}, "data.test_fraction=0.1"),
+        ("val/loss", {"data": {"val_fraction": 0, "_target_": "my_data.with_splits"}}, None),
+    ],
+)
+def test_a_metric_that_no_job_has_is_told_before(metric, changes, mend):
+    goals, _ = read_goals(metric, None)
+    found = goal_faults(goals, config(**changes), ())
+    assert [mend in fault.write for fault in found] == ([] if mend is None else [True]), found
+
+
+def test_what_differs_among_the_trials_is_not_judged_before():
+    assert not goal_faults(read_goals("val/mae", None)[0], config(), {"task"})
+
+
+@pytest.mark.parametrize(
+    ("goals", "stopping", "expected"),
+    [
+        (LOSS, {}, ()),
+        (ACCURACY, {}, ("train.early_stopping.metric=val/accuracy", "train.early_stopping.mode=max")),
+        (ACCURACY + LOSS, {}, ("train.early_stopping.metric=val/accuracy", "train.early_stopping.mode=max")),
+        (
+            ({"metric": "val/loss", "direction": "maximize"},),
+            {},
+            ("train.early_stopping.metric=val/loss", "train.early_stopping.mode=max"),
+        ),
+        (ACCURACY, {"metric": "val/loss"}, ()),
+        (ACCURACY, {"mode": "min"}, ()),
+        (({"metric": "train/loss", "direction": "minimize"},), {}, ()),
+    ],
+)
+def test_a_run_keeps_its_best_by_the_searched_metric(goals, stopping, expected):
+    assert kept_by(goals, config(train={"early_stopping": stopping})) == expected
+
+
+def test_the_names_are_those_that_the_tasks_report():
+    from torch import nn
+
+    inputs = torch.zeros(2, 3)
+    targets = {"Classification": torch.tensor([0, 1]), "Regression": torch.zeros(2, 3), "Autoencoding": None}
+    for name, target in targets.items():
+        found = getattr(import_module(f"runner.tasks.{name.lower()}"), name)()(nn.Linear(3, 3), (inputs, target))
+        assert REPORTED[f"runner.tasks.{name.lower()}.{name}"] == tuple(found)

@@ -1,0 +1,156 @@
+"""A job's view of the study: what it reports, when it is given up, and what it bears."""
+
+import sqlite3
+import threading
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from runner.sweep.search import study as studies
+from runner.sweep.search.pruning import StudyTrial
+from runner.sweep.search.study import Pruning, make_study, open_storage
+
+pytestmark = pytest.mark.slow
+
+SPACE = {"a": optuna.distributions.FloatDistribution(0, 1)}
+
+
+def made(folder, pruning, direction="minimize"):
+    storage = open_storage(folder / "optuna.db", is_new=True)
+    return make_study(storage, [direction], pruning)
+
+
+def run(folder, number, values, first=1):
+    """Reports a value an epoch; returns the epoch at which it was given up."""
+    trial = StudyTrial(str(folder / "optuna.db"), number, metric="val/loss")
+    for epoch, value in enumerate(values, first):
+        if trial.gives_up(value, epoch):
+            return epoch
+    return None
+
+
+def whole(study, folder, curves):
+    for curve in curves:
+        number = study.ask(SPACE).number
+        assert run(folder, number, curve) is None
+        study.tell(number, curve[-1])
+
+
+GOOD = [[5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.4, 0.3, 0.2], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8, 0.7]]
+BAD = [9.0] * 9
+
+
+@pytest.mark.parametrize(
+    ("pruning", "epoch"),
+    [
+        (Pruning("median", 3, 2, 9), 3),
+        (Pruning("median", 1, 2, 9), 1),
+        (Pruning("median", 0, 2, 9), 1),
+        (Pruning("median", 3, 3, 9), None),  # too few have run to their end
+        (Pruning("halving", 3, 2, 9), 3),
+        (Pruning("halving", 1, 2, 9), 1),
+        (Pruning("halving", 1, 3, 9), None),
+        (None, None),
+    ],
+)
+def test_a_poor_trial_is_given_up_once_that_can_be_told(pruning, epoch, tmp_path):
+    study = made(tmp_path, pruning)
+    # before there is anything to compare with, halving would give up those that only come second
+    whole(study, tmp_path, [GOOD[0]] * 2)
+    number = study.ask(SPACE).number
+    assert run(tmp_path, number, BAD) == epoch
+    reported = study.trials[number].intermediate_values
+    assert reported == dict.fromkeys(range(1, (epoch or 9) + 1), 9.0)
+
+
+def test_a_good_trial_goes_on_and_up_is_good_where_it_is_maximized(tmp_path):
+    study = made(tmp_path, Pruning("median", 1, 2, 9), "maximize")
+    whole(study, tmp_path, GOOD)
+    assert run(tmp_path, study.ask(SPACE).number, BAD) is None
+    assert run(tmp_path, study.ask(SPACE).number, [0.1] * 9) == 1
+
+
+def test_hyperband_judges_by_brackets(tmp_path):
+    study = made(tmp_path, Pruning("hyperband", 1, 0, 9))
+    given_up = []
+    for index in range(12):
+        number = study.ask(SPACE).number
+        epoch = run(tmp_path, number, [1.0 + index] * 9)  # each poorer than those before
+        given_up.append(epoch)
+        study.tell(number, None if epoch else 1.0 + index, state=TrialState.PRUNED if epoch else None)
+    assert {1, 3, 9} >= set(given_up) - {None} and len(set(given_up) - {None}) >= 2
+
+
+def test_a_run_that_was_taken_up_reports_nothing_twice(tmp_path, recwarn):
+    study = made(tmp_path, Pruning("median", 3, 2, 9))
+    whole(study, tmp_path, GOOD)
+    number = study.ask(SPACE).number
+    assert run(tmp_path, number, [1.0, 1.0]) is None
+    assert run(tmp_path, number, [1.0, 1.0, 9.0]) is None  # the same epochs again, then one that is judged: 1.0 is best
+    other = study.ask(SPACE).number
+    assert run(tmp_path, other, [9.0, 9.0]) is None
+    # killed between the report of epoch 3 and the verdict, and stopped in epoch 1: judged where it stood
+    trial = study.trials[other]
+    study._storage.set_trial_intermediate_value(trial._trial_id, 3, 9.0)
+    assert run(tmp_path, other, [9.0, 9.0]) is None
+    assert run(tmp_path, other, [9.0], first=3) == 3
+    assert study.trials[number].intermediate_values == {1: 1.0, 2: 1.0, 3: 9.0}
+    assert not recwarn.list
+
+
+def test_a_value_that_is_not_a_number_is_poor(tmp_path):
+    study = made(tmp_path, Pruning("median", 3, 2, 9))
+    number = study.ask(SPACE).number
+    assert run(tmp_path, number, [1.0, float("nan")]) == 2
+    study.tell(number, state=TrialState.PRUNED)
+    assert study.trials[number].state == TrialState.PRUNED
+
+
+def test_many_jobs_and_the_sweep_write_at_once(tmp_path):
+    study = made(tmp_path, Pruning("median", 20, 2, 20))
+    numbers = [study.ask(SPACE).number for _ in range(6)]
+    threads = [threading.Thread(target=run, args=(tmp_path, number, [1.0] * 15)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    others = [study.ask(SPACE) for _ in range(5)]
+    for trial in others:
+        study.tell(trial.number, 1.0)
+    for thread in threads:
+        thread.join()
+    assert [len(study.trials[number].intermediate_values) for number in numbers] == [15] * 6
+    assert [study.trials[trial.number].state for trial in others] == [TrialState.COMPLETE] * 5
+
+
+def test_a_locked_database_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "WAIT_SECONDS", 0.01)
+    study = made(tmp_path, Pruning("median", 1, 2, 9))
+    whole(study, tmp_path, GOOD)
+    number = study.ask(SPACE).number
+    trial = StudyTrial(str(tmp_path / "optuna.db"), number, metric="val/loss")
+    other = sqlite3.connect(tmp_path / "optuna.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waits = []
+    monkeypatch.setattr(studies.time, "sleep", lambda seconds: waits.append(seconds) or other.execute("COMMIT"))
+    assert trial.gives_up(9.0, 1) and len(waits) == 1
+    other.close()
+
+
+def test_a_study_that_is_not_there_costs_the_run_nothing(tmp_path, caplog):
+    study = made(tmp_path, Pruning("median", 1, 0, 9))
+    number = study.ask(SPACE).number
+    study.tell(number, state=TrialState.FAIL)
+    assert run(tmp_path, number, [9.0]) is None  # a trial that was ended meanwhile
+    assert run(tmp_path, 77, [9.0]) is None
+    (tmp_path / "optuna.db").unlink()
+    assert run(tmp_path, number, [9.0]) is None
+    assert caplog.text.count("the trial goes on") == 3
+
+
+def test_a_folder_may_have_any_name(tmp_path):
+    folder = tmp_path / "a {b} c%20?d#e"
+    folder.mkdir()
+    study = made(folder, Pruning("median", 1, 0, 9))
+    assert run(folder, study.ask(SPACE).number, [1.0]) is None
+    assert study.trials[0].intermediate_values == {1: 1.0}
+    assert (folder / "optuna.db").exists()

@@ -1,0 +1,128 @@
+"""Words of a search and what becomes of them; the words that can't be searched, and the mend of each."""
+
+import optuna
+import pytest
+
+from runner.errors import RunnerError
+from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
+from runner.sweep.search.space_parser import read_space
+
+#: a word, its dimension, Optuna's distribution
+WORDS = [
+    ("a=interval(0,0.5)", Numbers("a", 0.0, 0.5), optuna.distributions.FloatDistribution(0, 0.5)),
+    (
+        "a=tag(log,interval(1e-4,1e-1))",
+        Numbers("a", 1e-4, 0.1, is_log=True),
+        optuna.distributions.FloatDistribution(1e-4, 0.1, log=True),
+    ),
+    ("a=int(interval(3,9))", Numbers("a", 3, 9, 1), optuna.distributions.IntDistribution(3, 9)),
+    (
+        "a=tag(log,int(interval(16,512)))",
+        Numbers("a", 16, 512, 1, is_log=True),
+        optuna.distributions.IntDistribution(16, 512, log=True),
+    ),
+    ("a=range(1,10,4)", Numbers("a", 1, 9, 4), optuna.distributions.IntDistribution(1, 9, step=4)),
+    ("a=range(10,1,-3)", Numbers("a", 4, 10, 3), optuna.distributions.IntDistribution(4, 10, step=3)),
+    ("a=range(3)", Numbers("a", 0, 2, 1), optuna.distributions.IntDistribution(0, 2)),
+    ("a=tag(log,range(1,9))", Numbers("a", 1, 8, 1, True), optuna.distributions.IntDistribution(1, 8, log=True)),
+    ("a=range(0.1,0.5,0.1)", Numbers("a", 0.1, 0.4, 0.1), optuna.distributions.FloatDistribution(0.1, 0.4, step=0.1)),
+    ("a=shuffle(range(1,4))", Numbers("a", 1, 3, 1), optuna.distributions.IntDistribution(1, 3)),
+    (
+        "a=[32],[64,8]",
+        Choices("a", ("[32]", "[64,8]")),
+        optuna.distributions.CategoricalDistribution(("[32]", "[64,8]")),
+    ),
+    ("+a.b=0.1,null", Choices("+a.b", ("0.1", "null")), optuna.distributions.CategoricalDistribution(("0.1", "null"))),
+    (
+        "a=shuffle(3,1,2,1)",
+        Choices("a", ("3", "1", "2")),
+        optuna.distributions.CategoricalDistribution(("3", "1", "2")),
+    ),
+    (
+        "a=cuda:0,cpu",
+        Choices("a", (r"cuda\:0", "cpu")),
+        optuna.distributions.CategoricalDistribution((r"cuda\:0", "cpu")),
+    ),
+    (
+        "a=choice('x y',true)",
+        Choices("a", (r"x\ y", "True")),
+        optuna.distributions.CategoricalDistribution((r"x\ y", "True")),
+    ),
+]
+
+#: words that are no space, and what the message must offer
+MISTAKES = [
+    (["a=1"], "optimizer.lr=tag(log,interval(1e-4,1e-1))"),
+    ([], "optimizer.lr=tag(log,interval(1e-4,1e-1))"),
+    (["a=interval(2,1)"], "a=interval(1,2)"),
+    (["a=tag(log,interval(2,1))"], "a=tag(log,interval(1,2))"),
+    (["a=tag(log,interval(0,1))"], "a=tag(log,interval(0.001,1))"),
+    (["a=tag(log,int(interval(0,64)))"], "a=tag(log,interval(1,64))"),
+    (["a=tag(lgo,interval(1,2))"], "a=tag(log,interval(1e-4,1e-1))"),
+    (["train.batch_size=interval(16,64)"], "train.batch_size=int(interval(16,64))"),
+    (["train.batch_size=tag(log,interval(16,64))"], "train.batch_size=tag(log,int(interval(16,64)))"),
+    (["a=range(1,1)"], "a=range(1,2)"),
+    (["a=range(5,1)"], "a=range(1,5)"),
+    (["a=range(1,5,0)"], "a=range(1,5)"),
+    (["a=tag(log,range(1,9,2))"], "a=tag(log,interval(1,7))"),
+    (["a=tag(log,choice(1,2))"], "a=... without tag(log, ...)"),
+    (["a=1,2", "a=3,4"], "a=... once"),
+    (["sweep.slots.cpu=1,2", "a=1,2"], "sweep.slots.cpu=... with one value"),
+]
+
+
+@pytest.mark.parametrize(("word", "dimension", "optunas"), WORDS, ids=[word for word, _, _ in WORDS])
+def test_a_word_becomes_a_dimension(word, dimension, optunas):
+    space = read_space(["fixed=1", word, "sweep.strict=true"], None)
+    assert space == Space(("fixed=1",), {dimension.word.lstrip("+"): dimension})
+    assert distribution(dimension) == optunas and type(distribution(dimension)) is type(optunas)
+
+
+@pytest.mark.parametrize(("words", "mend"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_each_mistake_has_its_mend(words, mend):
+    with pytest.raises(RunnerError) as caught:
+        read_space(words, None)
+    assert mend in str(caught.value)
+
+
+def test_every_mistake_is_told_at_once():
+    with pytest.raises(RunnerError) as caught:
+        read_space(["a=interval(2,1)", "b=range(1,1)", "c=1,2", "c=2,3"], None)
+    assert len(caught.value.faults) == 3
+
+
+def test_the_file_gives_more_and_the_command_line_wins():
+    space = read_space(["a=1,2"], None, more={"a": "interval(0,1)", "b.c": "range(1,4)", "d": "7"})
+    assert space == Space(("d=7",), {"b.c": Numbers("b.c", 1, 3, 1), "a": Choices("a", ("1", "2"))})
+    with pytest.raises(RunnerError, match="interval"):
+        read_space([], None, more={"a": "interval(0,x"})
+
+
+def test_a_trials_words_are_read_by_hydra_as_they_were_meant():
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    space = read_space(
+        ["m=mlp", "a=interval(0,1)", "b=int(interval(1,9))", "c=range(0.1,0.5,0.1)", "+d=cuda:0,[1,2]"], None
+    )
+    values = {"a": 1.25e-05, "b": 4, "c": 0.1 + 0.2, "d": r"cuda\:0"}
+    overrides = space.overrides(values)
+    read = {found.key_or_group: found.value() for found in OverridesParser.create().parse_overrides(list(overrides))}
+    assert read == {"m": "mlp", "a": 1.25e-05, "b": 4, "c": 0.3, "d": "cuda:0"}
+    assert overrides[-1] == r"+d=cuda\:0"
+    assert space.name({**values, "a": 0.123456}) == "a=0.1235 b=4 c=0.3 d=cuda:0"
+
+
+def test_the_corners_have_every_choice_and_both_ends():
+    space = read_space(["a=interval(0,1)", "b=x,y,z", "c=range(1,5)"], None)
+    corners = space.corners()
+    assert len(corners) == 1 + 1 + 2 + 1 and corners[0] == {"a": 0.0, "b": "x", "c": 1}
+    for key, wanted in {"a": {0.0, 1.0}, "b": {"x", "y", "z"}, "c": {1, 4}}.items():
+        assert {corner[key] for corner in corners} == wanted
+
+
+def test_all_values_of_a_dimension():
+    assert listed(Choices("a", ("x", "y"))) == ["x", "y"]
+    assert listed(Numbers("a", 1, 9, 4)) == [1, 5, 9]
+    assert listed(Numbers("a", 0.1, 0.4, 0.1)) == [0.1, 0.2, 0.3, 0.4]
+    assert listed(Numbers("a", 0.1, 0.4)) is None
+    assert as_word(Numbers("a", 1, 9, 4), 5.0) == "5"

@@ -1,0 +1,327 @@
+"""Searches as a person starts them: real trainings in two slots, pruned, killed, gone on with; and the mistakes."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+import seeded
+from omegaconf import OmegaConf
+from optuna.trial import TrialState
+
+from runner import cli
+from runner.sweep.jobs import ledger
+from runner.tracking.journal_reader import read_series
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_jobs")]
+
+LR = "optimizer.lr=tag(log,interval(1e-6,1e-1))"
+COMMON = [
+    "hydra/sweeper=optuna",
+    "model=mlp",
+    "tracking.enabled=false",
+    "sweep.slots.cpu=2",
+    "device=cpu",
+    "task.plots=false",
+]
+SHORT = ["train.num_epochs=5", "model.hidden_sizes=[16],[32]", LR]
+STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+
+
+def search(*words, folder="found"):
+    return cli.main(["-m", *COMMON, f"hydra.sweep.dir={folder}", *words])
+
+
+def trials_of(folder):
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/optuna.db")
+    try:
+        return optuna.load_study(study_name="search", storage=storage).get_trials()
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def summary_of(folder, number):
+    return json.loads(Path(folder, str(number), "summary.json").read_text())
+
+
+def events_of(folder):
+    lines = [json.loads(line) for line in Path(folder, "ledger.jsonl").read_text().splitlines()]
+    return [(line["job"], line["state"]) for line in lines if line["kind"] == "state"]
+
+
+def agrees(folder):
+    """Study, ledger, folders and journals tell the same of each trial; returns the numbers of those that count."""
+    sweep = ledger.read(Path(folder))
+    (goal,) = sweep.objectives
+    good = []
+    for trial in trials_of(folder):
+        job = sweep.jobs.get(trial.number)
+        if job is None:
+            assert trial.state == TrialState.FAIL  # a kill: asked for, and never noted
+            continue
+        summary = summary_of(folder, trial.number)
+        assert trial.state == STATES[job.state] and summary["status"] == job.state and job.trial == trial.params
+        series = read_series(Path(folder, str(trial.number)))[goal["metric"]]
+        if job.state == "finished":
+            assert trial.values == [summary["best"]["value"]] == [series[2].min()]
+        if trial.intermediate_values:
+            assert list(trial.intermediate_values.values()) == list(series[2])
+            assert list(trial.intermediate_values) == list(range(1, summary["num_epochs"] + 1))
+        good += [trial.number] if job.state in ("finished", "pruned") else []
+    assert len({job.overrides for job in sweep.jobs.values()}) == len(sweep.jobs)
+    return good
+
+
+def test_trials_run_in_two_slots_and_the_poor_ones_are_pruned(own_folder, capfd):
+    words = [*SHORT, "hydra.sweeper.startup_trials=2", "hydra.sweeper.warmup_epochs=2", "hydra.sweeper.n_trials=9"]
+    assert search(*words) == 0
+    assert agrees("found") == list(range(9))
+    said = capfd.readouterr().out
+    plan = said[: said.index("job 0 began")]
+    for text in (
+        "slots:  cpu, cpu (2)",
+        "search: tpe, 9 trials, seed 0",
+        "goal:   minimize val/loss",
+        "pruner: median, after 2 epochs, once 2 trials have run to their end",
+        "space:  model.hidden_sizes  [16], [32]",
+        "optimizer.lr        1e-06 to 0.1, logarithmic",
+    ):
+        assert text in plan
+    pruned = [number for number in range(9) if summary_of("found", number)["status"] == "pruned"]
+    assert pruned and all(2 <= summary_of("found", number)["num_epochs"] < 5 for number in pruned)
+    best = min(
+        (trial for trial in trials_of("found") if trial.state == TrialState.COMPLETE), key=lambda trial: trial.value
+    )
+    assert json.loads(Path("found/report.json").read_text())["best_job"] == best.number
+    assert capfd.readouterr().err == ""
+
+    before = {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
+    assert search(*words[:-1], "hydra.sweeper.n_trials=11", "sweep.resume=found", folder="other") == 0
+    assert agrees("found") == list(range(11)) and not Path("other").exists()
+    assert "before: " in capfd.readouterr().out
+    assert before == {number: Path(f"found/{number}/summary.json").stat().st_mtime_ns for number in range(9)}
+
+
+def test_a_slow_trial_holds_nobody(own_folder):
+    (own_folder / "my_models.py").write_text(
+        "import pathlib, time, torch\n"
+        "class Waits(torch.nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+        "        deadline = time.monotonic() + 120\n"
+        "        while torch.initial_seed() == 0 and not pathlib.Path('found/3/summary.json').exists():\n"
+        "            assert time.monotonic() < deadline, 'the others wait for this one'\n"
+        "            time.sleep(0.02)\n"
+    )
+    (own_folder / "conf/model").mkdir(parents=True)
+    (own_folder / "conf/model/waits.yaml").write_text("_target_: my_models.Waits\nclasses: 10\n")
+    words = [
+        "model=waits",
+        "seed=0,1,2,3",
+        "train.num_epochs=1",
+        "hydra.sweeper.sampler=grid",
+        "hydra.sweeper.pruner=none",
+    ]
+    assert search(*words) == 0
+    events = events_of("found")
+    assert [events.index((number, "finished")) < events.index((0, "finished")) for number in (1, 2, 3)] == [True] * 3
+    assert len(agrees("found")) == 4
+
+
+def kill_after(process, num_lines, *, all_of_it):
+    """SIGKILL when the ledger has so many lines; the jobs, which have sessions of their own, too or not."""
+    while process.poll() is None:
+        path = Path("found/ledger.jsonl")
+        if path.exists() and path.read_bytes().count(b"\n") >= num_lines:
+            break
+        time.sleep(0.003)
+    if process.poll() is None:
+        group = [process.pid]
+        if all_of_it:
+            group += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        for pid in group:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    process.communicate()
+    return process.returncode
+
+
+def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(warm, own_folder):
+    moments = random.Random(seeded.SEED)
+    num_trials, num_lines, codes = 8, 0, []
+    words = ["-m", *COMMON, *SHORT, "hydra.sweep.dir=found", f"hydra.sweeper.n_trials={num_trials}"]
+    words += ["hydra.sweeper.startup_trials=2", "sweep.grace_seconds=10"]
+    again = []
+    for round_ in range(4):
+        num_lines += moments.randint(2, 7)
+        codes.append(kill_after(warm.command(own_folder, *words, *again), num_lines, all_of_it=round_ % 2 == 0))
+        again = ["sweep.resume=last", "hydra.sweep.dir=found"]
+        num_lines = Path("found/ledger.jsonl").read_bytes().count(b"\n")
+    assert codes.count(-signal.SIGKILL) >= 2, codes
+    last = warm.command(own_folder, *words, *again)
+    said, _ = last.communicate()
+    assert last.returncode == 0, said
+    assert len(agrees("found")) == num_trials
+    for _number, job in ledger.read(Path("found")).jobs.items():
+        assert job.is_done
+    optimized = [state for _, state in events_of("found") if state in ("finished", "pruned", "failed")]
+    assert len(optimized) == num_trials  # each ended once
+
+
+def test_another_metric_is_what_a_run_keeps_its_best_by(own_folder):
+    words = [*SHORT, "hydra.sweeper.metric=val/accuracy", "hydra.sweeper.sampler=random", "hydra.sweeper.n_trials=2"]
+    assert search(*words) == 0
+    for trial in trials_of("found"):
+        summary = summary_of("found", trial.number)
+        assert (summary["best"]["metric"], summary["best"]["mode"]) == ("val/accuracy", "max")
+        assert trial.values == [summary["best"]["value"]]
+        again = OmegaConf.load(f"found/{trial.number}/rerun.yaml")
+        assert again.train.early_stopping.metric == "val/accuracy"
+
+
+def test_two_goals_give_a_front(own_folder, capfd):
+    metrics = "hydra.sweeper.metric=[val/loss,speed/samples_per_second]"
+    assert search(*SHORT, metrics, "hydra.sweeper.sampler=nsga2", "hydra.sweeper.n_trials=4") == 0
+    found = trials_of("found")
+    assert [trial.state for trial in found] == [TrialState.COMPLETE] * 4
+    for trial in found:
+        summary = summary_of("found", trial.number)
+        assert trial.values == [summary["best"]["value"], summary["metrics"]["speed/samples_per_second"]]
+    said = capfd.readouterr().out
+    assert "minimize val/loss, maximize speed/samples_per_second" in said and "none (several metrics" in said
+
+
+def test_a_metric_that_only_the_first_trial_tells_to_be_missing(own_folder, capfd):
+    (own_folder / "my_tasks.py").write_text(
+        "from runner.tasks.classification import Classification\n"
+        "class Mine(Classification):\n"
+        "    def __call__(self, model, batch):\n"
+        "        return {'loss': super().__call__(model, batch)['loss']}\n"
+    )
+    words = ["task._target_=my_tasks.Mine", "hydra.sweeper.metric=val/dice", "hydra.sweeper.pruner=median"]
+    assert search(*SHORT, *words, "sweep.slots.cpu=1") == 1
+    said = capfd.readouterr().out
+    assert "it has no metric val/dice; it has " in said and "test/loss, train/loss" in said and "given up" in said
+    (job,) = ledger.read(Path("found")).jobs.values()
+    assert job.state == "failed" and trials_of("found")[0].state == TrialState.FAIL
+
+
+#: words on the command line with several mistakes, and what the message must offer, for all of them at once
+SWEEPER = "hydra.sweeper."
+MISTAKES = {
+    "settings": (
+        [
+            LR,
+            f"{SWEEPER}sampler=tpee",
+            f"{SWEEPER}n_trials=0",
+            f"{SWEEPER}seed=-1",
+            f"{SWEEPER}batch=0",
+            f"{SWEEPER}warmup_epochs=-1",
+            f"{SWEEPER}metric=null",
+            f"{SWEEPER}direction=up",
+        ],
+        ["sampler=tpe", "n_trials=1", "seed=0", "batch=1", "warmup_epochs=1", "metric=val/loss", "direction=minimize"],
+    ),
+    "other settings": (
+        [
+            LR,
+            f"{SWEEPER}sampler=annealing",
+            f"{SWEEPER}metric=[]",
+            f"{SWEEPER}n_trials=many",
+            f"{SWEEPER}pruner=medain",
+        ],
+        ["sampler=tpe or", "metric=val/loss", "pruner=median"],
+    ),
+    "a metric's name, a grid of an interval": (
+        [LR, f"{SWEEPER}metric=accuracy", f"{SWEEPER}sampler=grid"],
+        ["metric=val/accuracy or", "optimizer.lr=0.001,0.01,0.1"],
+    ),
+    "a metric without rows, one number for cmaes": (
+        ["model=mlp,cnn", LR, f"{SWEEPER}metric=val/loss", "data.val_fraction=0", f"{SWEEPER}sampler=cmaes"],
+        ["data.val_fraction=0.1", "sampler=tpe"],
+    ),
+    "a metric of the end, no number for cmaes": (
+        ["model=mlp,cnn", f"{SWEEPER}metric=test/loss", f"{SWEEPER}pruner=hyperband", f"{SWEEPER}sampler=cmaes"],
+        ["pruner=none", "sampler=tpe"],
+    ),
+    "two metrics": (
+        [
+            LR,
+            "train.batch_size=int(interval(8,64))",
+            f"{SWEEPER}metric=[val/loss,val/accuracy]",
+            f"{SWEEPER}direction=[minimize]",
+            f"{SWEEPER}pruner=median",
+            f"{SWEEPER}sampler=cmaes",
+        ],
+        ["direction=[minimize,maximize]", "pruner=none", "sampler=nsga2"],
+    ),
+    "nothing to search": (["seed=1"], ["optimizer.lr=tag(log,interval(1e-4,1e-1))"]),
+    "whole numbers": (["train.batch_size=interval(8,64)"], ["train.batch_size=int(interval(8,64))"]),
+    "params": ([LR, f"{SWEEPER}params={{seed:'range(1,x)'}}"], [f"{SWEEPER}params: {{seed: "]),
+    "a key's name": ([LR, f"{SWEEPER}n_trial=5"], ["n_trials=5"]),
+    "a key that is added": ([LR, f"+{SWEEPER}trials=5"], ["n_trials=..."]),
+    "a swept setting": ([LR, f"{SWEEPER}sampler=tpe,random"], [f"{SWEEPER}sampler=... with one value"]),
+    # what the composed examples tell
+    "a file's name": ([LR, "model=mlp,mpl"], ["model=mlp"]),
+    "a job's key": ([LR, "train.num_epoch=3"], ["train.num_epochs=3"]),
+    "a swept key": (["optimizer.rl=interval(0.1,0.2)"], ["optimizer.lr=0.1"]),
+    "values of jobs": (
+        ["train.batch_size=16,-3", "train.ema_decay=interval(0.5,1)", "device=cpu,cuda:97"],
+        ["train.batch_size=1", "train.ema_decay=0.999", "device=cpu"],
+    ),
+    "nothing to go on with": ([LR, "sweep.resume=last"], ["without sweep.resume"]),
+}
+
+
+@pytest.mark.parametrize(("words", "mends"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_told_before_anything_is_written(words, mends, own_folder, capfd):
+    common = [word for word in COMMON if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
+    assert cli.main(["-m", *common, "hydra.sweep.dir=found", *words]) == 2
+    said = capfd.readouterr().err
+    writes = [fault.split("asked:")[0] for fault in said.split("write:")[1:]]
+    for mend in mends:
+        assert any(mend in write for write in writes), said
+    assert "Traceback" not in said and not list(own_folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["hydra.sweeper.n_trials=4", "seed=1,2"], "hydra/sweeper=optuna hydra.sweeper.n_trials=4"),
+        (["hydra/sweeper=optunaa", "seed=1,2"], "hydra/sweeper=optuna"),
+        ([LR], f"hydra/sweeper=optuna '{LR}'"),
+    ],
+)
+def test_a_search_that_was_not_asked_for_is_offered(words, mend, own_folder, capfd):
+    assert cli.main(["-m", *words]) == 2
+    assert mend in capfd.readouterr().err and not list(own_folder.iterdir())
+
+
+def test_packages_that_are_not_there_are_told(own_folder, capfd, monkeypatch):
+    from runner.sweep.search import sweeper as module
+
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert search(LR, "train.batch_size=int(interval(8,64))", "hydra.sweeper.sampler=cmaes") == 2
+    said = capfd.readouterr().err
+    assert said.count('pip install "optuna>=4.9" cmaes') == 2 and not list(own_folder.iterdir())
+
+
+def test_a_sweep_is_gone_on_with_only_as_what_it_was(own_folder, capfd):
+    assert search("seed=1,2", "hydra.sweeper.n_trials=2", "train.num_epochs=1") == 0
+    capfd.readouterr()
+    words = ["seed=1,2", "sweep.resume=found", "train.num_epochs=1"]
+    assert cli.main(["-m", *COMMON[1:], *words]) == 2
+    said = capfd.readouterr().err
+    assert "a grid" in said and "that sweep is a search (minimize val/loss)" in said
+    assert search(*words, "hydra.sweeper.metric=val/accuracy") == 2
+    assert "a search (maximize val/accuracy)" in capfd.readouterr().err
+    assert search("seed=1,3", *words[1:]) == 2
+    assert "seed as before" in capfd.readouterr().err

@@ -1,0 +1,53 @@
+"""What a sweep says before its first job about devices that were measured."""
+
+from types import SimpleNamespace
+
+import pytest
+from machine_figures import MACHINE, facts, keep_facts
+from pretended_gpus import sweep
+from simulated import run_simulated
+
+from runner.device.benchmark import cache
+from runner.sweep import messages
+from runner.sweep.jobs.ledger import Sweep
+
+LINE = "measured: cuda:0 42.0 TFLOP/s fp32, cpu 0.100 (420 times)"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+
+
+def said(tmp_path, *devices, hardware=MACHINE, search=()):
+    lines = []
+    prepared = [
+        SimpleNamespace(job=SimpleNamespace(folder_name="0", name="a=1"), missing=None, devices=(device,))
+        for device in devices
+    ]
+    table = SimpleNamespace(say=lines.append)
+    found = Sweep(tmp_path / "sweep", "id", 0, (), ())
+    messages.plan(table, found, prepared, slots="cuda:0, cpu", search=search, hardware=hardware)
+    return lines
+
+
+def test_kinds_of_devices_that_were_measured_are_compared_below_the_slots(tmp_path):
+    assert said(tmp_path, "cuda:0", "cpu")[1:3] == ["slots:  cuda:0, cpu", "jobs:   2 to run"]
+    cache.keep(facts(), MACHINE)
+    assert said(tmp_path, "cuda:0", "cpu")[1:4] == ["slots:  cuda:0, cpu", LINE, "jobs:   2 to run"]
+    assert LINE in said(tmp_path, "cuda:0", "cpu", search=[("search", "TPE")])
+
+
+def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
+    cache.keep(facts(), MACHINE)
+    for lines in (said(tmp_path, "cpu", "cpu"), said(tmp_path), said(tmp_path, "cuda:0", "cpu", hardware=None)):
+        assert not any("measured" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
+    run_simulated("cuda:0", keep_facts)
+    out, _ = sweep(own_folder, "device=cuda:0,cpu")
+    assert f"slots:  cuda:0, cpu\n{LINE}\n" in out

@@ -1,0 +1,170 @@
+"""The order of things in a sweep, with places that are made up: who starts when, how an end is told, what a stop does."""
+
+import io
+import json
+import signal
+from collections import deque
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from runner.sweep.grid import Listed
+from runner.sweep.jobs import ledger
+from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.launchers.process_pool import Ended
+from runner.sweep.progress_table import Table
+from runner.sweep.scheduler import conduct, settle
+from runner.training.signals import Stop
+
+ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
+
+
+class MadeUpPlaces:
+    """One slot a device. `ends`: what happens, one entry a look: numbers of jobs that end, or what to raise."""
+
+    def __init__(self, folder, devices, ends, arriving=()):
+        self.folder, self.free, self.ends, self.arriving = folder, list(devices), deque(ends), deque(arriving)
+        self.taken, self.log = {}, []
+
+    def start(self, prepared, assigned):
+        device = next((name for name in prepared.devices if name in self.free), None)
+        if device is not None:
+            self.free.remove(device)
+            self.taken[prepared.job.number] = device
+            self.log.append(f"{prepared.job.number} on {device}")
+            assert assigned.name == prepared.job.name
+        return device
+
+    def ended(self, seconds):
+        found = []
+        if not self.free and not self.taken and self.arriving:
+            self.free.append(self.arriving.popleft())
+        what = self.ends.popleft() if self.ends else list(self.taken)
+        if isinstance(what, type):
+            raise what
+        if callable(what):
+            found = what() or []
+            for one in found:
+                self.taken.pop(one.number, None)
+            return found
+        for number in what:
+            self.free.append(self.taken.pop(number))
+            (self.folder / str(number)).mkdir()
+            (self.folder / str(number) / "summary.json").write_text('{"status": "finished"}')
+            found.append(Ended(number, 0))
+        return found
+
+    def stop(self, what=signal.SIGTERM):
+        self.log.append(what.name)
+        if what == signal.SIGKILL:
+            for number in list(self.taken):
+                self.ends.append(lambda number=number: self.taken.pop(number) and [Ended(number, -9)])
+
+
+def prepared(number, *devices):
+    return Prepared(Job(number, (), f"job {number}", folder_name=str(number)), OmegaConf.create(), ("auto",), devices)
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(jobs, devices, ends, *, stop=None, grace_seconds=60.0, arriving=()):
+        sweep = Sweep(tmp_path, "uid", 0, (), jobs={one.job.number: one.job for one in jobs})
+        places = MadeUpPlaces(tmp_path, devices, ends, arriving)
+        table = Table(Console(file=io.StringIO()))
+        with Ledger(tmp_path) as book:
+            book.begin(sweep)
+            for one in jobs:
+                book.plan(one.job)
+            conduct(
+                Listed(jobs),
+                places,
+                sweep=sweep,
+                ledger=book,
+                assigned=ASSIGNED,
+                publisher=None,
+                table=table,
+                stop=stop or Stop(),
+                grace_seconds=grace_seconds,
+            )
+        return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
+
+    return run
+
+
+def test_a_job_whose_device_is_busy_lets_others_go_first(run):
+    jobs = [prepared(0, "cuda:0"), prepared(1, "cuda:0"), prepared(2, "cpu"), prepared(3, "cuda:0", "cpu")]
+    log, states, said = run(jobs, ["cuda:0", "cpu"], [[2], [0], [3], [1]])
+    assert log == ["0 on cuda:0", "2 on cpu", "3 on cpu", "1 on cuda:0"]
+    assert states == ["finished"] * 4
+    assert said.index("job 2 finished") < said.index("job 0 finished")
+
+
+def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
+    stop = Stop()
+
+    def asked():
+        stop.signal = signal.SIGINT
+
+    log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [asked, [], [0]], stop=stop)
+    assert log == ["0 on cpu", "SIGTERM"]
+    assert states == ["finished", "planned"]  # it finished while it was told to end
+
+
+@pytest.mark.parametrize("second", ["grace", "Ctrl-C"])
+def test_jobs_that_do_not_end_in_time_or_at_a_second_ctrl_c_are_killed_and_go_on_another_time(run, second):
+    stop = Stop()
+
+    def asked():
+        stop.signal = signal.SIGTERM
+
+    ends = [asked, [] if second == "grace" else KeyboardInterrupt]
+    log, states, _ = run([prepared(0, "cpu")], ["cpu"], ends, stop=stop, grace_seconds=0 if second == "grace" else 60)
+    assert log[:3] == ["0 on cpu", "SIGTERM", "SIGKILL"]
+    assert states == ["interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("summary", "code", "is_stopped", "state", "error"),
+    [
+        ({"status": "finished"}, 0, False, "finished", None),
+        ({"status": "pruned"}, 0, True, "pruned", None),
+        ({"status": "failed", "error": "ValueError: no\nmore"}, 1, False, "failed", "ValueError: no"),
+        ({"status": "killed"}, 143, True, "interrupted", None),
+        ({"status": "killed"}, 143, False, "killed", "SIGTERM, from somewhere else"),
+        (None, -9, True, "interrupted", None),
+        (None, -9, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
+        (None, -11, False, "failed", "its process crashed: SIGSEGV, segmentation fault"),
+        (None, -15, False, "killed", "SIGTERM, from somewhere else"),
+        (None, 3, False, "failed", "its process ended with exit code 3 and left no summary"),
+        (None, None, False, "killed", "the process that starts the jobs was killed, and this one with it"),
+    ],
+)
+def test_how_a_job_ended(tmp_path, summary, code, is_stopped, state, error):
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+    job = Job(0, (), "", state="running")
+    settle(job, tmp_path, code, is_stopped=is_stopped)
+    assert (job.state, job.error) == (state, error)
+    if job.is_done:
+        assert json.loads((tmp_path / "summary.json").read_text())["status"] == state
+
+
+def test_a_launcher_that_has_no_room_yet_is_asked_again(run):
+    """A cluster gives places when it has them: nothing runs, and the jobs wait."""
+    log, states, _ = run([prepared(0, "cuda:0")], [], [[]], arriving=["cuda:0"])
+    assert log == ["0 on cuda:0"]
+    assert states == ["finished"]
+
+
+def test_what_the_launcher_knows_of_an_end_is_told(run):
+    lost = [
+        Ended(0, None, "its node is gone"),
+        Ended(1, 1, "the queue says FAILED"),
+        Ended(2, None, is_interrupted=True),
+    ]
+    _, states, said = run([prepared(0, "a"), prepared(1, "b"), prepared(2, "c")], ["a", "b", "c"], [lambda: lost])
+    assert states == ["killed", "failed", "interrupted"]
+    assert "job 0 killed: its node is gone" in said
+    assert "job 1 failed: the queue says FAILED" in said

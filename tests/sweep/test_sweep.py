@@ -1,0 +1,363 @@
+"""Whole sweeps, as a person starts them: skipped devices, jobs that die, kills at any moment, signals, one store."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import seeded
+from waiting import wait_for
+
+from runner import cli
+from runner.experiment.summary import read_summary
+from runner.sweep.jobs import ledger
+from runner.tracking.journal import read_points
+from runner.tracking.journal_reader import read_events
+from runner.version import PACKAGES
+
+UNTRACKED = ("tracking.enabled=false",)
+
+FAULTY = """
+import os, signal, time
+import torch
+from torch import nn
+
+class Faulty(nn.Module):
+    def __init__(self, inputs, outputs, number, pause):
+        super().__init__()
+        self.layer, self.number, self.pause = nn.Linear(inputs, outputs), number, pause
+        self.register_buffer("calls", torch.zeros(()))  # a run that goes on from a checkpoint dies at the same step
+
+    def forward(self, x):
+        time.sleep(self.pause)
+        self.calls += self.training
+        if self.calls == 20 and self.training:
+            if self.number == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if self.number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.number == 3:
+                raise ValueError("a bug in the third layer")
+            if self.number == 4:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return self.layer(x.flatten(1))
+"""
+FAULTY_YAML = """
+_target_: my_models.Faulty
+inputs: ${facts.in_features}
+outputs: ${facts.out_features}
+number: 0
+pause: 0
+"""
+NUM_JOBS = 6
+FAULTS = ("model=faulty", f"model.number=range({NUM_JOBS})", "sweep.slots.cpu=2", "train.num_epochs=4")
+FAULTS += ("train.checkpoint_every_steps=4", "metrics.pull_every=5", "model.pause=0.02")
+
+
+@pytest.fixture
+def sweep(warm):
+    """A whole sweep in a folder: its exit code and what it said."""
+
+    def run(folder, *words):
+        process = warm.command(folder, "-m", *words)
+        said, _ = process.communicate()
+        return process.returncode, said
+
+    return run
+
+
+def the_sweep(folder):
+    (found,) = (path.parent for path in folder.glob("multirun/**/ledger.jsonl"))
+    return found
+
+
+def report(folder):
+    return json.loads((the_sweep(folder) / "report.json").read_text())
+
+
+def results(folder):
+    """What must not depend on when the sweep was killed: everything but times."""
+    rows = {}
+    for number, job in ledger.read(the_sweep(folder)).jobs.items():
+        path = the_sweep(folder) / job.folder_name
+        summary = json.loads((path / "summary.json").read_text())
+        metrics = {name: value for name, value in summary.get("metrics", {}).items() if not name.startswith("speed/")}
+        points = {name: rows for name, rows in read_points(path).items() if not name.startswith("speed/")}
+        if "process" in (job.error or "") or job.state == "killed":  # a window may have been lost with it
+            metrics = points = None
+        rows[number] = job.state, job.error, metrics, summary.get("best"), points
+    return rows
+
+
+def write_faulty(folder):
+    (folder / "my_models.py").write_text(FAULTY)
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "faulty.yaml").write_text(FAULTY_YAML)
+
+
+def tree(process):
+    """The process and all below it, those that are just coming too."""
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def all_gone(processes):
+    def is_gone(process):
+        try:
+            return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    return all(map(is_gone, processes))
+
+
+@pytest.mark.slow
+def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
+    words = ("device=cpu,cuda:7,mps", "model=linear,mlp", "train.num_epochs=1", *UNTRACKED)
+    command = [sys.executable, "-m", "runner", "-m", *words]  # nothing of it is forked from the tests' own warm process
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.partition("job 0 began")
+    assert "2 to run, 4 skipped" in before
+    assert len(re.findall(r"^  device=(cuda:7|mps) model=(linear|mlp)$", before, re.M)) == 4
+    assert "CPU-only build" in before and "Apple's GPU" in before
+    assert "skipped" in after and "failed" not in after
+    states = [job["state"] for job in report(own_folder)["jobs"]]
+    assert sorted(states) == ["finished"] * 2 + ["skipped"] * 4
+    summaries = [json.loads(path.read_text()) for path in the_sweep(own_folder).glob("*/summary.json")]
+    assert sorted(found["status"] for found in summaries) == sorted(states)
+    assert (the_sweep(own_folder) / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "mends"),
+    [
+        (["device=cpu,cuda:7,mps", "sweep.strict=true"], ["device=cuda:7", "device=mps"]),
+        (["device=cpu,banana", "train.batch_size=0,3"], ["device=auto", "train.batch_size=1"]),
+        (["model=liner,mlp", "seed=1,x"], ["model=linear", "seed=10"]),
+        (["model=mlp", "model.hiden_sizes=[1],[2]"], ["model.hidden_sizes=[1]"]),
+        (["device=cpu", "sweep.slots.cpu=1,2"], ["sweep.slots.cpu=... with one value"]),
+        (["device=cpu", "sweep.slots.cpu=0"], ["sweep.slots.cpu=1"]),
+        (["device=cpu", "sweep.resume=last"], ["the same line without sweep.resume"]),
+        (["device=cpu", "sweep.resume=nowhere"], ["multirun/DATE/TIME"]),
+        (["tracking.enabled=true,false", "device=cpu"], ["tracking.enabled=... with one value"]),
+        (["device=glob(*)"], ["KEY=VALUE1,VALUE2"]),
+        (["device=cuda:0,1"], ["device=cuda:1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_in_one_job_is_told_before_any_runs(words, mends, own_folder, warm_jobs, capfd):
+    assert cli.main(["-m", *words]) == 2
+    error = capfd.readouterr().err
+    for mend in mends:
+        assert mend in error
+    assert "Traceback" not in error
+    assert not (own_folder / "multirun").exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(warm, tmp_path_factory):
+    """The sweep of the jobs that die, which nobody kills: its folder, its exit code and what it said."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_faulty(folder)
+    process = warm.command(folder, "-m", *FAULTS, *UNTRACKED)
+    said, _ = process.communicate()
+    return folder, process.returncode, said, results(folder), _timeless(report(folder))
+
+
+@pytest.mark.slow
+def test_jobs_that_die_are_rows_and_the_others_do_not_notice(undisturbed, sweep):
+    folder, code, said, *_ = undisturbed
+    assert code == 1, said
+    jobs = ledger.read(the_sweep(folder)).jobs
+    causes = {number: (job.state, job.error) for number, job in jobs.items() if job.state != "finished"}
+    assert len(jobs) == NUM_JOBS and causes.keys() == {1, 2, 3, 4}
+    assert causes[1] == ("failed", "its process crashed: SIGSEGV, segmentation fault")
+    assert causes[2] == ("killed", "SIGKILL: by the system when memory ran out, or by somebody")
+    assert causes[3][0] == "failed" and "ValueError: a bug in the third layer (my_models.py:" in causes[3][1]
+    assert causes[4][0] == "failed" and "CUDA out of memory" in causes[4][1]
+    for number, (_, error) in causes.items():
+        assert error.split(";")[0][:40] in " ".join(said.split())
+        assert json.loads((the_sweep(folder) / str(number) / "summary.json").read_text())["error"]
+    code, said = sweep(folder, *FAULTS, *UNTRACKED, "sweep.resume=last")
+    assert code == 1 and "0 to run, 6 done before" in said
+    (folder / "my_models.py").write_text(FAULTY.replace("self.calls == 20", "False"))
+    code, said = sweep(folder, *FAULTS, *UNTRACKED, "sweep.resume=last", "sweep.retry=true")
+    assert code == 0 and "4 to run, 2 done before" in said
+    assert {job.folder_name for job in ledger.read(the_sweep(folder)).jobs.values()} >= {"0", "1-1", "2-1"}
+
+
+def journals(folder):
+    """Of the jobs that have begun."""
+    with contextlib.suppress(FileNotFoundError):  # a folder that came and went while it was looked at
+        return list(folder.glob("multirun/**/journal.bin"))
+    return []
+
+
+def in_flight(folder):
+    """Jobs that have saved their state, and not ended: they go on from there, and their journals have a second start."""
+    jobs = [path.parents[1] for path in journals(folder)]
+    saved = [job for job in jobs if (job / "checkpoints/last.pt").exists()]
+    return [job for job in saved if read_summary(job).get("status") not in ("finished", "failed")]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(undisturbed, warm, sweep, own_folder):
+    """The first kill meets a job in flight, and takes it along; the others come when they come."""
+    write_faulty(own_folder)
+    chance = random.Random(seeded.SEED)
+    for attempt in range(4):
+        resume = [f"sweep.resume={the_sweep(own_folder)}"] if attempt else []
+        process = warm.command(own_folder, "-m", *FAULTS, *resume)
+        wait_for(lambda process=process: in_flight(own_folder) or process.poll() is not None, "a job in flight")
+        if attempt:
+            time.sleep(chance.uniform(0.0, 2.0))  # a random moment is what is tested
+        found = tree(psutil.Process(process.pid)) if process.poll() is None else []
+        victims = found if not attempt or chance.random() < 0.6 else found[:1]  # with its jobs, or alone
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        process.communicate()
+        wait_for(lambda found=found: all_gone(found), "the end of what it left")
+    code, said = sweep(own_folder, *FAULTS, f"sweep.resume={the_sweep(own_folder)}")
+    assert code == 1, said
+    *_, whole, told = undisturbed
+    assert results(own_folder) == whole
+    assert json.dumps(_timeless(report(own_folder))) == json.dumps(told)
+    check_store(own_folder, num_runs=NUM_JOBS)
+    starts = [
+        sum(event["kind"] == "start" for event in read_events(the_sweep(own_folder) / str(number)))
+        for number in range(NUM_JOBS)
+    ]
+    assert max(starts) > 1, "no kill met a job in flight: this test proves nothing"
+
+
+def _timeless(found):
+    """The report without what is measured in seconds, and without names of places."""
+    dropped = re.compile(r"second|speed|run_id|began|uid|uri|folder|command|overrides|keys|time")
+    if isinstance(found, dict):
+        return {key: _timeless(value) for key, value in found.items() if not dropped.search(key)}
+    return [_timeless(item) for item in found] if isinstance(found, list) else found
+
+
+def check_store(folder, *, num_runs):
+    """Every point of every job's journal is in MLflow, once, below the sweep's own run."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    (experiment,) = (found for found in client.search_experiments() if found.name == "digits")
+    runs = {run.info.run_id: run for run in client.search_runs([experiment.experiment_id])}
+    children = {key: run for key, run in runs.items() if "mlflow.parentRunId" in run.data.tags}
+    (parent,) = runs.keys() - children.keys()
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent}
+    assert len(children) == num_runs
+    assert runs[parent].info.status in ("FINISHED", "FAILED")
+    assert "report.html" in {item.path for item in client.list_artifacts(parent)}
+    check_best(client, runs[parent], report(folder), runs)
+    for job in ledger.read(the_sweep(folder)).jobs.values():
+        path = the_sweep(folder) / job.folder_name
+        run_id = json.loads((path / "journal" / "ack.json").read_text())["run_id"]
+        assert runs[run_id].info.run_name == job.name
+        assert runs[run_id].info.status == {"finished": "FINISHED", "failed": "FAILED"}.get(job.state, "KILLED") or (
+            job.state == "failed" and runs[run_id].info.status == "KILLED"  # a crash leaves no word
+        )
+        for name, points in read_points(path).items():
+            stored = sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+            assert stored == sorted(points), (job.name, name)
+
+
+def check_best(client, parent, found, runs):
+    """The sweep's own page has the best job's last metrics, once, and says which job that is."""
+    (best,) = (job for job in found["jobs"] if job["job"] == found["best_job"])
+    metrics = best["metrics"] | {"best/val/loss": best["best"]["value"]}
+    assert parent.data.metrics == metrics and {"val/loss", "test/accuracy"} < metrics.keys()
+    assert all(runs[best["run_id"]].data.metrics[name] == metrics[name] for name in ("val/loss", "test/accuracy"))
+    tags = {"best_job": str(best["job"]), "best_job_name": best["name"], "best_job_run_id": best["run_id"]}
+    assert parent.data.tags.items() >= (tags | {"goals": "min val/loss"}).items()
+    points = client.get_metric_history(parent.info.run_id, "test/accuracy")
+    steps = [point.step for point in points]
+    assert len(set(steps)) == len(steps) and max(steps) <= found["counts"]["finished"]  # an earlier best may be there
+
+
+@pytest.mark.slow
+def test_jobs_on_two_slots_have_every_point_in_one_store(own_folder, sweep):
+    code, said = sweep(own_folder, "seed=range(4)", "model=mlp", "sweep.slots.cpu=2", "train.num_epochs=5")
+    assert code == 0, said
+    check_store(own_folder, num_runs=4)
+    found = report(own_folder)
+    assert all(job["run_id"] for job in found["jobs"])
+    for path in the_sweep(own_folder).glob("*/summary.json"):
+        assert json.loads(path.read_text())["tracker"]["points_pending"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process(own_folder, warm, sweep, what, code):
+    words = ("model=mlp", "seed=1,2,3,4", "sweep.slots.cpu=2", *UNTRACKED)
+    process = warm.command(own_folder, "-m", *words, "train.num_epochs=100000")
+    wait_for(lambda: len(journals(own_folder)) == 2)
+    wait_for(lambda: all(read_points(path.parents[1]) for path in journals(own_folder)))
+    found = tree(psutil.Process(process.pid))
+    assert len(found) >= 4
+    process.send_signal(what)
+    said, _ = process.communicate()
+    assert process.returncode == code, said
+    wait_for(lambda: all_gone(found))
+    states = [job.state for job in ledger.read(the_sweep(own_folder)).jobs.values()]
+    assert states == ["interrupted", "interrupted", "planned", "planned"]
+    assert len(list(the_sweep(own_folder).glob("*/checkpoints/last.pt"))) == 2
+    assert "sweep.resume=" in said
+    if what == signal.SIGINT:
+        return
+    code, said = sweep(own_folder, "model=mlp", "seed=1,2", "train.num_steps=1", *UNTRACKED, "sweep.resume=last")
+    assert code == 1, said  # other words: other jobs, beside those that still wait
+    assert [job.state for job in ledger.read(the_sweep(own_folder)).jobs.values()] == states + ["finished"] * 2
+
+
+@pytest.mark.slow
+def test_a_job_alone_that_is_told_to_end_is_a_row(own_folder, warm):
+    process = warm.command(own_folder, "-m", "model=mlp", "seed=1,2", "train.num_epochs=1000000", *UNTRACKED)
+    wait_for(lambda: any(read_points(path.parents[1]) for path in journals(own_folder)))
+    nursery = max(psutil.Process(process.pid).children(), key=lambda child: len(child.children()))
+    nursery.children()[0].terminate()
+    wait_for(lambda: (the_sweep(own_folder) / "1" / "journal").exists())
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    first, second = ledger.read(the_sweep(own_folder)).jobs.values()
+    assert (first.state, first.error) == ("killed", "SIGTERM, from somewhere else")
+    assert second.state == "interrupted"
+
+
+@pytest.mark.slow
+def test_the_same_folder_is_not_used_twice(own_folder, warm_jobs, capfd):
+    words = ["-m", "model=linear", "train.num_steps=1", "hydra.sweep.dir=multirun/mine", *UNTRACKED]
+    assert cli.main(words) == 0
+    before = (own_folder / "multirun/mine/ledger.jsonl").read_bytes()
+    assert cli.main(words) == 2
+    assert "sweep.resume=multirun/mine" in capfd.readouterr().err
+    assert (own_folder / "multirun/mine/ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_password_on_the_command_line_stays_in_the_persons_own_files(own_folder, sweep):
+    secret = "tracking.uri=http://me:hunter@2@127.0.0.1:9"
+    code, said = sweep(own_folder, secret, "model=linear,mlp", "train.num_steps=2", "tracking.grace_seconds=0")
+    assert code == 0, said
+    folder = the_sweep(own_folder)
+    outward = [folder / f"report.{kind}" for kind in ("json", "csv", "html")]
+    outward += [folder / "journal/journal.bin", *folder.glob("*/summary.json"), *folder.glob("*/journal/journal.bin")]
+    assert len(outward) == 8
+    for path in outward:
+        assert b"hunter" not in path.read_bytes(), path
+    assert "hunter" not in said

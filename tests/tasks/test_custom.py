@@ -1,0 +1,83 @@
+"""A person's own function as the task: named in YAML, looked at, and refused where it would go wrong in silence."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from runner import cli
+from runner.config.instantiate import build
+from runner.errors import RunnerError
+from runner.tasks.checks import trains_nothing
+from runner.tasks.custom import Own
+from runner.tracking.journal_reader import read_points
+
+MODEL, BATCH = nn.Identity(), (torch.ones(2, 1), torch.zeros(2, 1))
+
+
+def loss(model, batch, scale=1.0):
+    return {"error": (model(batch[0]) - batch[1]).abs().mean(), "loss": model(batch[0]).mean() * scale}
+
+
+class Weighed(nn.Module):
+    def __init__(self, learns=True):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=learns)
+
+    def forward(self, model, batch):
+        return model(batch[0]).mean() * self.weight
+
+
+def test_the_loss_comes_first_and_alone_it_is_enough():
+    assert list(Own(loss)(MODEL, BATCH)) == ["loss", "error"]
+    assert Own(partial(loss, scale=3.0))(MODEL, BATCH)["loss"].item() == 3.0
+    assert list(Own(Weighed(learns=False))(MODEL, BATCH)) == ["loss"]
+
+
+def test_a_module_is_placed_with_the_task():
+    assert [name for name, _ in Own(Weighed(learns=False)).named_parameters()] == ["function.weight"]
+
+
+@pytest.mark.parametrize(
+    ("make", "mend"),
+    [
+        (lambda: Own(Weighed()), "parameters of your model"),
+        (lambda: trains_nothing(Weighed()), "parameters of your model"),
+        (lambda: Own("my_tasks.loss"), "task.function._target_=my_tasks.loss"),
+        (lambda: Own(partial(Weighed)), "task.function._partial_=false"),
+        (lambda: Own(torch.ones(())), "task.function._partial_=true"),
+        (lambda: Own(lambda model, batch: None)(MODEL, BATCH), "def loss(model, batch)"),
+        (lambda: Own(lambda model, batch: {"cost": torch.ones(())})(MODEL, BATCH), "def loss(model, batch)"),
+        (lambda: Own(lambda model, batch: {"loss": 1.0})(MODEL, BATCH), "without .item()"),
+        (lambda: Own(lambda model, batch: batch[0])(MODEL, BATCH), "loss.mean()"),
+    ],
+)
+def test_what_would_go_wrong_is_told(make, mend):
+    with pytest.raises(RunnerError) as caught:
+        make()
+    assert mend in caught.value.faults[0].write
+
+
+def test_it_is_built_from_yaml(own_folder):
+    (own_folder / "my_tasks.py").write_text(
+        "def loss(model, batch, scale=1.0):\n    return model(batch[0]).mean() * scale\n"
+    )
+    function = {"_target_": "my_tasks.loss", "_partial_": True, "scale": 2.0}
+    task = build({"_target_": "runner.tasks.custom.Own", "function": function}, key="task")
+    assert task(MODEL, BATCH)["loss"].item() == 2.0
+
+
+def test_a_run_with_it(own_folder, capsys):
+    (own_folder / "my_tasks.py").write_text(
+        "from torch.nn.functional import cross_entropy\n"
+        "def loss(model, batch):\n"
+        "    loss = cross_entropy(model(batch[0]), batch[1])\n"
+        "    return {'loss': loss, 'twice': 2 * loss}\n"
+    )
+    words = ["task=own", "model=linear", "train.num_epochs=1", "tracking.enabled=false", "hydra.run.dir=run"]
+    assert cli.main([*words, "task.function._target_=my_tasks.loss"]) == 0
+    points = read_points(own_folder / "run")
+    assert points["val/twice"][0][1] == pytest.approx(2 * points["val/loss"][0][1])
+    assert cli.main(words) == 2
+    assert "task.function._target_=..." in capsys.readouterr().err

@@ -1,0 +1,33 @@
+import time
+
+import numpy as np
+
+from runner.tracking.journal_reader import read_events, read_points, read_series
+
+
+def test_a_folder_without_a_journal_has_nothing(folder):
+    assert read_points(folder) == {} and read_events(folder) == [] and read_series(folder) == {}
+
+
+def test_points_and_events_come_in_the_order_of_writing(folder, journal):
+    journal.event("start", uid="1")
+    journal.points(("a", "b"), [1, 2], [10, 20], [[1, 2], [3, 4]])
+    journal.points(("b",), [1], [30], [[5.5]])
+    journal.event("end", status="FINISHED")
+    assert read_points(folder) == {"a": [(1, 1.0), (2, 3.0)], "b": [(1, 2.0), (2, 4.0), (1, 5.5)]}
+    assert [event["kind"] for event in read_events(folder)] == ["start", "end"]
+    steps, times_ms, values = read_series(folder)["b"]
+    assert (steps.tolist(), times_ms.tolist(), values.tolist()) == ([1, 2, 1], [10, 20, 30], [2.0, 4.0, 5.5])
+
+
+def test_a_million_points_are_read_in_seconds(folder, journal):
+    values = np.random.default_rng(0).random((10_000, 10))
+    names = [f"m{number}" for number in range(10)]
+    for window in range(10):
+        steps = np.arange(10_000) + window * 10_000
+        journal.points(names, steps, steps, values)
+    began = time.perf_counter()
+    points = read_points(folder)
+    assert time.perf_counter() - began < 10  # 0.7 s here; a point at a time would take more than this
+    assert sum(map(len, points.values())) == 1_000_000
+    assert points["m3"][-1] == (99_999, values[-1, 3])

@@ -1,0 +1,325 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from runner.data.tables.encoder import Column, Columns
+from runner.data.tables.node import reader_node
+from runner.data.tables.target import Target
+from runner.tracking import mlflow_model
+from runner.tracking.ack import Ack, read_ack, write_ack
+from runner.tracking.mlflow_events import LeftOutError
+from runner.tracking.uploader import Uploader
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:(torch|mlflow|pydantic|copyreg).*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:(torch|mlflow).*"),
+]
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm, self.dropout = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5)
+        self.head = nn.Linear(4 * 64, 10)
+
+    def forward(self, images):  # (B, 1, 8, 8)
+        return self.head(self.dropout(self.norm(self.convolution(images)).relu()).flatten(1))
+
+
+class OnlyFour(nn.Module):
+    """Its graph holds for four rows alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images):
+        return self.head(images.reshape(4, 64) if len(images) == 4 else images.reshape(-1, 64))
+
+
+class Branching(nn.Module):
+    """No graph at all: it looks at its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images):
+        rows = images.flatten(1)
+        return self.head(rows if float(rows.sum()) > 0 else -rows)
+
+
+class OfColumns(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 3)
+
+    def forward(self, rows):
+        return super().forward(rows.nan_to_num(7))
+
+
+class OfColumnsBranching(OfColumns):
+    def forward(self, rows):
+        return super().forward(rows) * (2 if float(rows[0, 0]) > 0 else 1)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, inputs):
+        return self.head(inputs["a"] + inputs["b"])
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+
+@pytest.fixture(autouse=True)
+def tracking_uri(uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+
+@pytest.fixture
+def publish(folder, journal, write, uri):
+    """Trains nothing: leaves the module's weights and an example, and sends them. Returns the ack."""
+
+    def send(make, example, *, build=None, **more):
+        torch.manual_seed(0)
+        module = make()
+        with torch.no_grad():
+            for tensor in module.state_dict().values():
+                if tensor.is_floating_point():
+                    tensor.uniform_(0.1, 1.0)  # no two models alike, and no running statistics at their defaults
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        torch.save({"model": module.state_dict(), "step": 1}, folder / "checkpoints" / "best.pt")
+        torch.save(example, folder / "journal" / "example.pt")
+        write.start(journal)
+        node = {"_target_": "fake"}
+        journal.event("model", node=node, weights="checkpoints/best.pt", example="journal/example.pt", **more)
+        write.end(journal)
+        uploader = Uploader(folder, uri, build=build or (lambda node: make()))
+        assert uploader.attempt(postponed=True), uploader.ack
+        return uploader.ack, module.eval()
+
+    return send
+
+
+def stored(client, run_id):
+    (found,) = client.search_logged_models([client.get_run(run_id).info.experiment_id])
+    return found
+
+
+LOAD = """
+import sys
+import numpy as np
+import mlflow, torch
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pytorch.load_model(f"runs:/{sys.argv[2]}/model")
+rows = torch.load(sys.argv[3])
+with torch.no_grad():
+    torch.save([model(rows[:count]) for count in (1, 2, 7)], sys.argv[4])
+predicted = mlflow.pyfunc.load_model(f"runs:/{sys.argv[2]}/model").predict(rows.numpy())
+assert predicted.shape == (7, 10) and "runner" not in sys.modules and "tests" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("make", [mlp, Convolutions])
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows(
+    make, num_rows, publish, client, uri, tmp_path
+):
+    rows = torch.rand(7, 1, 8, 8)
+    ack, module = publish(make, rows[:num_rows])
+    assert ack.is_complete and ack.warnings == ()
+    torch.save(rows, tmp_path / "rows.pt")
+    paths = [str(tmp_path / name) for name in ("rows.pt", "outputs.pt")]
+    run = [sys.executable, "-W", "ignore", "-c", LOAD, uri, ack.run_id, *paths]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        expected = [module(rows[:count]) for count in (1, 2, 7)]
+    for found, wanted in zip(torch.load(tmp_path / "outputs.pt"), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_it_has_a_signature_an_example_and_pinned_requirements(publish, client, tmp_path):
+    import mlflow
+
+    ack, _ = publish(mlp, torch.rand(4, 1, 8, 8))
+    entry = stored(client, ack.run_id)
+    assert entry.name == "model" and entry.status == "READY" and entry.source_run_id == ack.run_id
+    assert [output.model_id for output in client.get_run(ack.run_id).outputs.model_outputs] == [entry.model_id]
+    path = mlflow.artifacts.download_artifacts(f"runs:/{ack.run_id}/model", dst_path=str(tmp_path / "got"))
+    card = mlflow.models.Model.load(path)
+    assert card.signature.inputs.inputs[0].shape == (-1, 1, 8, 8) and card.signature.outputs.inputs[0].shape == (-1, 10)
+    assert (card.run_id, card.model_id) == (ack.run_id, entry.model_id) and card.saved_input_example_info
+    files = {found.name for found in (tmp_path / "got").rglob("*")}
+    assert {"model.pt2", "requirements.txt"} <= files and "model.pth" not in files
+    assert f"torch=={torch.__version__.split('+')[0]}" in next((tmp_path / "got").rglob("requirements.txt")).read_text()
+
+
+@pytest.mark.parametrize("make", [mlp, Convolutions])
+def test_all_of_an_exported_model_moves_to_another_device(make, publish):
+    import mlflow
+
+    ack, _ = publish(make, torch.rand(4, 1, 8, 8))
+    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model").to("meta")  # it mixes with no other, as a GPU
+    assert loaded(torch.rand(5, 1, 8, 8, device="meta")).shape == (5, 10)
+
+
+@pytest.mark.parametrize("make", [OnlyFour, Branching])
+def test_a_model_without_a_graph_for_any_number_of_rows_is_pickled(make, publish, client, tmp_path):
+    import mlflow
+
+    ack, module = publish(make, torch.rand(4, 1, 8, 8))
+    assert ack.is_complete and ack.warnings == ()
+    loaded = mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")
+    assert type(loaded).__name__ == make.__name__
+    rows = torch.rand(3, 1, 8, 8)
+    torch.testing.assert_close(loaded(rows), module(rows))
+
+
+@pytest.mark.parametrize("make", [OfColumns, OfColumnsBranching])
+def test_that_of_a_table_takes_a_dataframe_with_a_graph_and_pickled(make, publish, folder):
+    import mlflow
+    import pandas
+
+    columns = Columns((Column("age", "number", has_missing=True), Column("city", "category", ("Rome", "${Oslo}"))))
+    card = {"reader": reader_node(columns, Target(("y",), "regression"))}
+    (folder / "model.json").write_text(json.dumps(card))
+    rows = torch.tensor([[5.1, 0], [float("nan"), 1], [3, -1], [4, 0]])
+    ack, module = publish(make, rows, card="model.json")
+    assert ack.is_complete and ack.warnings == ()
+    model = mlflow.pyfunc.load_model(f"runs:/{ack.run_id}/model")
+    frame = pandas.DataFrame({"city": ["Rome", "${Oslo}", "Bern", "Rome"], "age": [5.1, None, 3, 4], "more": 1})
+    torch.testing.assert_close(torch.from_numpy(model.predict(frame)), module(rows).detach())
+    whole = frame.assign(age=[1, 2, 3, 4])  # int64, which MLflow takes for no float64
+    assert model.predict(whole).shape == (4, 3)
+    assert model.metadata.signature.inputs.input_names() == ["age", "city"]
+    assert model.metadata.signature.outputs.inputs[0].shape == (-1, 3)
+    with pytest.raises(mlflow.MlflowException, match=r"missing inputs \['city'\]"):
+        model.predict(frame.drop(columns="city"))
+    assert type(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows)) is torch.Tensor
+
+
+def test_nested_inputs_are_pickled_with_their_example(publish, client):
+    import mlflow
+
+    rows = {"a": torch.rand(3, 8), "b": torch.rand(3, 8)}
+    ack, module = publish(TwoInputs, rows)
+    assert ack.is_complete and ack.warnings == ()
+    torch.testing.assert_close(mlflow.pytorch.load_model(f"runs:/{ack.run_id}/model")(rows), module(rows))
+
+
+def test_a_model_of_the_current_folder_travels_with_its_code(folder, journal, write, uri, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    branch = "super().forward(x) if x.sum().item() > 0 else x"  # no graph for this
+    source = f"from torch import nn\nclass Net(nn.Linear):\n    def forward(self, x):\n        return {branch}\n"
+    (home / "my_own_models.py").write_text(source)
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    torch.save({"model": nn.Linear(8, 10).state_dict()}, folder / "w.pt")
+    torch.save(torch.rand(4, 8), folder / "e.pt")
+    write.start(journal)
+    node = {"_target_": "my_own_models.Net", "in_features": 8, "out_features": 10}
+    journal.event("model", node=node, weights="w.pt", example="e.pt")
+    uploader = Uploader(folder, uri)
+    assert uploader.attempt() and uploader.ack.warnings == ()
+    sys.modules.pop("my_own_models")
+    code = (
+        f"import mlflow, torch; mlflow.set_tracking_uri({uri!r})\n"
+        f"model = mlflow.pytorch.load_model('runs:/{uploader.ack.run_id}/model')\n"
+        "assert type(model).__module__ == 'my_own_models' and model(torch.rand(2, 8)).shape == (2, 10)"
+    )
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def fail(node):
+    raise RuntimeError("no such layer")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "checkpoints" / "best.pt").unlink(), "FileNotFoundError"),
+        (lambda folder: (folder / "journal" / "example.pt").write_bytes(b"nonsense"), "model was left out"),
+        (lambda folder: torch.save({"model": {}}, folder / "checkpoints" / "best.pt"), "Missing key(s) in state_dict"),
+    ],
+)
+def test_a_model_that_can_not_be_made_is_a_warning(spoil, said, folder, publish, journal, write, uri, client):
+    publish(mlp, torch.rand(4, 1, 8, 8))
+    write_ack(folder, Ack())
+    spoil(folder)
+    uploader = Uploader(folder, uri, build=lambda node: mlp())
+    assert uploader.attempt() and uploader.ack.is_complete
+    assert said in uploader.ack.warnings[0] and client.get_run(uploader.ack.run_id).info.status == "FINISHED"
+
+
+def test_a_model_that_does_not_build_is_a_warning(publish):
+    ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), build=fail)
+    assert ack.is_complete and "model was left out: RuntimeError: no such layer" in ack.warnings[0]
+
+
+def test_a_target_that_is_not_allowed_is_not_built(folder, journal, uri, client):
+    with pytest.raises(LeftOutError, match="allowed"):
+        event = {"kind": "model", "node": {"_target_": "os.system", "command": "true"}, "weights": "w", "example": "e"}
+        mlflow_model.publish_model(client, "0", "0", folder=folder, event=event)
+
+
+def test_it_is_stored_once_and_an_attempt_that_broke_off_is_completed(folder, publish, uri, client, monkeypatch):
+    def cut(*args, **more):
+        raise ConnectionError("cut")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(type(client), "finalize_logged_model", cut)
+        with pytest.raises(AssertionError):
+            publish(mlp, torch.rand(4, 1, 8, 8))
+    assert len(read_ack(folder).postponed) == 1 and read_ack(folder).ended
+    first = Uploader(folder, uri, build=lambda node: mlp())
+    assert first.attempt(postponed=True) and first.ack.is_complete
+    entry = stored(client, first.ack.run_id)
+    assert entry.status == "READY"
+    write_ack(folder, Ack(uri=first.ack.uri))  # and then all of it a second time
+    monkeypatch.setattr(type(client), "log_model_artifacts", cut)  # not this
+    second = Uploader(folder, uri, build=lambda node: mlp())
+    assert second.attempt(postponed=True) and second.ack.is_complete
+    assert stored(client, first.ack.run_id).model_id == entry.model_id
+
+
+@pytest.mark.parametrize("takes_graph", [True, False])
+def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is_not(
+    takes_graph, folder, journal, write, uri, client
+):
+    node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
+    event = {"node": node, "weights": "w.pt", "example": "e.pt"}
+    torch.save({"model": nn.Linear(8, 10).state_dict()}, folder / "w.pt")
+    torch.save(torch.rand(4, 8), folder / "e.pt")
+    state = torch.random.get_rng_state()
+    assert mlflow_model.leave_graph(folder, event)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    write.start(journal)
+    journal.event("model", **event)
+    built = []
+
+    def build(node):
+        built.append(node)
+        return nn.Linear(8, 10)
+
+    uploader = Uploader(folder, uri, build=build, takes_graph=takes_graph)
+    assert uploader.attempt() and uploader.ack.warnings == () and built == ([] if takes_graph else [node])
+    assert stored(client, uploader.ack.run_id).status == "READY"
+    assert not (folder / mlflow_model.GRAPH).exists()
+
+
+def test_a_model_that_does_not_build_leaves_no_graph(folder):
+    event = {"node": {"_target_": "torch.nn.Linear"}, "weights": "w.pt", "example": "e.pt"}
+    assert not mlflow_model.leave_graph(folder, event) and not (folder / mlflow_model.GRAPH).exists()

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from runner.tracking.store_uri import artifact_root, creation_lock, masker, shown, sqlite_path
+
+
+def test_a_relative_sqlite_path_is_made_absolute():
+    here = Path.cwd()
+    assert sqlite_path("sqlite:///mlflow.db") == here / "mlflow.db"
+    assert sqlite_path("sqlite:////a/b.db?timeout=5") == Path("/a/b.db")
+    assert sqlite_path("sqlite+pysqlite:///b.db") == here / "b.db"
+    assert sqlite_path("sqlite:///:memory:") is None and sqlite_path("sqlite://") is None
+    assert sqlite_path("http://127.0.0.1:5000") is None
+    assert shown("sqlite:///mlflow.db") == f"sqlite:///{here}/mlflow.db"
+    assert shown("sqlite:////a/b.db?timeout=5") == "sqlite:////a/b.db?timeout=5"
+
+
+PASSWORDS = [
+    "http://ann:secret@host:5000",
+    "https://ann:se@cret@host/path",
+    "postgresql://ann:se%40cret@host/db",
+    "postgresql://ann:se/cret@host/db",
+    "mysql+pymysql://ann:secret@host:3306/db?ssl=true",
+]
+
+
+@pytest.mark.parametrize("uri", PASSWORDS)
+def test_no_password_is_shown(uri):
+    assert "cret" not in shown(uri) and "***" in shown(uri) and "host" in shown(uri)
+    text = masker(uri)(f"no answer from {uri}/api: password 'se@cret' is wrong\nand {uri}")
+    assert "host" in text and uri not in text and "secret" not in text
+
+
+def test_a_password_that_is_escaped_in_the_uri_is_hidden_in_plain_too():
+    assert masker("postgresql://ann:se%40cret@h/db")("wrong: se@cret, se%40cret") == "wrong: ***, ***"
+
+
+def test_the_passwords_of_other_uris_are_hidden_too():
+    assert "secret" not in masker("sqlite:///a.db")("proxy http://ann:secret@proxy:80 says no")
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "databricks", "sqlite:////a.db", "not a uri"])
+def test_what_has_no_password_stays(uri):
+    assert shown(uri) == uri
+
+
+def test_artifacts_lie_beside_the_database():
+    assert artifact_root("sqlite:////a b/mlflow.db") == "file:///a%20b/mlartifacts"
+    assert artifact_root("http://127.0.0.1:5000") is None
+
+
+def test_one_lock_for_each_database():
+    assert creation_lock(Path("/a.db")) == creation_lock(Path("/a.db")) != creation_lock(Path("/b.db"))

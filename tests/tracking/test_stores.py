@@ -1,0 +1,75 @@
+"""Which store is meant: the one of the words, of the environment, of the run; and what a printed command says of it."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.config import origin
+from runner.errors import RunnerError
+from runner.tracking import stores
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "words"),
+    [
+        ("sqlite:///mlflow.db", None, ""),
+        ("sqlite:///other.db", None, "tracking.uri=sqlite:///other.db"),
+        ("sqlite:///two words.db", None, "'tracking.uri=sqlite:///two words.db'"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000", "tracking.uri=http://127.0.0.1:5000"),
+        ("http://me:secret@host", None, "tracking.uri=http://me:PASSWORD@host"),
+        ("http://me:secret@host", "http://other", "tracking.uri=http://me:PASSWORD@host"),
+        ("http://me:secret@host", "http://me:secret@host", "# MLFLOW_TRACKING_URI names the store"),
+    ],
+)
+def test_a_printed_command_names_its_store_without_a_password(own_folder, monkeypatch, uri, environment, words):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", environment)
+    assert stores.words_for(uri) == words
+
+
+@pytest.mark.parametrize(
+    ("store", "write"),
+    [
+        (None, "sync run tracking.uri=URI, sqlite:///mlflow.db for the usual one of this folder"),
+        ("", "sync run tracking.uri=URI"),
+        ("http://me:***@host", "sync run tracking.uri=http://me:PASSWORD@host, or export MLFLOW_TRACKING_URI with it"),
+        ("sqlite:////not/there/mlflow.db", "sync run tracking.uri=URI"),
+    ],
+)
+def test_a_store_that_is_not_known_is_asked_for(own_folder, store, write):
+    Path("run").mkdir()
+    if store is not None:
+        origin.sign(Path("run"), store)
+    with pytest.raises(RunnerError) as asked:
+        stores.of_run(Path("run"), asked="sync run")
+    assert [fault.write for fault in asked.value.faults] == [write]
+
+
+def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder):
+    for name, store in (("first", "http://one"), ("second", ""), ("third", None)):
+        Path(name).mkdir()
+        if store is not None:
+            origin.sign(Path(name), store)
+    first, second, third = map(Path, ("first", "second", "third"))
+    assert stores.of_last([second, first], asked="ui") == "http://one"
+    with pytest.raises(RunnerError, match="not made here by you"):
+        stores.of_last([third, second, first], asked="ui")
+    with pytest.raises(RunnerError, match=r"there is no mlflow\.db here"):
+        stores.of_last([second], asked="ui")
+    Path("mlflow.db").touch()
+    assert stores.of_last([], asked="ui") == stores.USUAL
+
+
+def test_the_last_word_counts_before_the_environment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://environment")
+    assert stores.named(["seed=1", "tracking.uri=http://one", "+tracking.uri='http://two'"]) == "http://two"
+    assert stores.named(["seed=1"]) == "http://environment"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    assert stores.named([]) is None
+
+
+def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):
+    Path("run").mkdir()
+    origin.sign(Path("run"), f"sqlite:///{own_folder}/later.db")
+    assert stores.of_run(Path("run"), asked="sync run") == f"sqlite:///{own_folder}/later.db"

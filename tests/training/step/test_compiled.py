@@ -1,0 +1,258 @@
+"""The compiled step: the same training but for rounding, compiled once a batch size, and never silently something else."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from optimizers import ADAM as FUSED_ADAM
+from optimizers import DIRECT
+from torch import nn
+from torch._dynamo.utils import counters
+
+from runner import cli, run
+from runner.device.backends import precision
+from runner.errors import RunnerError
+from runner.models.cnn import CNN
+from runner.models.gpt import GPT
+from runner.tasks.classification import Classification
+from runner.tracking.journal_reader import read_series
+from runner.training.optimizer import AveragedWeights
+from runner.training.step.compiled import make_compiled
+from runner.training.step.train_step import make_step
+
+with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+
+CPU = torch.device("cpu")
+ADAM = partial(FUSED_ADAM, lr=0.01)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    torch._dynamo.reset()
+
+
+class Mlp(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+class Deciding(Mlp):
+    """Reads the device in its forward pass: no one function."""
+
+    def forward(self, inputs):
+        return super().forward(inputs if inputs.sum() > 1e9 else inputs * 1.0)
+
+
+def batches(num=5, rows=16, last=6, shape=(8,), classes=3):
+    draw = torch.Generator().manual_seed(0)
+    sizes = [rows] * (num - 1) + [last]
+    return [
+        ((torch.randn(size, *shape, generator=draw), torch.randint(0, classes, (size,), generator=draw)),)
+        for size in sizes
+    ]
+
+
+def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, ema=None, name="fp32", schedule=None):
+    torch.manual_seed(0)
+    net = model()
+    average = AveragedWeights(net, decay=ema) if ema else None
+    opt = optimizer(net.parameters())
+    plan = schedule(opt) if schedule else None
+    chosen = {"optimizer": opt, "precision": precision(name, device=CPU), "clip_grad_norm": clip, "average": average}
+    make = partial(make_step, net, Classification(), **chosen)
+    said = [] if said is None else said
+    step = make()
+    if compiled:
+        step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=said.append)
+    rows = []
+    for _ in range(2):
+        for group in groups:
+            rows.append(torch.stack(list(step(group).values())))
+            if plan:
+                plan.step()
+    weights = (average.model if average else net).state_dict()
+    return torch.stack(rows), weights, opt
+
+
+SETTINGS = {
+    "adam": {},
+    "sgd with momentum": {"optimizer": DIRECT["sgd with momentum"]},  # the others' formulas: test_update
+    "clipped and averaged": {"clip": 0.5, "ema": 0.9},
+    "adamw, a schedule": {
+        "optimizer": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, fused=True),
+        "schedule": lambda opt: torch.optim.lr_scheduler.ExponentialLR(opt, 0.7),
+    },
+    "bf16": {"name": "bf16"},
+    "groups": {
+        "optimizer": lambda parameters: ADAM(
+            [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 0.1, "weight_decay": 0.1}]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_same_but_for_rounding(traced, settings):
+    said: list[str] = []
+    rows, weights, opt = train(batches(), compiled=True, said=said, **settings)
+    expected, expected_weights, other = train(batches(), compiled=False, **settings)
+    assert said[0].startswith("compile: the whole step is one function")
+    close = {"rtol": 3e-2, "atol": 3e-2} if settings.get("name") == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(rows, expected, **close)
+    for name, value in expected_weights.items():
+        torch.testing.assert_close(weights[name], value, **close)
+    mine, its = opt.state_dict(), other.state_dict()
+    assert mine["param_groups"] == its["param_groups"]  # rates are numbers there, also in a checkpoint
+    assert mine["state"].keys() == its["state"].keys()
+
+
+def test_groups_of_batches(traced):
+    groups = [tuple(one[0] for one in pair) for pair in (batches(2, last=16), batches(2, last=16), batches(2))]
+    torch.testing.assert_close(train(groups, compiled=True)[0], train(groups, compiled=False)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_one_function_a_size_and_none_after_the_first_epoch(traced):
+    groups, seen = batches(), []
+    torch.manual_seed(0)
+    net = Mlp()
+    opt = ADAM(net.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+
+    def make(**more):
+        return make_step(net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU), **more)
+
+    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=lambda _: None)
+    for _ in range(4):
+        for group in groups:
+            step(group)
+            schedule.step()
+        with torch.no_grad():  # an evaluation in between
+            net.eval()(groups[0][0][0])
+            net.train()
+        seen.append(counters["stats"]["unique_graphs"])
+    assert seen == [2, 2, 2, 2]
+
+
+def test_a_rare_smaller_batch_is_not_compiled(traced):
+    torch.manual_seed(0)
+    net = Mlp()
+    opt = ADAM(net.parameters())
+    make = partial(make_step, net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU))
+    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, usual_rows=16, say=lambda _: None)
+    rows = [torch.stack(list(step(group).values())) for _ in range(2) for group in batches()]
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(torch.stack(rows), train(batches(), compiled=False)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo itself asks for it
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model": Deciding}, "as the step can't be one function: Data-dependent branching"),
+        (
+            {"schedule": lambda opt: torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=20)},
+            "the schedule moves betas",
+        ),
+        ({"optimizer": partial(torch.optim.RMSprop, lr=0.01)}, "RMSprop with these settings takes its steps itself"),
+    ],
+)
+def test_what_is_no_one_function_is_compiled_in_parts(traced, settings, reason):
+    said: list[str] = []
+    rows, _, _ = train(batches(), compiled=True, said=said, **settings)
+    torch.testing.assert_close(rows, train(batches(), compiled=False, **settings)[0], rtol=1e-4, atol=1e-5)
+    assert said[-1].startswith("compile: the forward pass alone") and reason in said[-1]
+    assert counters["stats"]["unique_graphs"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(partial(CNN, [1, 8, 8], 3), (1, 8, 8)), (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), (1, 8, 8))],
+)
+def test_models_of_ours_are_one_function(traced, model, shape):
+    said: list[str] = []
+    train(batches(3, shape=shape), compiled=True, model=model, said=said)
+    assert "one function" in said[0] and "alone" not in said[0]
+
+
+def test_without_a_compiler(monkeypatch, tmp_path):
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    lacking = torch._inductor.config.patch({"cpp.cxx": (str(tmp_path / "no-such-compiler"),)})
+    with lacking, pytest.raises(RunnerError) as caught:
+        train(batches(), compiled=True)
+    assert "no C++ compiler" in str(caught.value) and "train.compile=false" in str(caught.value)
+    torch._dynamo.reset()
+
+
+WORDS = [
+    "data=digits",
+    "data.limit=320",  # two whole batches an epoch: one size to compile
+    "model=mlp",
+    "device=cpu",
+    "train.compile=true",
+    "tracking.enabled=false",
+    "scheduler=cosine",
+]
+
+
+@pytest.fixture
+def compilers():
+    """Ends the threads that torch keeps for the next thing to compile."""
+    yield
+    from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
+
+    shutdown_compile_workers()
+    AsyncCompile.pool().shutdown()
+    AsyncCompile.pool.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers):
+    """By the real compiler: stopped in the middle of an epoch and gone on with, as if it had not been."""
+    whole = run([*WORDS, "train.num_steps=5"], folder=own_folder / "whole")
+    run([*WORDS, "train.num_steps=5", "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step
+    assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
+    assert whole["status"] == json.loads(Path("parts/summary.json").read_text())["status"] == "finished"
+    curves = [read_series(own_folder / name) for name in ("whole", "parts")]
+    for name in ("train/loss", "train/accuracy", "train/lr", "val/loss"):
+        assert curves[0][name][2].tolist() == curves[1][name][2].tolist(), name
+    assert "the whole step is one function" in (own_folder / "whole" / "runner.log").read_text()
+    plain = run([*WORDS, "train.num_steps=5", "train.compile=false"], folder=own_folder / "plain")
+    assert plain["metrics"]["train/loss"] == pytest.approx(whole["metrics"]["train/loss"], rel=1e-4)
+    assert json.loads(Path(own_folder / "whole" / "summary.json").read_text())["num_steps"] == 5
+
+
+def test_a_guard_on_every_step_is_refused():
+    with pytest.raises(RunnerError, match=r"placement\.guard=first_step"):
+        run([*WORDS, "placement.guard=always"])
+
+
+@pytest.mark.slow
+def test_gpt_is_one_function(traced):
+    from runner.tasks.language import Language
+
+    torch.manual_seed(0)
+    net = GPT(vocab_size=11, context_length=8, depth=1, width=32, num_heads=2)
+    opt = ADAM(net.parameters())
+    said: list[str] = []
+
+    def make(**more):
+        return make_step(net, Language(), optimizer=opt, precision=precision("fp32", device=CPU), **more)
+
+    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=said.append)
+    tokens = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        step(((tokens, tokens),))
+    assert "one function" in said[0] and "alone" not in said[0]

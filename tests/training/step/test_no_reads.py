@@ -1,0 +1,152 @@
+"""The step never reads the device: proved on any machine, and broken by every mutation that reads.
+
+On the CPU the watch of runner.inspection.host_reads stands in for the device; with `--device cuda:0` torch's own sync detector is
+armed as well. Never skipped.
+"""
+
+import contextlib
+import inspect
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import runner.training.step.eager
+import runner.training.step.train_step
+from runner.data.loading.loaders import Resident, Streamed
+from runner.device.backends import precision
+from runner.inspection.host_reads import HostReads
+from runner.tasks.classification import Classification
+from runner.training.background import Background
+from runner.training.loop import AskedAlone, Best, Limits, Progress, train
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
+from runner.training.signals import Stop
+
+NUM_STEPS = 12
+
+
+@contextlib.contextmanager
+def detector(device):
+    """torch's own: any wait of the host for the device is an error."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def reads_of(
+    device, *, epochs=runner.training.step.eager, step=runner.training.step.train_step, loader=Resident, name="fp32"
+):
+    """What a training of some steps reads, from its first batch to its last row in the buffer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)).to(device)
+    optimizer = make_optimizer(torch.optim.Adam, model, device=device)
+    rows = torch.randn(100, 8), torch.randint(3, (100,))
+    background = Background()
+    buffer = MetricBuffer(device, lambda window: None, background=background, pull_every=1000)
+    take = step.make_step(
+        model,
+        Classification(),
+        optimizer=optimizer,
+        precision=precision(name, device=device),
+        clip_grad_norm=1.0,
+        average=AveragedWeights(model, decay=0.9),
+    )
+    batches = loader(rows, batch_size=10, device=device, seed=0, shuffle=True)
+    limits = Limits(num_epochs=9, num_steps=NUM_STEPS)
+    try:
+        with HostReads(device) as reads, detector(device):
+            schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
+            progress = Progress(Best("val/loss", "min"))
+            rates = epochs.Rates(optimizer, schedule, buffer=buffer, progress=progress)
+            train(
+                epochs.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
+                progress=progress,
+                limits=limits,
+                evaluate=dict,
+                keep=lambda name: None,
+                asked=AskedAlone(Stop(), limits),
+            )
+    finally:
+        batches.close()
+        background.close()
+    return [str(read) for read in reads.found]
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(("loader", "copies"), [(Resident, 3), (Streamed, 10**9)], ids=["resident", "streamed"])
+def test_a_training_reads_nothing(device, loader, copies, name):
+    found = reads_of(device, loader=loader, name=name)
+    towards = [
+        read for read in found if "a copy from the host" in read
+    ]  # the permutation of each epoch, or streamed batches
+    assert [read for read in found if read not in towards] == []
+    assert len(towards) <= (
+        0 if device.type == "cuda" else copies
+    )  # there they come from pinned memory and wait for nothing
+
+
+def mutated(module, before, after):
+    """The module with one line of its source changed, as a new module."""
+    source = inspect.getsource(module)
+    assert source.count(before) == 1, f"{before!r} stands {source.count(before)} times in {module.__name__}"
+    new = types.ModuleType(module.__name__)
+    new.__file__ = module.__file__
+    exec(compile(source.replace(before, after), f"mutated_{module.__name__}.py", "exec"), new.__dict__)
+    return new
+
+
+WRITE = "self._buffer.write(self._step(group))"
+NORM = "norm = move()"
+MUTATIONS = {
+    "loss.item()": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); values['loss'].item(); self._buffer.write(values)",
+    ),
+    "if loss > x": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); 1 if values['loss'] > 9 else 0; self._buffer.write(values)",
+    ),
+    "f-string": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); f\"{values['loss']:.3f}\"; self._buffer.write(values)",
+    ),
+    "print": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); repr(values['loss']); self._buffer.write(values)",
+    ),
+    "tolist": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); values['loss'].tolist(); self._buffer.write(values)",
+    ),
+    "cpu": (
+        runner.training.step.eager,
+        WRITE,
+        "values = self._step(group); values['loss'].cpu(); self._buffer.write(values)",
+    ),
+    "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = move(); float(norm)"),
+    "numpy": (runner.training.step.train_step, NORM, "norm = move(); norm.numpy()"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_a_mutation_that_reads_is_caught(device, mutation):
+    module, before, after = MUTATIONS[mutation]
+    new = mutated(module, before, after)
+    try:
+        found = reads_of(device, **{module.__name__.rpartition(".")[2]: new})
+    except RuntimeError as error:  # the detector of a real device
+        assert "synchroniz" in str(error)
+    else:
+        assert len(found) >= NUM_STEPS

@@ -1,0 +1,145 @@
+"""A step that the memory does not take: told with what would fit, or taken in parts with the same result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from waiting import LONGEST
+
+from runner.device import backends
+from runner.tasks.classification import Classification
+from runner.tracking.journal import read_points
+from runner.training.step.split_batch import Pieces, in_parts
+from runner.training.step.train_step import make_step
+from runner.version import PACKAGES
+
+CPU = torch.device("cpu")
+
+
+def test_a_batch_is_cut_by_its_rows_and_by_nothing_else():
+    batch = {"x": torch.arange(10).view(5, 2), "y": torch.arange(5), "scale": torch.ones(3), "name": "a"}
+    parts = list(in_parts(batch, 2))
+    assert [part["y"].tolist() for part in parts] == [[0, 1, 2], [3, 4]]
+    assert all(part["scale"] is batch["scale"] and part["name"] == "a" for part in parts)
+    assert next(in_parts(batch, 1)) is batch
+    assert len(list(in_parts(batch, 64))) == 5
+
+
+class Small(nn.Module):
+    """Refuses more rows than fit, after it has changed its buffers."""
+
+    def __init__(self, most_rows, error=torch.OutOfMemoryError):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.register_buffer("calls", torch.zeros(()))
+        self.most_rows, self.error = most_rows, error
+
+    def forward(self, inputs):
+        self.calls += len(inputs)
+        if len(inputs) > self.most_rows:
+            raise self.error("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        return self.layers(inputs)
+
+
+def trained(most_rows, *, group=1, error=torch.OutOfMemoryError):
+    torch.manual_seed(0)
+    model = Small(most_rows, error)
+    optimizer = torch.optim.Adam(model.parameters())
+    said = []
+    pieces = Pieces(CPU, model=model, optimizer=optimizer, say=said.append)
+    task, precision = Classification(), backends.precision("fp32", device=CPU)
+    step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, around=pieces.around)
+    batches = [(torch.randn(rows, 6), torch.randint(3, (rows,))) for rows in (13, 8, 13, 5)]
+    values = [step(batches[at : at + group]) for at in range(0, 4, group)]
+    return model, values, said, pieces
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_parts_give_the_same_step(group):
+    whole, expected, silence, _ = trained(100, group=group)
+    split, found, said, pieces = trained(4, group=group)
+    assert silence == [] and pieces.num == 4 and len(said) == 2
+    assert "4 parts of 4 rows" in said[-1]
+    for one, other in zip(expected, found, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            torch.testing.assert_close(one[name], other[name])
+    for one, other in zip(whole.state_dict().values(), split.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other)  # its buffer too: what a broken pass did to it is undone
+
+
+def test_what_is_no_lack_of_memory_or_can_not_be_split_is_raised():
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(0)
+    with pytest.raises(ValueError, match="out of memory"):
+        trained(4, error=ValueError)
+    words = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    assert backends.is_out_of_memory(RuntimeError(words))
+    assert backends.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB)"))
+    assert not backends.is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+#: a network with much between its layers, that lowers its process's limit once it runs (where a plan only has shapes)
+WIDE = """
+import resource
+import psutil
+import torch
+from torch import nn
+
+class Wide(nn.Module):
+    most_bytes = 500_000_000
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 40_000), nn.Linear(40_000, 10)
+
+    def forward(self, inputs):
+        if type(inputs) is torch.Tensor and self.most_bytes:
+            taken = psutil.Process().memory_info().vms
+            resource.setrlimit(resource.RLIMIT_AS, (taken + self.most_bytes, resource.RLIM_INFINITY))
+            Wide.most_bytes = 0
+        return self.last(self.first(inputs.flatten(1)).relu())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory")
+def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder):
+    (own_folder / "my_models.py").write_text(WIDE)
+    (own_folder / "conf" / "model").mkdir(parents=True)
+    (own_folder / "conf" / "model" / "wide.yaml").write_text("_target_: my_models.Wide\n")
+    words = ["model=wide", "device=cpu", "tracking.enabled=false", "train.num_steps=2"]
+    words += ["train.batch_size=1024", "train.eval_batch_size=16"]
+
+    def run(folder, *more):
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "runner", *words, f"hydra.run.dir={folder}", *more]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
+        assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+        return done.returncode, done.stdout, json.loads((Path(folder) / "summary.json").read_text())
+
+    code, output, summary = run("short")
+    assert (code, summary["status"], summary["ending"]) == (1, "failed", "out_of_memory"), output
+    for text in (
+        "on cpu: can't allocate",
+        "weights 11 MiB, gradients 11 MiB;",
+        "train.batch_size=512",
+        "train.on_oom=split",
+    ):
+        assert text in summary["error"], summary["error"]
+    assert "the largest that fits" in output and "activations" in output
+
+    code, output, split = run("split", "train.on_oom=split")
+    assert (code, split["status"]) == (0, "finished"), output
+    assert "out of memory: each batch is learnt in" in output
+    (own_folder / "my_models.py").write_text(WIDE.replace("500_000_000", "0"))
+    code, output, _ = run("whole")
+    assert code == 0, output
+    whole, found = (read_points(Path(folder))["train/loss"] for folder in ("whole", "split"))
+    assert [step for step, _ in found] == [1, 2]
+    assert [value for _, value in found] == pytest.approx([value for _, value in whole], rel=1e-5)

@@ -1,0 +1,211 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from runner.data.loading.loaders import Resident
+from runner.data.loading.shard import Shard
+from runner.device.backends import precision
+from runner.inspection.findings import merged
+from runner.inspection.guard import Guard
+from runner.tasks.classification import Classification
+from runner.tasks.regression import Regression
+from runner.training.optimizer import AveragedWeights
+from runner.training.step.train_step import evaluate, make_judge, make_step
+
+CPU = torch.device("cpu")
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def rows(count=60):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=generator), torch.randint(3, (count,), generator=generator)
+
+
+def make(model, optimizer=None, name="fp32", **settings):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_step(model, Classification(), optimizer=optimizer, precision=precision(name, device=CPU), **settings)
+
+
+def test_a_step_is_the_textbooks_step_to_the_bit():
+    model, other = net(), net()
+    inputs, targets = rows()
+    values = make(model)([(inputs, targets)])
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    loss = nn.functional.cross_entropy(other(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    assert values["loss"].item() == loss.item()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), other.parameters(), strict=True))
+    assert not values["loss"].requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("cuts", [(20, 20, 20), (25, 25, 10)])
+def test_accumulated_batches_count_by_their_rows(cuts):
+    model, other = net(), net()
+    inputs, targets = rows()
+    batches = list(zip(inputs.split(cuts), targets.split(cuts), strict=True))
+    values, whole = make(model)(batches), make(other)([(inputs, targets)])
+    torch.testing.assert_close(values["loss"], whole["loss"])
+    torch.testing.assert_close(values["accuracy"], whole["accuracy"])
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
+    model = net()
+    before = copy.deepcopy(model)
+    norm = make(model, clip_grad_norm=0.01)([rows()])["grad_norm"]
+    moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before.parameters(), strict=True)]).norm()
+    assert norm > 0.01
+    assert moved.item() == pytest.approx(0.1 * 0.01, rel=1e-2)
+
+
+def test_scaled_gradients_are_clipped_by_what_they_are():
+    """fp16's are 65,536 times too big until they are unscaled; what is clipped before that, is nearly nothing after it."""
+    found = {}
+    for name in ("fp32", "fp16"):
+        model = net()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        norm = make(model, name=name, clip_grad_norm=0.1)([rows()])["grad_norm"]
+        moved = torch.cat([(a - b).flatten() for a, b in zip(model.parameters(), before, strict=True)]).norm()
+        found[name] = norm.item(), moved.item()
+    assert found["fp32"][0] > 0.1
+    assert found["fp16"] == pytest.approx(found["fp32"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_half_precision_learns_with_float32_weights(name):
+    model = net()
+    step = make(model, torch.optim.Adam(model.parameters(), lr=0.01, fused=True), name=name)
+    losses = [step([rows()])["loss"].item() for _ in range(60)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_the_average_is_updated_after_the_step():
+    model = net()
+    average = AveragedWeights(model, decay=0.5)
+    before = model[0].weight.detach().clone()
+    make(model, average=average)([rows()])
+    torch.testing.assert_close(average.model[0].weight, (before + model[0].weight.detach()) / 2)
+
+
+def test_evaluation_counts_each_row_once_and_leaves_the_model_training():
+    model = nn.Sequential(nn.Dropout(0.5), net())
+    inputs, targets = rows(50)
+    batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
+    values = evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    logits = model.eval()(inputs)
+    assert values["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), rel=1e-5)
+    assert values["accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+    model.train()
+    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    assert model.training
+    model.eval()
+    evaluate(model, Classification(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    assert not model.training
+
+
+def test_what_several_processes_measure_comes_to_the_whole_splits_values():
+    """Each counts its own rows of a batch; 50 rows by 16 for 3 leave each another number of them."""
+    model, sums = net(), []
+    batches = Resident(rows(50), batch_size=16, device=CPU, seed=0, shuffle=False)
+
+    def reached(shard=None, total=None):
+        parts = batches.epoch(0, shard=shard)
+        return evaluate(model, Classification(), parts, precision=precision("fp32", device=CPU), total=total)
+
+    for rank in (2, 1):
+        reached(Shard(rank, 3), lambda own: sums.append(own) or own)
+    assert reached(Shard(0, 3), lambda own: own + sum(sums)) == pytest.approx(reached(), rel=1e-6)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, inputs):
+        if inputs.sum() > 1e9:  # a read of the device
+            return inputs
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize(("guard", "found"), [("first_step", 1), ("always", 3), ("off", 0)])
+def test_the_guard_tells_of_reads_in_the_step(guard, found):
+    model = Reader()
+    watch = Guard(CPU, when=guard, model=model, task=Classification())
+    step = watch.on(make(model), of_groups=True)
+    for _ in range(3):
+        step([rows()])
+    assert len(watch.findings) == found
+    assert all(finding.line.startswith("tests/training/step/test_train_step.py:") for finding in watch.findings)
+    assert [finding.count for finding in merged(watch.findings)] == ([found] if found else [])
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_grad_norm": 1.0}, {"name": "bf16"}, {"name": "fp16"}])
+def test_a_sound_step_reads_nothing(settings):
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    watch = Guard(CPU, when="always", model=model, task=Classification(), optimizer=optimizer)
+    step = watch.on(make(model, optimizer, average=AveragedWeights(model, decay=0.9), **settings), of_groups=True)
+    for _ in range(2):
+        step([rows(30), rows(30)])
+    assert [str(finding) for finding in watch.findings] == []
+
+
+def gathering(**settings):
+    return Classification(
+        num_classes=3, metrics={"right": lambda said, true: (said.argmax(1) == true).float().mean()}, **settings
+    )
+
+
+@pytest.mark.parametrize("size", [60, 16, 7])
+def test_metrics_count_each_row_once_whatever_the_batches(size):
+    inputs, targets = rows(60)
+    model, batches = net(), Resident((inputs, targets), batch_size=size, device=CPU, seed=0, shuffle=False)
+    values = evaluate(model, gathering(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    assert list(values) == ["loss", "accuracy", "right"]
+    expected = (model(inputs).argmax(1) == targets).float().mean().item()
+    assert values["right"] == pytest.approx(values["accuracy"], rel=1e-6) == pytest.approx(expected)
+
+
+def test_what_is_derived_follows_from_the_whole_split():
+    inputs, targets = rows(50)[0], torch.randn(50, 3)
+    batches = Resident((inputs, targets), batch_size=16, device=CPU, seed=0, shuffle=False)
+    values = evaluate(net(), Regression(), batches.epoch(0), precision=precision("fp32", device=CPU))
+    expected = nn.functional.mse_loss(net()(inputs), targets).sqrt().item()
+    assert values["rmse"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_task_with_dropout_of_its_own_is_measured_without_it():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, model, batch):
+            return {"loss": self.dropout(model(batch[0])).square().mean()}
+
+    task, model = Noisy(), net()
+    values = evaluate(model, task, [rows()], precision=precision("fp32", device=CPU))
+    assert values["loss"] == pytest.approx(model(rows()[0]).square().mean().item(), rel=1e-6)
+    assert task.training
+
+
+def test_the_guard_looks_at_metrics_too():
+    def reads(said, true):
+        return said.mean() if said.sum() > 0 else said.sum()
+
+    task = Classification(num_classes=3, metrics={"own": reads})
+    watch = Guard(CPU, when="first_step", model=net(), task=task)
+    judge = watch.on(make_judge(task, precision=precision("fp32", device=CPU)))
+    evaluate(net(), task, [rows(), rows()], precision=precision("fp32", device=CPU), judge=judge)
+    assert [finding.line.split(":")[0] for finding in watch.findings] == ["tests/training/step/test_train_step.py"]

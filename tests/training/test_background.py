@@ -1,0 +1,105 @@
+import threading
+
+import pytest
+
+from runner.training import background as module
+from runner.training.background import Background
+
+
+def test_jobs_run_in_order_beside_the_caller():
+    background, seen = Background(), []
+    for number in range(20):
+        background.do(lambda number=number: seen.append((number, threading.current_thread().name)))
+    background.wait()
+    background.close()
+    assert seen == [(number, "runner-background") for number in range(20)]
+
+
+def test_the_first_error_comes_up_once_and_later_jobs_still_run():
+    background, seen = Background(), []
+
+    def fail():
+        raise OSError("disk full")
+
+    background.do(fail)
+    with pytest.raises(OSError, match="disk full"):
+        background.wait()
+    background.do(lambda: seen.append(1))
+    background.close()
+    assert seen == [1]
+
+
+def test_close_raises_what_nobody_has_seen_and_ends_the_thread():
+    background = Background()
+    background.do(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        background.close()
+    assert not any(thread.name == "runner-background" for thread in threading.enumerate())
+    background.close()
+
+
+def slow_disk():
+    """A settle() that takes what waits and then its time, until the gate opens; what it took each time."""
+    gate, waiting, settled = threading.Event(), [], []
+
+    def settle():
+        if waiting:
+            settled.append([*waiting])
+            waiting.clear()
+            assert gate.wait(30)
+
+    return gate, waiting, settled, settle
+
+
+def test_jobs_do_not_wait_for_a_slow_disk_and_share_its_next_turn():
+    gate, waiting, settled, settle = slow_disk()
+    background = Background(settle)
+    for number in range(200):
+        background.do(lambda number=number: waiting.append(number))
+    gate.set()
+    background.wait()
+    assert [number for turn in settled for number in turn] == list(range(200))
+    assert len(settled) <= 2
+    background.close()
+
+
+def test_close_settles_what_is_left():
+    gate, waiting, settled, settle = slow_disk()
+    gate.set()
+    background = Background(settle)
+    background.do(lambda: waiting.append(1))
+    background.close()
+    assert settled == [[1]]
+
+
+def test_where_jobs_never_cease_they_are_settled_all_the_same(monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", -1.0)
+    begin, (gate, waiting, settled, settle) = threading.Event(), slow_disk()
+    gate.set()
+    background = Background(settle)
+    background.do(begin.wait)
+    for number in range(5):
+        background.do(lambda number=number: waiting.append(number))
+    begin.set()
+    background.close()
+    assert settled == [[number] for number in range(5)]
+
+
+def test_a_job_that_builds_on_the_disk_comes_after_it_or_not_at_all():
+    full, waiting, seen = [True], [1], []
+
+    def settle():
+        if waiting and full[0]:
+            raise OSError("disk full")
+        seen.extend(waiting)
+        waiting.clear()
+
+    background = Background(settle)
+    with pytest.raises(OSError, match="disk full"):
+        background.do_settled(lambda: seen.append("checkpoint"))
+        background.wait()
+    assert seen == []
+    full[0] = False
+    background.do_settled(lambda: seen.append("checkpoint"))
+    background.close()
+    assert seen == [1, "checkpoint"]

@@ -1,0 +1,242 @@
+"""A checkpoint is what was written, or it is refused; the one before it takes its place."""
+
+import os
+import pickle
+import random
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.errors import RunnerError
+from runner.training.background import Background
+from runner.training.checkpoint import Keeper, TornError, before, load, save
+
+
+def state(step=7):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "step": step,
+        "model": {"weight": torch.randn(20, 30, generator=generator)},
+        "generators": {"python": (1, 2)},
+    }
+
+
+def is_same(one, other):
+    return one["step"] == other["step"] and torch.equal(one["model"]["weight"], other["model"]["weight"])
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(state(), tmp_path / "last.pt")
+    return tmp_path / "last.pt"
+
+
+def test_it_comes_back_as_it_was_and_torch_reads_it_too(path):
+    assert is_same(load(path), state())
+    assert is_same(torch.load(path, weights_only=True), state())
+
+
+def test_altered_at_any_place_it_is_refused(path):
+    """500 places, each with another value: never a wrong load, never another error."""
+    whole, draw = path.read_bytes(), random.Random(0)
+    for place in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
+        altered = bytearray(whole)
+        altered[place] ^= draw.randrange(1, 256)
+        path.write_bytes(altered)
+        with pytest.raises(TornError):
+            load(path)
+
+
+def test_torn_at_any_place_it_is_refused(path):
+    whole, draw = path.read_bytes(), random.Random(1)
+    for length in {0, 1, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(500))}:
+        path.write_bytes(whole[:length])
+        with pytest.raises(TornError, match="checksum"):
+            load(path)
+    path.write_bytes(whole + b"more")
+    with pytest.raises(TornError):
+        load(path)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("made",)
+
+
+def test_code_in_it_never_runs(tmp_path, monkeypatch):
+    """With a checksum that is right: whoever writes the file writes that, too."""
+    monkeypatch.chdir(tmp_path)
+    save({"step": Evil()}, tmp_path / "last.pt")
+    with pytest.raises(TornError, match="tensors and plain values"):
+        load(tmp_path / "last.pt")
+    (tmp_path / "last.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(TornError):
+        load(tmp_path / "last.pt")
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_no_state_is_refused(tmp_path):
+    save([1, 2], tmp_path / "last.pt")
+    with pytest.raises(TornError, match="a list and no state"):
+        load(tmp_path / "last.pt")
+    with pytest.raises(RunnerError, match="no such file"):
+        load(tmp_path / "nothing.pt")
+
+
+def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
+    for step in (1, 2, 3):
+        save(state(step), tmp_path / "last.pt")
+    assert [load(file)["step"] for file in (tmp_path / "last.pt", before(tmp_path / "last.pt"))] == [3, 2]
+    assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "last-before.pt"}
+    (tmp_path / "last.pt").write_bytes(b"torn")
+    background = Background()
+    keeper = Keeper(tmp_path, background)
+    assert keeper.last()["step"] == 2
+    assert keeper.notes == ["last.pt is torn; the one before it is taken, of step 2"]
+    background.close()
+
+
+def test_what_it_builds_on_is_settled_before_it(tmp_path):
+    seen = []
+    background = Background(lambda: seen.append((tmp_path / "last.pt").exists()))
+    Keeper(tmp_path, background).keep("last", {"step": 1})
+    background.close()
+    assert not seen[0] and seen[-1]
+
+
+def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
+    save(state(), tmp_path / "last.pt")
+    (tmp_path / "last.pt").write_bytes(b"torn")
+    background = Background()
+    with pytest.raises(TornError):
+        Keeper(tmp_path, background).last()
+    background.close()
+
+
+def test_a_disk_without_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in (1, 2):
+        save(state(step), tmp_path / "last.pt")
+    assert load(before(tmp_path / "last.pt"))["step"] == 1
+
+
+def test_a_disk_that_is_full_leaves_the_old_one(tmp_path, monkeypatch):
+    save(state(1), tmp_path / "last.pt")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save(state(2), tmp_path / "last.pt")
+    monkeypatch.undo()
+    assert load(tmp_path / "last.pt")["step"] == 1
+
+
+def test_a_power_cut_finds_the_file_and_its_name(tmp_path, monkeypatch):
+    """The content is on the disk before it gets its name, and the folder with the name after that."""
+    save(state(1), tmp_path / "last.pt")
+    synced, sync = [], os.fsync
+
+    def watched(descriptor):
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        synced.append((kind, load(tmp_path / "last.pt")["step"]))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    save(state(2), tmp_path / "last.pt")
+    assert synced == [("file", 1), ("folder", 2)]
+
+
+def test_there_is_one_at_every_moment(tmp_path, monkeypatch):
+    save(state(1), tmp_path / "last.pt")
+    seen, replace = [], Path.replace
+
+    def watched(path, target):
+        done = replace(path, target)
+        seen.append(load(tmp_path / "last.pt")["step"])
+        return done
+
+    monkeypatch.setattr(Path, "replace", watched)
+    save(state(2), tmp_path / "last.pt")
+    assert seen == [1, 2]
+
+
+def test_training_goes_on_and_the_snapshot_stays(tmp_path):
+    background, live = Background(), state(1)
+    keeper = Keeper(tmp_path, background)
+    keeper.keep("best", live)
+    live["model"]["weight"].add_(1)
+    background.close()
+    assert is_same(keeper.newest["best"], state(1)) and is_same(load(tmp_path / "best.pt"), state(1))
+
+
+def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypatch):
+    background, began, gate = Background(), threading.Event(), threading.Event()
+    keeper = Keeper(tmp_path, background)
+
+    def slow(kept, path):
+        began.set()
+        assert gate.wait(30)
+        save(kept, path)
+
+    monkeypatch.setattr("runner.training.checkpoint.save", slow)
+    keeper.keep("last", state(1))
+    assert began.wait(30)
+    keeper.keep("last", state(2))
+    gate.set()
+    background.close()
+    assert is_same(load(tmp_path / "last.pt"), state(2)) and is_same(load(before(tmp_path / "last.pt")), state(1))
+
+
+def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
+    """Its rows may still wait to be journaled: after a kill between the two they would be nowhere."""
+    background, gate, seen = Background(), threading.Event(), []
+    keeper = Keeper(tmp_path, background)
+    background.do(gate.wait)
+    keeper.keep("last", state(1))
+    background.do(lambda: seen.append((tmp_path / "last.pt").exists()))
+    keeper.keep("last", state(2))
+    gate.set()
+    background.close()
+    assert seen == [False]
+    assert is_same(load(tmp_path / "last.pt"), state(2)) and not before(tmp_path / "last.pt").exists()
+
+
+def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
+    background, gate = Background(), threading.Event()
+    keeper = Keeper(tmp_path, background)
+    addresses = []
+
+    def keep(step):
+        keeper.keep("last", state(step))
+        addresses.append(keeper.newest["last"]["model"]["weight"].data_ptr())
+        assert is_same(keeper.newest["last"], state(step))
+
+    keep(1)
+    background.wait()
+    keep(2)
+    background.wait()
+    background.do(gate.wait)
+    keep(3)
+    keep(4)  # overtakes it
+    gate.set()
+    background.close()
+    assert len(set(addresses)) == 1
+    assert is_same(load(tmp_path / "last.pt"), state(4)) and is_same(load(before(tmp_path / "last.pt")), state(2))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_what_the_disk_said_while_torch_was_writing_is_what_is_raised(tmp_path):
+    save(state(1), tmp_path / "last.pt")
+    (tmp_path / "last.writing").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        save({"model": torch.zeros(100_000)}, tmp_path / "last.pt")
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
+    assert is_same(load(tmp_path / "last.pt"), state(1))

@@ -1,0 +1,197 @@
+import json
+import signal
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from runner.data.loading.loaders import Resident
+from runner.device.backends import precision
+from runner.tasks.classification import Classification
+from runner.training.background import Background
+from runner.training.loop import AskedAlone, Best, Limits, Progress, train
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import warmup_cosine
+from runner.training.signals import Stop
+from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.train_step import make_step
+
+CPU = torch.device("cpu")
+BATCHES = 5  # an epoch: 50 rows, 10 a batch
+
+
+@pytest.fixture
+def background():
+    background = Background()
+    yield background
+    background.close()
+
+
+def run(
+    background,
+    *,
+    values=(),
+    accumulate_steps=1,
+    schedule=None,
+    stop=None,
+    on_step=None,
+    gives_up=None,
+    progress=None,
+    **limits,
+):
+    """A small training; `values` are what the epochs' evaluations give. progress: where it is taken up."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    windows, kept, epochs = [], Counter(), iter(values)
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(50, 4, generator=generator), torch.randint(2, (50,), generator=generator)
+    buffer = MetricBuffer(CPU, windows.append, background=background, pull_every=7)
+    progress = progress or Progress(best=Best("val/loss", "min"))
+    limits = Limits(**{"num_epochs": 4, "num_steps": 20, **limits})
+    step = make_step(model, Classification(), optimizer=optimizer, precision=precision("fp32", device=CPU))
+
+    def watched(batches):
+        if on_step:
+            on_step(progress.step)
+        return step(batches)
+
+    ending = train(
+        StepByStep(
+            watched,
+            Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
+            accumulate_steps=accumulate_steps,
+            rates=Rates(optimizer, schedule(optimizer) if schedule else None, buffer=buffer, progress=progress),
+            buffer=buffer,
+        ),
+        progress=progress,
+        limits=limits,
+        evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
+        keep=lambda name: kept.update([name]),
+        asked=AskedAlone(stop or Stop(), limits),
+        gives_up=gives_up,
+    )
+    buffer.pull()
+    background.wait()
+    return ending, progress, windows, kept
+
+
+def test_trains_its_epochs_and_keeps_every_step(background):
+    ending, progress, windows, _ = run(background)
+    assert (ending, progress.step, progress.epoch) == ("finished", 20, 4)
+    assert sum(len(window.steps) for window in windows) == 20
+
+
+def test_the_number_of_steps_wins_in_the_middle_of_an_epoch(background):
+    ending, progress, _, kept = run(background, num_steps=7, num_epochs=2, values=[1.0, 0.5])
+    assert (ending, progress.step) == ("finished", 7)
+    assert kept["best"] == 2  # the broken-off epoch is evaluated, too
+
+
+def test_accumulated_batches_make_one_step(background):
+    _, progress, _, _ = run(background, accumulate_steps=2, num_steps=12)
+    assert (progress.step, progress.epoch) == (12, 4)  # 2 + 2 + 1 batches an epoch
+
+
+def test_the_best_weights_are_kept_and_patience_ends_the_run(background):
+    ending, progress, _, kept = run(background, values=[1.0, 0.5, 0.7, 0.6], patience=2)
+    assert ending == "patience"
+    assert (progress.best.value, progress.best.step, kept["best"]) == (0.5, 10, 2)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_of_equal_values_the_first_is_the_best(background, mode):
+    progress = Progress(best=Best("val/loss", mode))
+    _, _, _, kept = run(background, values=[1.0, 1.0, 1.0], num_epochs=3, progress=progress)
+    assert (progress.best.step, kept["best"], progress.epochs_without_best) == (5, 1, 2)
+
+
+def taken_up(step, **told):
+    return Progress(best=Best("val/loss", "min", value=0.5, step=5), step=step, epoch=step // BATCHES, **told)
+
+
+def test_an_epoch_that_was_measured_is_not_measured_again_when_the_training_goes_on(background):
+    for measured, values in ((10, [0.4, 0.3]), (5, [0.6, 0.4, 0.3])):  # before its measurement, and after it
+        progress, waiting = taken_up(10, measured=measured), iter(values)
+        ending, _, windows, _ = run(background, values=waiting, progress=progress)
+        assert (ending, progress.step, progress.epoch, next(waiting, None)) == ("finished", 20, 4, None)
+        assert (progress.best.value, progress.best.step) == (0.3, 20) and sum(
+            len(window.steps) for window in windows
+        ) == 10
+
+
+def test_patience_goes_on_where_it_stood(background):
+    progress = taken_up(10, measured=10, epochs_without_best=1)
+    assert run(background, values=[0.6, 0.4], progress=progress, patience=2)[0] == "patience"
+    assert (progress.step, progress.best.step) == (15, 5)
+    ending, _, windows, kept = run(background, values=[0.4], progress=progress, patience=2)  # after its end
+    assert (ending, progress.step, windows, kept) == ("patience", 15, [], Counter())
+
+
+def test_a_value_that_is_not_a_number_is_never_the_best(background):
+    _, progress, _, kept = run(background, values=[float("nan"), 3.0, float("nan"), 2.0])
+    assert (progress.best.value, kept["best"]) == (2.0, 2)
+
+
+def test_a_signal_ends_after_the_step(background):
+    stop = Stop()
+
+    def ask(step):
+        if step == 8:
+            stop.signal = signal.SIGTERM
+
+    ending, progress, windows, _ = run(background, stop=stop, on_step=ask)
+    assert (ending, progress.step, stop.exit_code) == ("stopped", 9, 143)
+    assert sum(len(window.steps) for window in windows) == 9
+
+
+def test_time_ends_a_run(background):
+    ending, progress, _, _ = run(background, max_seconds=1e-9)
+    assert (ending, progress.step) == ("max_seconds", 1)
+
+
+def test_checkpoints_by_steps(background):
+    assert run(background, save_every_steps=6)[3]["last"] == 3
+
+
+def test_checkpoints_by_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("runner.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    asked, saved = AskedAlone(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
+    for step in range(1, 17):
+        now[0] = step / 4
+        saved += [now[0]] if asked(step) == "save" else []
+    assert saved == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "room"),
+    [(0, 11, 11), (3, 11, 8), (11, 11, 11), (30, 11, 3), (98, 11, 1), (99, 11, 1), (3, None, 97)],
+)
+def test_steps_at_once_pass_no_checkpoint_and_no_end(step, every, room):
+    assert Limits(num_epochs=1, num_steps=100, save_every_steps=every).room(step) == room
+
+
+def test_the_learning_rate_is_a_point_where_it_changes(background):
+    plain = run(background)[2]
+    assert [note for window in plain for note in window.notes.get("train/lr", [])] == [(1, 0.1)]
+    scheduled = run(background, schedule=lambda optimizer: warmup_cosine(optimizer, num_steps=20))[2]
+    steps = [step for window in scheduled for step, _ in window.notes["train/lr"]]
+    assert steps == [1, 2, *range(4, 21)]  # the third step still has the full rate
+    assert json.dumps(scheduled[0].notes)  # plain numbers
+
+
+def test_a_run_is_given_up_at_an_epochs_end_but_not_at_its_last(background):
+    asked = []
+
+    def gives_up(poor):
+        return lambda values: asked.append(values["val/loss"]) or values["val/loss"] >= poor
+
+    for poor, ending, num_epochs in ((3, "pruned", 3), (4, "finished", 4)):
+        asked.clear()
+        found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(poor))
+        assert (found, progress.epoch, asked) == (ending, num_epochs, [1, 2, 3, 4][:num_epochs])
+    found, progress, _, _ = run(background, values=[1, 2, 3, 4], gives_up=gives_up(2), num_steps=10)
+    assert (found, progress.step) == ("finished", 10)

@@ -1,0 +1,177 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from runner.training.background import Background
+from runner.training.metric_buffer import MetricBuffer, NotFiniteError, Window
+
+
+@pytest.fixture
+def background():
+    background = Background()
+    yield background
+    background.close()
+
+
+def make(background, device, **settings):
+    windows: list[Window] = []
+    buffer = MetricBuffer(torch.device(device), windows.append, background=background, **settings)
+    return buffer, windows
+
+
+def fill(buffer, values):
+    for value in values:
+        buffer.write({"loss": torch.tensor(float(value)), "accuracy": torch.tensor(value / 2)})
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 9, 10, 11, 20, 35])
+def test_every_row_arrives_once_and_in_order(background, num_steps):
+    buffer, windows = make(background, "cpu", pull_every=10)
+    fill(buffer, range(num_steps))
+    buffer.pull()
+    background.wait()
+    steps = [step for window in windows for step in window.steps.tolist()]
+    values = [row for window in windows for row in window.values.tolist()]
+    assert steps == list(range(1, num_steps + 1))
+    assert values == [[float(value), value / 2] for value in range(num_steps)]
+    assert buffer.pulls == len(windows) == -(-num_steps // 10)
+
+
+def test_a_pull_in_the_middle_does_not_disturb_the_rest(background):
+    buffer, windows = make(background, "cpu", pull_every=10)
+    fill(buffer, range(13))
+    buffer.pull()
+    fill(buffer, range(13, 40))
+    buffer.pull()
+    background.wait()
+    assert [value for window in windows for value, _ in window.values.tolist()] == list(range(40))
+
+
+def test_a_window_is_a_copy_that_later_steps_leave_alone(background):
+    buffer, windows = make(background, "cpu", pull_every=2)
+    fill(buffer, range(8))
+    background.wait()
+    assert windows[0].values[:, 0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("num_steps", "points"), [(12, [1.5, 5.5, 9.5]), (14, [1.5, 5.5, 9.5, 12.5])])
+def test_every_takes_the_mean_and_carries_the_last_step(background, num_steps, points):
+    buffer, windows = make(background, "cpu", pull_every=10, every=4)
+    fill(buffer, range(num_steps))
+    buffer.pull()
+    background.wait()
+    assert [value for window in windows for value, _ in window.values.tolist()] == points
+    assert [step for window in windows for step in window.steps.tolist()][-1] == num_steps
+
+
+def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(background):
+    buffer, windows = make(background, "cpu", pull_every=20, every=4)
+    fill(buffer, range(6))
+    buffer.pull(is_end=False)
+    fill(buffer, range(6, 9))
+    buffer.pull()
+    background.wait()
+    assert [window.steps.tolist() for window in windows] == [[4], [8, 9]]
+    assert [value for window in windows for value, _ in window.values.tolist()] == [1.5, 5.5, 8.0]
+
+
+def test_there_is_room_for_as_many_steps_as_come_before_the_next_pull(background):
+    buffer, windows = make(background, "cpu", pull_every=10)
+    for num_steps, room in ((0, 10), (3, 7), (6, 1), (1, 10)):
+        fill(buffer, range(num_steps))
+        assert buffer.room == room
+    background.wait()
+    assert len(windows) == 1
+
+
+def test_points_carry_increasing_times_within_the_window(background):
+    buffer, windows = make(background, "cpu", pull_every=5)
+    began = int(time.time() * 1000)
+    for value in range(10):
+        time.sleep(0.005)
+        fill(buffer, [value])
+    background.wait()
+    ended = time.time() * 1000
+    times = np.concatenate([window.times_ms for window in windows])
+    assert (np.diff(times) > 0).all() and began <= times[0] and times[-1] <= ended
+
+
+def test_a_point_of_several_steps_carries_the_time_of_their_last(background):
+    """12 steps of 5 ms, a point each 4, and one of the last 2."""
+    buffer, windows = make(background, "cpu", pull_every=20, every=4)
+    began = time.time() * 1000
+    for value in range(14):
+        time.sleep(0.005)
+        fill(buffer, [value])
+    buffer.pull()
+    ended = time.time() * 1000
+    background.wait()
+    share = (windows[0].times_ms - began) / (ended - began)
+    assert share.tolist() == pytest.approx([4 / 14, 8 / 14, 12 / 14, 1], abs=0.06)
+
+
+def test_points_carry_the_times_of_their_steps_however_late_the_background_is(background):
+    buffer, windows = make(background, "cpu", pull_every=5)
+    gate = threading.Event()
+    background.do(gate.wait)
+    fill(buffer, range(5))
+    between = time.time() * 1000
+    fill(buffer, range(5))
+    after = time.time() * 1000
+    time.sleep(0.05)
+    gate.set()
+    background.wait()
+    assert windows[0].times_ms[-1] <= between
+    assert int(between) - 1 <= windows[1].times_ms[0] <= windows[1].times_ms[-1] <= after
+    assert all(window.seconds > 0 for window in windows)
+
+
+def test_notes_are_host_numbers_that_travel_with_the_window(background):
+    buffer, windows = make(background, "cpu", pull_every=2)
+    buffer.note("train/lr", 0.1)
+    fill(buffer, range(2))
+    buffer.note("train/lr", 0.2)
+    fill(buffer, range(2))
+    background.wait()
+    assert [window.notes for window in windows] == [{"train/lr": [(1, 0.1)]}, {"train/lr": [(3, 0.2)]}]
+
+
+def test_a_loss_that_is_not_finite_names_its_step_and_keeps_all_points(background):
+    buffer, windows = make(background, "cpu", pull_every=4)
+    with pytest.raises(NotFiniteError, match="train/loss is nan at step 7") as caught:
+        fill(buffer, [1, 2, 3, 4, 5, 6, float("nan"), 8])
+        background.wait()
+    assert caught.value.step == 7
+    assert sum(len(window.values) for window in windows) == 8
+
+
+def test_other_values_may_be_anything(background):
+    buffer, windows = make(background, "cpu", pull_every=2)
+    for _ in range(2):
+        buffer.write({"loss": torch.tensor(1.0), "ratio": torch.tensor(float("inf"))})
+    background.wait()
+    assert np.isinf(windows[0].values[:, 1]).all()
+
+
+def test_low_precision_and_gradients_are_stored_as_float32(background):
+    buffer, windows = make(background, "cpu", pull_every=1)
+    loss = torch.tensor(2.0, requires_grad=True) * 2
+    buffer.write({"loss": loss.detach().bfloat16(), "accuracy": torch.tensor(0.5)})
+    background.wait()
+    assert windows[0].values.dtype == np.float32
+    assert windows[0].values.tolist() == [[4.0, 0.5]]
+
+
+def test_what_the_sink_raises_comes_up_in_the_training_thread():
+    def full(window):
+        raise OSError("no space left")
+
+    background = Background()
+    buffer = MetricBuffer(torch.device("cpu"), full, background=background, pull_every=1)
+    with pytest.raises(OSError, match="no space left"):
+        fill(buffer, range(1))
+        background.wait()
+    background.close()

@@ -1,0 +1,164 @@
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import RunnerError
+from runner.training.optimizer import AveragedWeights, freeze, make_optimizer, warmup_cosine
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+def test_the_fused_kernel_is_taken_where_nobody_says_otherwise():
+    assert (
+        make_optimizer(partial(torch.optim.Adam, lr=0.1), model(), device=torch.device("cpu")).defaults["fused"] is True
+    )
+
+
+@pytest.mark.parametrize("asked", [{"fused": False}, {"foreach": True}])
+def test_what_yaml_says_of_the_kernel_wins(asked):
+    optimizer = make_optimizer(partial(torch.optim.Adam, **asked), model(), device=torch.device("cpu"))
+    assert all(optimizer.defaults[name] == value for name, value in asked.items())
+    assert optimizer.defaults["fused"] is not True
+
+
+def test_an_optimizer_without_a_fused_kernel_is_made_plainly():
+    assert isinstance(make_optimizer(torch.optim.Rprop, model(), device=torch.device("cpu")), torch.optim.Rprop)
+
+
+def test_frozen_parameters_stay_out():
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = make_optimizer(torch.optim.SGD, net, device=torch.device("cpu"))
+    assert len(optimizer.param_groups[0]["params"]) == 4
+
+
+def test_warmup_cosine_rises_then_falls_to_its_end():
+    optimizer = torch.optim.SGD(model().parameters(), lr=1.0)
+    schedule = warmup_cosine(optimizer, num_steps=100, warmup_fraction=0.1, final_fraction=0.2)
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert max(rates) == rates[10] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 0.5)))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_averaged_weights_follow_the_formula_and_copy_counts():
+    net = model()
+    average = AveragedWeights(net, decay=0.9)
+    expected = copy.deepcopy(net.state_dict())
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            net[1].num_batches_tracked.add_(1)
+        average.update()
+        for name, value in net.state_dict().items():
+            if value.is_floating_point():
+                expected[name] += 0.1 * (value - expected[name])
+            else:
+                expected[name] = value.clone()
+    for name, value in average.model.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+def groups_of(**settings):
+    optimizer = make_optimizer(
+        partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5), model(), device=torch.device("cpu"), **settings
+    )
+    found = []
+    for group in optimizer.param_groups:
+        shapes = [tuple(parameter.shape) for parameter in group["params"]]
+        found.append((shapes, group["lr"], group["weight_decay"]))
+    return found
+
+
+def test_groups_have_settings_of_their_own_and_the_first_match_wins():
+    found = groups_of(groups=[{"match": "2.bias", "lr": 0.3}, {"match": "2", "lr": 0.2, "weight_decay": 0.1}])
+    assert found == [([(8, 4), (8,), (8,), (8,)], 0.1, 0.5), ([(2,)], 0.3, 0.5), ([(2, 8)], 0.2, 0.1)]
+
+
+def test_norms_and_biases_do_not_decay():
+    found = groups_of(no_decay="norms_and_biases", groups=[{"match": "2.*", "lr": 0.2}])
+    assert found == [([(8, 4)], 0.1, 0.5), ([(8,)] * 3, 0.1, 0.0), ([(2, 8)], 0.2, 0.5), ([(2,)], 0.2, 0.0)]
+
+
+def test_names_are_those_of_the_person_s_model():
+    net = nn.ModuleDict({"model": model()})
+    make = partial(torch.optim.SGD, lr=0.1)
+    optimizer = make_optimizer(
+        make, net, device=torch.device("cpu"), groups=[{"match": "0", "lr": 0.2}], prefix="model."
+    )
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4, 2]
+    freeze(net, ["0.weight"], prefix="model.")
+    assert [name for name, value in net.named_parameters() if not value.requires_grad] == ["model.0.weight"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "so", "write"),
+    [
+        ({"groups": [{"match": "layer.*"}]}, "optimizer.groups: layer.*", "matches no parameter", "begin with 0, 1, 2"),
+        ({"groups": [{"match": "2.wieght"}]}, "optimizer.groups: 2.wieght", "0.weight, 0.bias", "2.weight"),
+        (
+            {"groups": [{"match": "2", "weight_decy": 1}]},
+            "optimizer.groups[0].weight_decy=1",
+            "no setting",
+            "weight_decay",
+        ),
+    ],
+)
+def test_what_is_no_group(settings, asked, so, write):
+    with pytest.raises(RunnerError) as caught:
+        groups_of(**settings)
+    (fault,) = caught.value.faults
+    assert fault.asked == asked
+    assert so in fault.so
+    assert write in fault.write
+
+
+def test_an_optimizer_without_weight_decay_has_none_to_leave_out():
+    class Plain(torch.optim.SGD):
+        def __init__(self, params, lr):
+            super().__init__(params, lr=lr)
+
+    with pytest.raises(RunnerError, match="no setting weight_decay"):
+        make_optimizer(partial(Plain, lr=1.0), model(), device=torch.device("cpu"), no_decay="norms_and_biases")
+
+
+def test_frozen_layers_stay_as_they_are():
+    net = model()
+    freeze(net, ["[01]"])
+    before = copy.deepcopy(net.state_dict())
+    net.train()
+    optimizer = make_optimizer(partial(torch.optim.SGD, lr=0.1), net, device=torch.device("cpu"))
+    net(torch.randn(16, 4)).square().sum().backward()
+    optimizer.step()
+    changed = [name for name, value in net.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == ["2.weight", "2.bias"]
+    assert (net.training, net[1].training) == (True, False)
+    average = AveragedWeights(net, decay=0.9).model.train()
+    assert not average[1].training
+    assert average[1] is not net[1]
+
+
+def test_a_norm_that_trains_in_part_goes_on_counting():
+    net = model()
+    freeze(net, ["1.weight"])
+    assert net.train()[1].training
+
+
+def test_nothing_left_to_train():
+    with pytest.raises(RunnerError, match="nothing to train") as caught:
+        freeze(model(), ["*"])
+    assert caught.value.faults[0].asked == "model.freeze=[*]"

@@ -1,0 +1,137 @@
+"""Every file in conf/ composes, says what it must, and runs."""
+
+import importlib.util
+import json
+import shlex
+
+import pytest
+from hydra.errors import HydraException
+
+from runner import cli
+from runner.config import compose, override_errors, validate
+from runner.config.packages import install
+
+OPTIONS = sorted(
+    f"{path.parent.relative_to(compose.CONF)}={path.stem}"
+    for path in compose.CONF.rglob("*.yaml")
+    if path.parent != compose.CONF
+)
+GPT = "model=gpt model.width=16 model.depth=1 task=language"
+OWN_VIT = "+model.config.model_type=vit " + " ".join(
+    [f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")]
+    + [f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")]
+)
+DEFAULTS = "train=default metrics=default placement=default tracking=default " + " ".join(
+    f"backends/{kind}=default" for kind in ("cpu", "cuda", "mps")
+)
+QUIET = "task.plots=false"  # tests/plots has the pictures
+#: several options in each run; together they are all of them
+RUNS = [
+    f"data=digits model=cnn task=classification {DEFAULTS} optimizer=adam scheduler=constant hydra/launcher=slots hydra/sweeper=grid",
+    f"data=text data.path=text.txt {GPT} optimizer=adamw scheduler=cosine hydra/job_logging=file",
+    f"data=tokens data.path=tokens.npy data.context_length=16 data.num_workers=0 {GPT} hydra/launcher=ray",
+    f"data=arrays data.path=rows.npz model=linear optimizer=sgd hydra/launcher=slurm {QUIET}",
+    f"data=huggingface data.path=imagefolder data.data_dir=images model=cnn hydra/sweeper=optuna {QUIET}",
+    f"data=images data.path=images model=resnet model.width=4 {QUIET}",
+    f"data=breast_cancer model=mlp {QUIET}",
+    f"data=diabetes model=mlp task=regression {QUIET}",
+    f"data=iris model=mlp scheduler=plateau {QUIET}",
+    f"data=table data.path=rows.csv model=mlp {QUIET}",
+    f"data=wine model=mlp {QUIET}",
+    f"data=playground model=mlp {QUIET}",
+    f"data=mnist1d data.num_rows=300 data.num_test_rows=50 model=gru model.hidden_size=8 {QUIET}",
+    f"data=mnist1d data.num_rows=300 data.num_test_rows=50 model=lstm model.hidden_size=8 {QUIET}",
+    f"data=synthetic data.num_rows=300 data.shape=[2,32] model=transformer {QUIET}",
+    f"model=vit model.width=12 model.depth=1 {QUIET}",
+    f"model=huggingface {OWN_VIT} {QUIET}",
+    "model=timm",
+    f"model=autoencoder task=autoencoding {QUIET}",
+    "task=own task.function._target_=my_tasks.loss",
+    "experiment=gpt_characters data.path=text.txt data.context_length=16",
+    f"experiment=overhead data.num_rows=300 {QUIET}",
+    *(
+        f"experiment=mnist1d_{name} data.num_rows=300 data.num_test_rows=50 {QUIET}"
+        for name in ("cnn", "gru", "linear", "mlp")
+    ),
+    *(f"experiment=sklearn_{name} {QUIET}" for name in ("breast_cancer", "diabetes", "digits", "wine")),
+    f"experiment=digits_mlp {QUIET}",
+    f"experiment=spiral {QUIET}",
+]
+#: what an option needs that is an extra
+PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}
+
+
+def test_every_option_is_in_one_of_the_runs():
+    assert set(OPTIONS) - {word for words in RUNS for word in words.split()} == set()
+
+
+@pytest.mark.parametrize("words", RUNS)
+def test_every_option_runs_a_few_steps(words, own_folder, monkeypatch, capsys):
+    import numpy as np
+    from PIL import Image
+
+    given = words.split()
+    if "data.path=images" in given or "data=huggingface" in given:
+        for index in range(60):
+            file = own_folder / "images" / f"class_{index % 2}" / f"{index}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (index, 4 * index, 99)).save(file)
+    if "data=huggingface" in given:
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", own_folder / "cache")
+    np.savez(own_folder / "rows.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2)
+    (own_folder / "my_tasks.py").write_text("def loss(model, batch):\n    return model(batch[0]).square().mean()\n")
+    (own_folder / "rows.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 3}x,{i % 2}\n" for i in range(60)))
+    np.save(own_folder / "tokens.npy", np.arange(700) % 9)
+    (own_folder / "text.txt").write_text("a line of text.\n" * 200)
+    given += ["device=cpu", "train.num_epochs=1", "train.num_steps=2", "tracking.enabled=false", "hydra.run.dir=run"]
+    for option in set(given) & set(PACKAGES):
+        if not importlib.util.find_spec(PACKAGES[option]):
+            assert cli.main(given) == 2
+            assert install(PACKAGES[option]) in capsys.readouterr().err
+            return
+    assert cli.main(given) == 0
+    assert json.loads((own_folder / "run" / "summary.json").read_text())["num_steps"] == 2
+
+
+def test_the_first_line_of_an_experiment_says_how_to_run_it():
+    for path in (compose.CONF / "experiment").glob("*.yaml"):
+        lines = path.read_text().splitlines()
+        assert f"python -m runner experiment={path.stem}" in lines[1]
+
+
+def test_every_key_of_the_schema_has_its_default_in_conf():
+    cfg = compose.composer([])([])
+    assert validate.faults(cfg) == []
+    assert {"device", "seed", "name", "train", "tracking", "facts"} <= set(cfg)
+
+
+@pytest.mark.parametrize("option", ["none", "stdout", "disabled", "file"])
+def test_hydras_own_ways_to_log_are_whole(option):
+    """Logging refuses a root with handlers that its configuration does not describe."""
+    with compose.hydra_session(["runner"]):
+        logging = compose.composer([])([f"hydra/job_logging={option}"]).hydra.job_logging
+    used = (logging.get("root") or {}).get("handlers") or []
+    assert set(used) <= set(logging.get("handlers") or {})
+    assert option != "file" or used == ["file"]
+
+
+def test_a_scheduler_is_taken_away_and_another_one_put_in_its_place():
+    warm = ["+scheduler._target_=torch.optim.lr_scheduler.CosineAnnealingWarmRestarts", "+scheduler.T_0=5"]
+    with compose.hydra_session(["runner"]):
+        for words in (["~scheduler"], ["~scheduler", *warm], ["scheduler=cosine", "~scheduler", *warm]):
+            cfg = compose.composer([])(words)
+            assert validate.faults(cfg) == []
+    node = validate.target_node(cfg, "scheduler")
+    assert node == {"_partial_": True, "_target_": warm[0].partition("=")[2], "T_0": 5}
+
+
+def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
+    monkeypatch.delenv("LRX", raising=False)
+    word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
+    with compose.hydra_session(["runner"]):
+        (fault,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).faults
+        (mend,) = shlex.split(fault.write.partition(": ")[2])
+        cfg = explained([mend])
+    assert validate.faults(cfg) == []
+    assert validate.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

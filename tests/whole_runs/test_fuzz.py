@@ -1,0 +1,240 @@
+"""Any words at all on the command line end as a run, as a mistake in words, or as a failure: never as a traceback.
+
+FUZZ_EXAMPLES=5000 draws more of them, FUZZ_SEED others; each commit has its own (tests/support/seeded.py).
+"""
+
+import contextlib
+import copy
+import functools
+import io
+import os
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+import whole_commands
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from seeded import NUM_EXAMPLES, SEED, often
+
+from runner import cli
+from runner.config import override_errors
+from runner.config.compose import composer, hydra_session, known_keys
+from runner.config.validate import shared_data_settings
+from runner.device import Hardware
+from runner.errors import RunnerError
+from runner.experiment import build
+from runner.runs import find
+from runner.sweep.report import text as text_of_report
+
+HERE = Hardware()
+SMALL = ("data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "train.num_steps=1", "device=cpu")
+KEYS = [
+    *known_keys(),
+    "hydra.run.dir",
+    "hydra.job.name",
+    "hydra.verbose",
+    "hydra.searchpath",
+    "hydra.mode",
+    "model.x.y.z",
+]
+GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "backends/cpu", "hydra/launcher"]
+#: what the grammar of overrides and YAML have a meaning for
+PIECES = [
+    *"+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0",
+    "${", "}", "${oc.env:HOME}", "${oc.env:", "${facts.num_steps}", "${nothing}", "${model}", "${.}", "???", "null",
+    "true", "nan", "inf", "-inf", "1e999", "0x10", "range(1,3)", "choice(1,2)", "interval(0,1)", "glob(*)", "sort(2,1)",
+    "\x1b[31m", "\u202e", "é", "😀", "_target_", "a", "0", "-1", "10000000000000000000000", "1_0", "~", "!!python/name:os.system",
+]  # fmt: skip
+text = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**40), 10**40), st.floats(), text, st.text(max_size=8)
+)
+values = st.recursive(
+    plain, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)), max_leaves=6
+)
+keys = st.one_of(
+    st.sampled_from(KEYS), st.sampled_from(GROUPS), text, st.builds("{}.{}".format, st.sampled_from(KEYS), text)
+)
+written = st.one_of(
+    text,
+    values.map(lambda value: yaml.safe_dump(value, default_flow_style=True, allow_unicode=True).removesuffix("\n...\n").strip()),
+)  # fmt: skip
+override = st.builds(
+    lambda sign, key, package, equals, value: f"{sign}{key}{package}{equals}{value}",
+    st.sampled_from(["", "", "", "", "+", "++", "~"]),
+    keys,
+    st.sampled_from(["", "", "", "", "@b", "@", "@a.b:c"]),
+    st.sampled_from(["=", "=", "=", "=", ""]),
+    written,
+)
+
+
+def ends_in_words(words):
+    """Runs the command in a folder of its own; anything but an exit code is a failure of the test."""
+    out, err = io.StringIO(), io.StringIO()
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = cli.main(list(words))
+        finally:
+            os.chdir(before)
+    shown = out.getvalue() + err.getvalue()
+    assert code in (0, 1, 2), words
+    assert "Traceback" not in shown, shown
+    assert code != 2 or "runner: this can't be run" in shown or "usage:" in shown, shown
+    return code
+
+
+@often(10)
+@given(st.lists(override, min_size=1, max_size=3))
+def test_overrides_end_in_a_configuration_or_in_words(words):
+    ends_in_words([*words, "--cfg", "job"])
+
+
+@often(60)
+@given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
+def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
+    """Values that a file may hold: what no override can write is put in place."""
+    cfg = copy.deepcopy(small())
+    OmegaConf.set_struct(cfg, False)
+    for key, value in given_values:
+        with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
+            OmegaConf.update(cfg, key, value, merge=True)
+    with contextlib.suppress(RunnerError):
+        build.check(cfg, HERE)
+
+
+@functools.cache
+def small():
+    with hydra_session(["runner"]):
+        cfg = composer([])(list(SMALL))
+    with open_dict(cfg):
+        del cfg.hydra  # as long as the rest, and copied each time
+    return cfg
+
+
+@pytest.mark.parametrize(
+    "text", ["${nothing}", "a${nothing}=", "${nope:1}", "${oc.env:NOPE}", "${facts.num_steps}", "${model}"]
+)
+def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
+    wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
+    keys = sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"})
+    third = keys if NUM_EXAMPLES else random.Random(f"{SEED} {text}").sample(keys, len(keys) // 3)
+    for key in third:  # another one with each commit
+        if text in ("${facts.num_steps}", "${model}") and not key.startswith(("train.", "device", "seed")):
+            continue  # a fact may be a part's argument, and a part may be a text's
+        cfg = copy.deepcopy(small())
+        OmegaConf.set_struct(cfg, False)
+        try:
+            OmegaConf.update(cfg, key, text, merge=False)
+        except OmegaConfBaseException:  # it can't be composed
+            continue
+        with pytest.raises(RunnerError):
+            build.check(cfg, HERE)
+            pytest.fail(f"{key}={text} is taken")
+
+
+def test_a_reference_that_leads_nowhere_ends_in_words():
+    for word in (
+        "train.precision=${nothing}",
+        "device=${nope:1}",
+        "train=???",
+        "seed=${facts.num_steps}",
+        "model=${train}",
+    ):
+        assert ends_in_words([*SMALL, word]) == 2, word
+
+
+@often(5)
+@given(text | st.text(max_size=30), st.sampled_from(["model", "train", "experiment"]))
+def test_a_file_of_any_text_ends_in_words(content, group):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / group / "any.yaml"
+        file.parent.mkdir()
+        file.write_text(content, errors="replace")
+        ends_in_words(["-cd", folder, f"{group}=any", "--cfg", "job"])
+
+
+@pytest.mark.slow
+@often(2)
+@given(st.lists(st.tuples(st.sampled_from([key for key in KEYS if not key.startswith("hydra")]), values), max_size=1))
+def test_a_run_ends_in_words(given_values):
+    words = [f"{key}={yaml.safe_dump(value, default_flow_style=True).splitlines()[0]}" for key, value in given_values]
+    ends_in_words(
+        [*SMALL, *words, "train.num_steps=1", "tracking.enabled=false", "data.num_workers=0", "hydra.run.dir=run"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "least"), [(whole_commands.with_values, 5), (whole_commands.command_line, 5)], ids=["values", "words"]
+)
+def test_whole_commands_end_in_words(make, least):
+    done = [whole_commands.do(words) for words in whole_commands.cases(SEED, make, NUM_EXAMPLES or least)]
+    wrong = [str(each) for each in done if each.wrong]
+    assert not wrong, f"FUZZ_SEED={SEED}\n" + "\n".join(wrong)
+
+
+#: what such commands have met, each mended since
+MET = {
+    "a key of the schema that is taken away": ["~seed"],
+    "a log's level that there is none of": ["hydra.job_logging.root.level=NOPE"],
+    "a log's level between two": ["hydra.job_logging.root.level=.5"],
+    "a log that Python does not make": ["+hydra.job_logging.handlers.file.nope=5"],
+    "a group that is taken away": ["~sweep"],
+    "a list that has a gap": ["optimizer.lr=[???,2]"],
+    "a null in a list where a number is wanted": ["model=mlp", "+model.dropout=[null]"],
+}
+
+
+@pytest.mark.parametrize("words", MET.values(), ids=MET)
+def test_what_whole_commands_have_met_is_a_mistake_in_words_and_leaves_nothing(words):
+    file = whole_commands.written(whole_commands.TABLES[1])
+    done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, *words])
+    assert done.code == 2 and not done.wrong, str(done)
+
+
+#: beside a fault of the data, which is seen when the run's folder is there
+WRITTEN = {
+    "a log that is called as the job is": ["hydra/job_logging=default", "hydra.job.name=mine"],
+    "a log elsewhere": ["hydra.job_logging.handlers.file.filename=mine.log"],
+    "a folder of Hydra's with another name": ["hydra.output_subdir=a/b"],
+}
+
+
+@pytest.mark.parametrize("words", WRITTEN.values(), ids=WRITTEN)
+def test_what_hydra_writes_for_a_refused_run_goes_with_it(words):
+    file = whole_commands.written(whole_commands.TABLES[1])
+    done = whole_commands.do(["-cd", whole_commands.folder(), "-cn", file, "data.limit=2", *words])
+    assert done.code == 2 and "of 2 rows that is none" in done.shown and not done.wrong, str(done)
+
+
+def test_a_folder_without_a_run_is_not_walked_through(tmp_path):
+    """`resume /` read the whole disk first."""
+    (tmp_path / "leads_out").symlink_to("/")
+    with pytest.raises(RunnerError, match="holds no run"):
+        find.find(str(tmp_path))
+
+
+def test_an_error_without_words_is_told(monkeypatch):
+    fault = override_errors.explain(AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None).faults[
+        0
+    ]
+    assert fault.so.startswith("AssertionError")
+
+
+def test_a_table_of_one_job_that_has_no_name_fits():
+    assert text_of_report._fit({"job": ["0"]}, "name", ["state"], 80) == {"job": ["0"]}
+
+
+def test_a_number_of_the_data_that_is_written_as_a_text_is_one():
+    cfg = copy.deepcopy(small())
+    cfg.data.limit = "7"
+    assert shared_data_settings(cfg)["limit"] == 7

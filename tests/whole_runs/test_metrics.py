@@ -1,0 +1,149 @@
+"""Whole runs with metrics, derived values and pictures: what is measured, kept by, stopped at and drawn."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+from runner import cli
+from runner.tracking.journal_reader import read_points
+
+SHORT = ("model=linear", "tracking.enabled=false", "hydra.run.dir=run", "device=cpu", "train.batch_size=200")
+OWN = "def hits(said, true):\n    return (said.argmax(1) == true).float().mean()\n"
+HITS = "task.metrics={hits: {_target_: my_tasks.hits, _partial_: true}}"
+
+
+def summary(name="run"):
+    return json.loads(Path(name, "summary.json").read_text())
+
+
+@pytest.mark.parametrize("ema", ["train.ema_decay=0.9", "train.accumulate_steps=2"])
+def test_the_best_weights_are_kept_by_a_metric_and_it_is_scikit_learns(own_folder, ema):
+    metric = "train.early_stopping.metric=val/f1"
+    assert cli.main([*SHORT, "task.metrics=[f1]", metric, "train.num_epochs=4", "task.plots=false", ema]) == 0
+    found, points = summary(), read_points(own_folder / "run")
+    values = [value for _, value in points["val/f1"]]
+    assert found["best"] == {**found["best"], "metric": "val/f1", "mode": "max", "value": max(values)}
+    assert "test/f1" in points and "train/f1" not in points and not list((own_folder / "run" / "plots").glob("roc*"))
+
+    from runner.data.builtin.digits import digits
+    from runner.data.split import split
+    from runner.models.linear import Linear
+
+    inputs, targets = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).test
+    model = Linear(64, 10)
+    model.load_state_dict(torch.load("run/checkpoints/best.pt", weights_only=True)["model"])
+    said = model(inputs).argmax(1).numpy()
+    assert points["test/f1"][0][1] == pytest.approx(f1_score(targets.numpy(), said, average="macro"), abs=1e-6)
+
+
+def test_a_metric_that_a_task_of_ones_own_does_not_have_is_told_when_it_is_measured(own_folder, capsys):
+    loss = (
+        "def loss(model, batch):\n    return {'loss': model(batch[0]).square().mean(), 'size': batch[0].abs().mean()}\n"
+    )
+    (own_folder / "my_tasks.py").write_text(loss)
+    own = ["task=own", "task.function._target_=my_tasks.loss", "train.early_stopping.metric=val/sise"]
+    words = [*SHORT, *own, "train.num_epochs=2"]
+    assert cli.main([*words, "train.early_stopping.patience=2"]) == 1
+    assert "train.early_stopping.metric=val/size" in summary()["error"]
+    assert cli.main([*words, "scheduler=plateau", "hydra.run.dir=falls"]) == 1
+    assert "train.early_stopping.metric=val/size" in summary("falls")["error"]
+    assert cli.main([*words, "hydra.run.dir=other"]) == 0
+    assert "train.early_stopping.metric=val/size" in capsys.readouterr().out
+
+
+def test_a_run_that_is_resumed_measures_the_same(own_folder):
+    (own_folder / "my_tasks.py").write_text(OWN)
+    words = [*SHORT, HITS, "task.plots=false", "train.num_epochs=2", "data=synthetic", "data.num_rows=600"]
+    assert cli.main(words) == 0
+    whole = read_points(own_folder / "run")
+    slowly = [*words, "hydra.run.dir=cut", "train.max_seconds=0.001"]
+    assert cli.main(slowly) == 0
+    for _ in range(60):
+        if summary("cut")["ending"] == "finished":
+            break
+        assert cli.main(["resume", "cut"]) == 0
+    cut = read_points(own_folder / "cut")
+    assert cut["val/hits"] == whole["val/hits"] == whole["val/accuracy"]
+
+
+def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
+    assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion,samples]"]) == 0
+    drawn = {path.stem for path in (own_folder / "run" / "plots").iterdir()}
+    assert drawn - {"loss", "accuracy"} == {"confusion", "samples"}
+
+
+def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
+    from runner.experiment.plots import confusion
+
+    def fails(results, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(confusion, "draw", fails)
+    assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion]"]) == 0
+    assert summary()["status"] == "finished"
+    line = "plots: confusion.png left out: OSError: [Errno 28] No space left on device"
+    assert line in capsys.readouterr().out and line in (own_folder / "run" / "runner.log").read_text()
+    monkeypatch.setattr("runner.experiment.figures.collect", fails)
+    assert cli.main([*SHORT, "train.num_epochs=1", "hydra.run.dir=second"]) == 0
+    assert "plots: left out, TypeError" in capsys.readouterr().out
+
+
+def test_two_inputs_have_a_decision_boundary(own_folder):
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(200, 2))
+    np.savez(own_folder / "moons.npz", x=inputs, y=(inputs[:, 0] > inputs[:, 1]).astype(int))
+    words = [*SHORT, "data=arrays", "data.path=moons.npz", "train.num_epochs=3", "task.plots=[boundary]"]
+    assert cli.main(words) == 0
+    assert (own_folder / "run" / "plots" / "boundary.png").is_file()
+
+
+def test_metrics_of_a_file_have_names_of_their_own(own_folder):
+    (own_folder / "my_tasks.py").write_text(OWN)
+    (own_folder / "conf" / "experiment").mkdir(parents=True)
+    (own_folder / "conf" / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ntask:\n  metrics:\n    mine: {_target_: my_tasks.hits, _partial_: true}\n"
+        "    macro:\n      _target_: torchmetrics.classification.MulticlassF1Score\n"
+        "      num_classes: ${facts.num_classes}\n      average: macro\n"
+    )
+    assert cli.main([*SHORT, "experiment=mine", "train.num_epochs=1", "task.plots=false"]) == 0
+    assert {"val/mine", "val/macro", "test/macro"} <= summary()["metrics"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (("task=regression",), "task=classification"),
+        (("data=synthetic", "data.num_classes=null"), "task=regression"),
+        (("task.class_weights=[1,2]",), "10 weights"),
+        (("task.metrics=[f11]",), "task.metrics=[f1]"),
+    ],
+)
+def test_data_that_does_not_suit_is_told_before_anything_is_trained(own_folder, capsys, words, mend):
+    assert cli.main([*SHORT, *words]) == 2
+    assert mend in capsys.readouterr().err
+
+
+def test_balanced_weights_come_from_the_training_split(own_folder):
+    assert cli.main([*SHORT, "task.class_weights=balanced", "train.num_epochs=1", "task.plots=false"]) == 0
+
+
+def test_a_dataset_that_tells_no_sizes_runs_with_a_model_that_needs_none(own_folder):
+    (own_folder / "mine.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import Dataset\n"
+        "class Rows(Dataset):\n"
+        "    def __len__(self): return 200\n"
+        "    def __getitem__(self, number): return torch.full((3,), float(number)), torch.tensor(number % 2)\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self): super().__init__(3, 2)\n"
+    )
+    for group, name in (("data", "Rows"), ("model", "Net")):
+        (own_folder / "conf" / group).mkdir(parents=True)
+        (own_folder / "conf" / group / "mine.yaml").write_text(f"_target_: mine.{name}\n")
+    words = ["data=mine", "model=mine", "train.num_epochs=1", *SHORT[1:]]
+    assert cli.main(words) == 0
+    assert (own_folder / "run" / "plots" / "confusion.png").is_file()
+    assert cli.main([*words, "task.metrics=[f1]"]) == 2

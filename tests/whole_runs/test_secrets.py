@@ -1,0 +1,249 @@
+"""A password or a token that a run was given is in no file that it leaves, in no page of MLflow and on no screen."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner import cli
+from runner.config import secrets
+from runner.config.validate import faults
+from runner.errors import SECRETS, RunnerError
+from runner.tracking import stores
+from runner.tracking.journal import Journal
+from runner.version import PACKAGES
+
+SECRET = "s3cr3t-W0rd"
+SMALL = ("model=mlp", "model.hidden_sizes=[4]", "train.num_steps=2", "data.limit=60", "device=cpu", "hydra.run.dir=run")
+STORE = f"http://me:{SECRET}@127.0.0.1:9"  # port 9: nobody answers
+STORES = [STORE, f"postgresql://me:{SECRET}@127.0.0.1:9/runs", f"mysql://me:p%40{SECRET}@127.0.0.1:9/runs"]
+
+
+def files_with(secret, root):
+    """Every file below `root` that holds the secret; binary ones too."""
+    found = [path for path in root.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    return [str(path.relative_to(root)) for path in found if path.suffix not in (".py", ".pyc")]
+
+
+def shown_nowhere(capfd, root, *own):
+    shown = capfd.readouterr()
+    assert SECRET not in shown.out + shown.err
+    assert [file for file in files_with(SECRET, root) if file not in own] == []
+
+
+@pytest.fixture
+def ended():
+    """Ends the processes that go on trying a store that does not answer."""
+    import psutil
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    for child in psutil.Process().children(recursive=True):
+        if child.pid not in before:
+            child.send_signal(signal.SIGTERM)
+            child.wait(20)
+
+
+@pytest.mark.parametrize("uri", STORES)
+def test_a_password_in_the_stores_uri(own_folder, capfd, ended, uri):
+    assert cli.main([*SMALL, f"tracking.uri={uri}", "tracking.grace_seconds=0"]) == 0
+    shown_nowhere(capfd, own_folder)
+    assert "127.0.0.1:9" in Path("run/rerun.yaml").read_text()
+    assert "127.0.0.1:9" in Path("run/.hydra/overrides.yaml").read_text()
+
+
+FROM_THE_ENVIRONMENT = "http://${oc.env:TOKEN}@127.0.0.1:9/${oc.env:TOKEN}"
+
+
+def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ended, monkeypatch):
+    monkeypatch.setenv("TOKEN", SECRET)
+    words = [*SMALL, f"tracking.uri='{FROM_THE_ENVIRONMENT}'", "tracking.grace_seconds=0", "tracking.log_model=false"]
+    assert cli.main(words) == 0
+    assert "next    python -m runner sync run\n" in capfd.readouterr().out  # it finds the store by itself
+    assert files_with(SECRET, own_folder) == []
+    for name in ("summary", "journal/ack"):
+        assert "http://<oc.env:TOKEN>@127.0.0.1:9/<oc.env:TOKEN>" in Path(f"run/{name}.json").read_text()
+    assert FROM_THE_ENVIRONMENT in Path("run/rerun.yaml").read_text()
+    assert cli.main([*SMALL, "tracking.uri='htp://host/${oc.env:TOKEN}'"]) == 2
+    shown_nowhere(capfd, own_folder)
+    monkeypatch.setenv(SECRETS, "")  # in another process
+    real = f"http://{SECRET}@127.0.0.1:9/{SECRET}"
+    assert stores.of_run(Path("run"), asked="sync run") == real
+    assert "<oc.env:TOKEN>" in str(RunnerError(*faults(OmegaConf.create({"tracking": {"uri": f"ftp:{real}"}}))))
+    monkeypatch.delenv("TOKEN")
+    with pytest.raises(RunnerError, match=r"write: export TOKEN=\.\.\., or sync run tracking\.uri=URI"):
+        stores.of_run(Path("run"), asked="sync run")
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://${oc.env:HOST}:80/${oc.env:TOKEN}", "http://there:80/<oc.env:TOKEN>"),
+        ("https://me:${oc.env:TOKEN}@${oc.env:HOST}", "https://me:***@there"),
+        ("http://there?key=${oc.env:TOKEN}", "http://there?key=<oc.env:TOKEN>"),
+        ("${oc.env:BASE}/${oc.env:TOKEN}", "http://there/<oc.env:TOKEN>"),
+        ("${oc.env:BASE}", "http://there"),
+        ("sqlite:///${oc.env:TOKEN}.db", "sqlite:///s3cr3t W0rd.db"),
+        ("http://there/${oc.env:SHORT}", "http://there/v1"),
+        ("${known}/${oc.env:NOT_THERE,x}", "http://there/<oc.env:TOKEN>/x"),
+    ],
+)
+def test_what_of_a_stores_uri_is_a_secret(monkeypatch, uri, shown):
+    for name, value in {"TOKEN": "s3cr3t W0rd", "HOST": "there", "BASE": "http://there", "SHORT": "v1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(SECRETS, "")
+    cfg = OmegaConf.create({"tracking": {"uri": uri}, "known": "http://there/${oc.env:TOKEN}"})
+    secrets.note_secrets(secrets.shown_uri(cfg))
+    assert secrets.without_password(cfg.tracking.uri) == shown
+    assert secrets.without_password(cfg.tracking.uri.replace(" ", "%20")).replace("%20", " ") == shown
+
+
+def test_a_wrong_word_beside_a_password_is_told_without_it(own_folder, capfd):
+    assert cli.main([*SMALL, f"tracking.uri={STORE}", "modle=mlp"]) == 2
+    assert cli.main([*SMALL, f"tracking.urii={STORE}"]) == 2
+    assert cli.main([*SMALL, f"model.x={STORE}"]) == 2
+    assert cli.main([*SMALL, f"--uri={STORE}"]) == 2
+    assert cli.main([*SMALL, STORE]) == 2
+    shown_nowhere(capfd, own_folder)
+
+
+def test_it_runs_again_when_the_password_is_given_again(own_folder, capfd, ended, monkeypatch):
+    words = [word.replace("run.dir=run", "run.dir=outputs/a/run") for word in SMALL]
+    assert cli.main([*words, f"tracking.uri={STORE}", "tracking.grace_seconds=0"]) == 0
+    again = ["-cd", "outputs/a/run", "-cn", "rerun", "hydra.run.dir=again"]
+    for command in (again, ["resume", "last", "train.num_steps=3"]):
+        capfd.readouterr()
+        assert cli.main(command) == 2
+        assert "export MLFLOW_TRACKING_URI" in (told := capfd.readouterr().err)
+        assert "tracking.uri=http://me:PASSWORD@127.0.0.1:9" in told
+    assert cli.main(["resume", "last", "train.num_steps=3", f"tracking.uri={STORE}"]) == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", STORE)
+    assert cli.main(["resume", "last", "train.num_steps=4"]) == 0
+    assert cli.main(again) == 0
+    shown_nowhere(capfd, own_folder)
+    assert json.loads(Path("again/summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypatch):
+    for name in ("TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("WIDTH", "4")
+    (own_folder / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, inputs, outputs, width, token, url, known):\n"
+        f"        assert token == known['token'] == {SECRET[::-1]!r}[::-1] and token in url and width == 4\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(inputs, outputs))\n"
+    )
+    (own_folder / "conf/model").mkdir(parents=True)
+    (own_folder / "conf/model/mine.yaml").write_text(
+        "_target_: mine.Net\ninputs: ${facts.in_features}\noutputs: 10\ntoken: ${oc.env:TOKEN}\nurl: 'https://me:${oc.env:TOKEN}@there'\n"
+        "known: {token: '${model.token}'}\nwidth: ${oc.decode:${oc.env:WIDTH}}\n"
+    )
+    words = [word for word in SMALL if "model" not in word]
+    assert cli.main([*words, "model=mine", "tracking.uri=sqlite:///runs.db", "data.name=digits"]) == 0
+    shown_nowhere(capfd, own_folder)
+    kept = OmegaConf.load("run/rerun.yaml").model
+    assert OmegaConf.to_container(kept)["token"] == "${oc.env:TOKEN}"
+    assert OmegaConf.to_container(kept)["url"] == "https://me:${oc.env:TOKEN}@there"
+    from mlflow import MlflowClient
+
+    run_id = json.loads(Path("run/summary.json").read_text())["run_id"]
+    client = MlflowClient(f"sqlite:///{own_folder}/runs.db")
+    params = client.get_run(run_id).data.params
+    assert (params["model.token"], params["model.known.token"]) == ("<oc.env:TOKEN>",) * 2
+    assert (params["model.width"], params["tracking.uri"]) == ("4", "sqlite:///runs.db")
+    assert client.search_logged_models(["1"])[0].status == "READY"  # it was built again, with the token
+    assert cli.main(["-cd", "run", "-cn", "rerun", "hydra.run.dir=again", "tracking.enabled=false"]) == 0
+
+
+@pytest.mark.slow
+def test_a_password_in_the_code_that_differs_is_not_in_the_diff(own_folder, capfd, ended):
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
+
+    git("init")
+    Path("note.txt").write_text("nothing\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    Path("note.txt").write_text(f"the store is {STORE}, its password {SECRET}\n")
+    assert cli.main([*SMALL, f"tracking.uri={STORE}", "tracking.grace_seconds=0"]) == 0
+    assert "the store is" in Path("run/git.diff").read_text()
+    shown_nowhere(capfd, own_folder, "note.txt")
+
+
+@pytest.mark.slow
+def test_a_sweep_keeps_no_password(own_folder, capfd, ended, monkeypatch):
+    monkeypatch.setenv("PLACE", other := "0th3r-W0rd")
+    words = [word for word in SMALL if "hydra" not in word]
+    command = [
+        sys.executable,
+        "-m",
+        "runner",
+        "-m",
+        *words,
+        "seed=1,2",
+        f"tracking.uri='{STORE}/${{oc.env:PLACE}}'",
+        "tracking.grace_seconds=0",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr and other not in done.stdout + done.stderr
+    assert "/<oc.env:PLACE>" in done.stdout
+    assert files_with(other, own_folder) == []
+    shown_nowhere(capfd, own_folder)
+
+
+def test_what_is_written_down_by_hand(monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    cfg = OmegaConf.create(
+        {
+            "tracking": {"uri": "http://me:it's@a\\b@host"},
+            "data": {
+                "url": "s3://me:word@there",
+                "ref": "s3://me:${oc.env:HOME}@there",
+                "list": [
+                    "x://a:b@c,x://a:${oc.env:HOME}@c",
+                    "x://${oc.env:HOME}:${oc.env:HOME}@c",
+                    "x://${oc.env:HOME}:b@c",
+                ],
+            },
+            "same": "${data.url}",
+            "home": "${oc.env:HOME}",
+        }
+    )
+    kept = secrets.kept(cfg)
+    assert kept.tracking.uri == "http://me:***@host"
+    assert OmegaConf.to_container(kept)["data"] == {
+        "url": "s3://me:***@there",
+        "ref": "s3://me:${oc.env:HOME}@there",
+        "list": [
+            "x://a:***@c,x://a:${oc.env:HOME}@c",
+            "x://${oc.env:HOME}:${oc.env:HOME}@c",
+            "x://${oc.env:HOME}:***@c",
+        ],
+    }
+    found = secrets.shown(cfg)
+    assert (found["same"], found["home"]) == ("s3://me:***@there", "<oc.env:HOME>")
+    assert found["data"]["ref"] == "s3://me:<oc.env:HOME>@there"
+    assert secrets.filled_in(found)["home"] == os.environ["HOME"] == cfg.home
+
+
+def test_a_lost_password_of_the_data_is_asked_for():
+    cfg = OmegaConf.create({"data": {"_target_": "x", "url": "s3://me:***@there"}})
+    assert any(fault.write == "data.url=s3://me:PASSWORD@there" for fault in faults(cfg))
+
+
+def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):
+    with pytest.raises(KeyError):
+        secrets.filled_in({"token": "<oc.env:NOT_THERE>"})
+    with Journal(own_folder) as journal:
+        journal.event("note", text="")  # a folder of a run is no place for secrets, and reads as before
+    assert files_with(SECRET, own_folder) == []

@@ -1,0 +1,210 @@
+"""Runs that start their own processes: asked to end, killed, started again, gone on with by another number of them."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from waiting import LONGEST
+
+from runner import run
+from runner.errors import RunnerError
+from runner.tracking.journal_reader import read_series
+from runner.version import PACKAGES
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
+
+#: a model whose process dies once at a step, or whose steps take their time once it is there, as files in the folder say
+NET = """
+import os, signal, time
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        self.steps = 0
+
+    def forward(self, inputs):
+        self.steps += self.training
+        if self.training and self.steps == 10:
+            if Path("die").exists() and os.environ["RANK"] == "1":
+                Path("die").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            Path("there").touch()
+        if self.training and self.steps >= 10 and Path("slow").exists():
+            time.sleep(0.05)
+        return self.layers(inputs)
+"""
+WORDS = ("model=net", "data=digits", "device=cpu", "train.num_epochs=4", "train.checkpoint_every_steps=4")
+UNTRACKED = ("tracking.enabled=false",)
+NUM_STEPS = 48
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGES), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def write_model(folder):
+    (folder / "my_models.py").write_text(NET)
+    (folder / "conf" / "model").mkdir(parents=True)
+    (folder / "conf" / "model" / "net.yaml").write_text("_target_: my_models.Net\n")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a run of one process comes to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_model(folder)
+    command = [sys.executable, "-m", "runner", *WORDS, *UNTRACKED, "hydra.run.dir=run"]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST)
+    assert done.returncode == 0, done.stderr
+    return read_series(folder / "run")
+
+
+@pytest.fixture
+def person(own_folder):
+    write_model(own_folder)
+    return own_folder
+
+
+@pytest.fixture
+def start(person):
+    """Starts the command line; whatever is left of it is ended with the test."""
+    started = []
+
+    def start(*words, module=("runner",)):
+        command = [sys.executable, "-m", *module, *words]
+        process = subprocess.Popen(
+            command, cwd=person, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in [*started, *members(person)]:
+        if psutil.pid_exists(process.pid):
+            process.kill()
+    for process in started:
+        process.communicate()
+
+
+def members(folder):
+    """The processes that train in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                "runner.experiment.rank" in process.cmdline()
+                and process.cwd() == str(folder)
+                and process.status() != "zombie"
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition, seconds=LONGEST):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def summary(folder="run"):
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def assert_same_curves(expected, found):
+    for name in ("train/loss", "train/accuracy", "val/loss", "test/loss"):
+        assert found[name][0].tolist() == expected[name][0].tolist(), name
+        np.testing.assert_allclose(found[name][2], expected[name][2], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_sigterm_reaches_all_and_another_number_of_processes_goes_on(start, person, undisturbed, strategy):
+    (person / "slow").touch()
+    first = start(*WORDS, "train.num_processes=2", f"placement.strategy={strategy}", "hydra.run.dir=run")
+    wait_for((person / "there").exists)
+    first.send_signal(signal.SIGTERM)
+    told, _ = first.communicate(timeout=LONGEST)
+    assert first.returncode == 143, told
+    assert summary()["status"] == "killed" and 10 <= summary()["num_steps"] < NUM_STEPS
+    assert summary()["num_processes"] == 2 and not members(person)
+    (person / "slow").unlink()
+
+    second = start("resume", "run", "train.num_processes=1")
+    told, _ = second.communicate(timeout=LONGEST)
+    assert second.returncode == 0, told
+    assert (summary()["status"], summary()["num_processes"]) == ("finished", 1)
+    assert_same_curves(undisturbed, read_series(person / "run"))
+    with sqlite3.connect(person / "mlflow.db") as store:
+        points = Counter(store.execute("select key, step from metrics where key like 'train/%'").fetchall())
+        statuses = store.execute("select status from runs").fetchall()
+    assert {points[("train/loss", step)] for step in range(1, NUM_STEPS + 1)} == {1} and set(points.values()) == {1}
+    assert statuses == [("FINISHED",)]
+
+
+def test_a_killed_process_ends_the_run_and_says_so(start, person):
+    (person / "die").touch()
+    process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "hydra.run.dir=run")
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 1, told
+    assert (summary()["status"], summary()["error"]) == ("failed", "process 1 was ended by SIGKILL")
+    assert "process 1 was ended by SIGKILL" in told and not members(person)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_processes_start_again_from_the_last_checkpoint(start, person, undisturbed, strategy):
+    (person / "die").touch()
+    words = (f"placement.strategy={strategy}", "train.num_processes=2", "train.max_restarts=1", "hydra.run.dir=run")
+    process = start(*WORDS, *UNTRACKED, *words)
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 0, told
+    assert summary()["status"] == "finished" and not (person / "die").exists()
+    assert_same_curves(undisturbed, read_series(person / "run"))
+
+
+def test_nobody_outlives_a_killed_parent_and_what_was_trained_is_kept(start, person):
+    (person / "slow").touch()
+    process = start(*WORDS, *UNTRACKED, "train.num_epochs=400", "train.num_processes=2", "hydra.run.dir=run")
+    wait_for((person / "there").exists)
+    assert len(members(person)) == 2
+    process.kill()
+    wait_for(lambda: not members(person))
+    assert summary()["status"] == "killed" and (person / "run" / "checkpoints" / "last.pt").exists()
+
+
+def test_what_parts_do_not_go_with_is_told_at_once(person):
+    asked = ("train.compile=true", "train.precision=fp16", "placement.init=device", "backends.cpu.channels_last=true")
+    with pytest.raises(RunnerError) as caught:
+        run([*WORDS, *UNTRACKED, *asked, "placement.strategy=fsdp", "train.num_processes=2"], folder=person / "run")
+    for words in asked:
+        assert any(f"placement.strategy=fsdp {words}" in fault.asked for fault in caught.value.faults)
+
+
+def test_a_mistake_is_told_once_and_leaves_nothing(person, capfd):
+    words = ["data=table", "data.path=none.csv", "data.target=x", "model=mlp", "device=cpu", *UNTRACKED]
+    with pytest.raises(RunnerError) as caught:
+        run([*words, "train.num_processes=2"], folder=person / "run")
+    (fault,) = caught.value.faults
+    assert fault.asked == "data.path=none.csv"
+    assert capfd.readouterr().err == "" and not (person / "run" / "ranks").exists()
+
+
+def test_under_torchrun_the_first_process_speaks(start, person, undisturbed):
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m", "runner")
+    process = start(*WORDS, *UNTRACKED, module=torchrun)
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 0, told
+    (folder,) = (person / "outputs").glob("*/*")
+    assert told.count("status  finished") == 1 and told.count("folder: ") == 1
+    assert summary(folder)["num_processes"] == 2 and not (folder / "ranks").exists()
+    assert_same_curves(undisturbed, read_series(folder))

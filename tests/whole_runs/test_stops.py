@@ -1,0 +1,144 @@
+"""A run that is killed after any of its steps, or again and again, ends as the one that nobody disturbed: to the bit."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import seeded
+import torch
+from stops import NUM_KILLS
+
+from runner.tracking.journal import read_points
+from runner.tracking.mlflow_store import open_store
+from runner.tracking.sync import sync
+from runner.version import PACKAGES
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forked")]
+
+WORDS = (
+    "device=cpu",
+    "model=mlp",
+    "model.hidden_sizes=[16]",
+    "model.dropout=0.2",
+    "scheduler=cosine",
+    "data.limit=340",
+    "train.num_epochs=3",
+    "train.batch_size=8",
+    "train.accumulate_steps=2",
+    "train.clip_grad_norm=1.0",
+    "train.ema_decay=0.9",
+    "train.early_stopping.patience=2",
+    "metrics.pull_every=6",
+    "metrics.every=2",
+    "tracking.enabled=false",
+    "task.plots=false",
+    "tracking.log_model=false",
+)
+
+
+def stopped(folder, mode, *words):
+    """Runs stops.py; the number that it prints."""
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "support" / "stops.py"),
+        str(folder),
+        mode,
+        *WORDS,
+        *words,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def digest(value) -> str:
+    """SHA-256 of everything in a state, tensors by their bytes."""
+    found = hashlib.sha256()
+
+    def add(item):
+        if isinstance(item, torch.Tensor):
+            found.update(repr((item.dtype, tuple(item.shape))).encode() + item.contiguous().numpy().tobytes())
+        elif isinstance(item, dict):
+            for key, inner in item.items():
+                found.update(repr(key).encode())
+                add(inner)
+        elif isinstance(item, list | tuple):
+            for inner in item:
+                add(inner)
+        else:
+            found.update(repr(item).encode())
+
+    add(value)
+    return found.hexdigest()
+
+
+def outcome(folder):
+    """What must not depend on where the run was stopped: all of its last state but the seconds, its best, its points."""
+    states = {}
+    for name in ("last", "best"):
+        state = torch.load(folder / "checkpoints" / f"{name}.pt", weights_only=True)
+        states |= {f"{name} {key}": digest(value) for key, value in state.items() if key != "seconds"}
+    return states | values(read_points(folder))
+
+
+def values(points):
+    return {name: [tuple(row) for row in rows] for name, rows in points.items() if not name.startswith("speed/")}
+
+
+def in_mlflow(folders, store):
+    """By folder, {name: [(step, value)]} of its run, after a sync; a value that came twice is there twice."""
+    client = open_store(store)
+    found = {}
+    for folder in folders:
+        ack = sync(folder, store)
+        assert ack.is_complete, ack.error
+        run = client.get_run(ack.run_id)
+        assert run.info.status == "FINISHED"
+        names = [name for name in run.data.metrics if not name.startswith(("speed/", "system/"))]
+        histories = {name: client.get_metric_history(ack.run_id, name) for name in names}
+        found[folder] = {
+            name: sorted((point.step, point.value) for point in points) for name, points in histories.items()
+        }
+    return found
+
+
+#: where the rows lie, and each how many steps a checkpoint: one of both with each commit, FUZZ_EXAMPLES=1 takes both
+KINDS = [("device", 4), ("stream", 1)]
+
+
+@pytest.mark.parametrize(
+    ("residency", "every"), KINDS if seeded.NUM_EXAMPLES else random.Random(seeded.SEED).sample(KINDS, 1)
+)
+def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(residency, every, tmp_path):
+    num_stops = stopped(tmp_path, "each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
+    assert num_stops == 50
+    expected = outcome(tmp_path / "whole")
+    assert {name.partition("/")[0] for name in expected} >= {"train", "val", "test", "last model", "last optimizer"}
+    folders = [tmp_path / str(number) for number in range(1, num_stops + 1)]
+    assert [folder.name for folder in folders if outcome(folder) != expected] == []
+    sent = [folders[0], *random.Random(seeded.SEED).sample(folders[1:-1], 3), folders[-1]]
+    tracked = in_mlflow([tmp_path / "whole", *sent], f"sqlite:///{tmp_path}/runs.db")
+    whole = tracked.pop(tmp_path / "whole")
+    assert whole == values(read_points(tmp_path / "whole"))
+    assert [folder.name for folder, points in tracked.items() if points != whole] == []
+
+
+def test_runs_that_are_killed_again_and_again_at_random_moments_end_the_same(tmp_path):
+    words = [
+        "train.checkpoint_every_steps=4",
+        "train.num_epochs=60",
+        "train.early_stopping.patience=null",
+        "data.residency=stream",
+    ]
+    assert stopped(tmp_path, "random", *words) >= NUM_KILLS
+    expected = outcome(tmp_path / "whole")
+    folders = sorted(tmp_path.glob("run*"))
+    assert [folder.name for folder in folders if outcome(folder) != expected] == []
+    tracked = in_mlflow([tmp_path / "whole", *folders], f"sqlite:///{tmp_path}/runs.db")
+    whole = tracked.pop(tmp_path / "whole")
+    assert [folder.name for folder, points in tracked.items() if points != whole] == []

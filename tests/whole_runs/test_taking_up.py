@@ -1,0 +1,165 @@
+"""A run that was stopped, and is run again in its folder, ends as if it had never stopped: to the bit."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runner.config import compose
+from runner.experiment import run
+from runner.tracking.journal import read_points
+from runner.tracking.journal_reader import read_events
+from runner.version import PACKAGES
+
+WORDS = {
+    "plain": ["model=mlp", "model.hidden_sizes=[16]"],
+    "everything": [
+        "model=mlp",
+        "model.hidden_sizes=[16]",
+        "model.dropout=0.2",
+        "scheduler=cosine",
+        "train.ema_decay=0.9",
+        "train.accumulate_steps=2",
+        "train.clip_grad_norm=1.0",
+        "metrics.every=4",
+    ],
+    "plateau": [
+        "model=mlp",
+        "model.hidden_sizes=[16]",
+        "scheduler=plateau",
+        "scheduler.patience=0",
+        "+scheduler.threshold=0.9",
+    ],
+    "streamed": ["model=cnn", "data.residency=stream", "data.limit=1500"],
+}
+COMMON = ["tracking.enabled=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
+
+
+def composed(words, folder):
+    with compose.hydra_session(["runner"]):
+        cfg = compose.composer([])([*COMMON, *words, f"hydra.run.dir={folder}"])
+    del cfg.hydra
+    cfg.data.name = "digits"
+    return cfg
+
+
+def train(words, folder):
+    return run.run(composed(words, folder), Path(folder))
+
+
+def final(folder):
+    """Everything that must not depend on whether the run was stopped on its way."""
+    state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+    points = {name: rows for name, rows in read_points(folder).items() if not name.startswith("speed/")}
+    return points, state["model"], state["average"], state["optimizer"], state["schedule"]
+
+
+def assert_same(one, other):
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("case", WORDS)
+@pytest.mark.parametrize("stop_at", [5, 11])
+def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monkeypatch):
+    whole = train(WORDS[case], "whole")
+    steps = [0]
+    from runner.training import loop
+
+    original = loop._is_due
+
+    def stop_in_the_middle(limits, step, seconds):
+        steps[0] += 1
+        if steps[0] == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(limits, step, seconds)
+
+    monkeypatch.setattr(loop, "_is_due", stop_in_the_middle)
+    first = train(WORDS[case], "parts")
+    assert first["status"] == "killed" and 0 < first["num_steps"] < whole["num_steps"]
+    second = train(WORDS[case], "parts")
+    assert second["status"] == "finished"
+    for one, other in zip(final(own_folder / "whole"), final(own_folder / "parts"), strict=True):
+        assert_same(one, other)
+    metrics = [{k: v for k, v in found["metrics"].items() if "speed" not in k} for found in (whole, second)]
+    assert metrics[0] == metrics[1]
+    assert whole["best"] == second["best"] and whole["num_samples"] == second["num_samples"]
+    assert whole["host_reads"]["points"] == second["host_reads"]["points"]
+
+
+def test_steps_after_the_checkpoint_are_not_written_twice(own_folder):
+    """As after a SIGKILL: the journal has steps that the checkpoint has not."""
+    words = [*WORDS["plain"], "train.checkpoint_every_steps=10"]
+    train(words, "whole")
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import cli; from runner.experiment import reporter\n"
+        "take = reporter.Reporter.window\n"
+        "def die_later(self, window):\n"
+        "    take(self, window)\n"
+        "    self.settle()\n"
+        "    if window.steps[-1] >= 24: os.kill(os.getpid(), 9)\n"
+        "reporter.Reporter.window = die_later\n"
+        "cli.main(sys.argv[2:])"
+    )
+    command = [sys.executable, "-c", script, str(PACKAGES), *COMMON, *words, "hydra.run.dir=parts"]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    kept = torch.load("parts/checkpoints/last.pt", weights_only=True)["step"]
+    journaled = len(read_points(Path("parts"))["train/loss"])
+    assert kept < journaled < len(read_points(Path("whole"))["train/loss"])
+    train(words, "parts")
+    for one, other in zip(final(own_folder / "whole"), final(own_folder / "parts"), strict=True):
+        assert_same(one, other)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_the_same_id(own_folder):
+    words = WORDS["plain"]
+    train(words, "run")
+    shutil.rmtree("run/checkpoints")
+    Path("run/summary.json").unlink()
+    before = read_points(Path("run"))
+    assert train(words, "run")["status"] == "finished"
+    assert read_points(Path("run")) == before
+    starts = [event["uid"] for event in read_events(Path("run")) if event["kind"] == "start"]
+    assert len(starts) == 2 and len(set(starts)) == 1
+
+
+def test_a_finished_run_that_is_run_again_only_tests_again(own_folder):
+    first = train(WORDS["plain"], "run")
+    second = train(WORDS["plain"], "run")
+    assert second["num_steps"] == first["num_steps"] and second["metrics"].items() >= {
+        ("test/accuracy", first["metrics"]["test/accuracy"])
+    }
+    assert second["seconds"]["train"] >= first["seconds"]["train"]
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "finished"
+
+
+def test_generators_of_every_kind_go_on_where_they_stood():
+    import random
+
+    from runner.device import backends
+
+    cpu = torch.device("cpu")
+    backends.seed_everything(3)
+    random.gauss(0, 1), np.random.normal(), torch.randn(3)
+    states = backends.generator_states(cpu)
+    expected = random.gauss(0, 1), np.random.normal(), torch.randn(3).tolist()
+    backends.seed_everything(4)
+    backends.set_generator_states(states, cpu)
+    assert (random.gauss(0, 1), np.random.normal(), torch.randn(3).tolist()) == expected
