@@ -1,4 +1,4 @@
-"""Run folders go in; their pages in MLflow come out: `python -m runner.tracking.__main__ FOLDER`, beside a training or a sweep."""
+"""Run folders go in; their pages in MLflow come out: `python -m runner.tracking FOLDER`, beside a training or a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from runner.tracking.publisher import GRACE
 from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Uploader
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 def main(argv: list[str]) -> int:

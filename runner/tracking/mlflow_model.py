@@ -30,9 +30,9 @@ GRAPH = "journal/exported"  # in a run's folder, until the store has it
 NO_MODELS = (
     "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
 )
-RECORD_TAG = "runner.experiment.run_record"  # which record of the journal the model came from
+RECORD_TAG = "runner.record"  # which record of the journal the model came from
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 def publish_model(

@@ -28,7 +28,7 @@ ROWS = "rows.npz"
 ABOUT = "about.json"
 TRIED_ROWS = (1, 2, 7)  # an exported model must take any number
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirements: list[str]) -> bool:

@@ -21,7 +21,7 @@ LONGEST_REST_SECONDS = 2.0  # one slow call must not silence it for long
 NEWS = b"\n"
 FOLLOW, GONE = "follow", "gone"
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 def word(kind: str, folder: Path) -> bytes:

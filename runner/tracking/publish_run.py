@@ -21,7 +21,7 @@ POSTPONED_SECONDS = 30.0
 PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
 LOCKED_SECONDS = 0.2  # from one try for the lock to the next
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 class Went(enum.Enum):

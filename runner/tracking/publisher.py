@@ -29,7 +29,7 @@ STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not wai
 
 
 class Publisher:
-    """The training's side of `python -m runner.tracking.__main__`: starts it, wakes it, waits for it.
+    """The training's side of `python -m runner.tracking`: starts it, wakes it, waits for it.
 
     A sweep has one for all of its jobs: it follows the sweep's own journal and, from follow() on, that of each job.
     Importing MLflow takes 2 to 4 s of a core, and the writers of one sqlite file wait for each other. Any thread may call.
@@ -65,7 +65,7 @@ class Publisher:
             with log_path.open("ab") as log:
                 # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking.__main__", str(folder)],
+                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", str(folder)],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,

@@ -15,7 +15,7 @@ SHORTEST_SECONDS = (
 )
 MOST_WAITING = 10_000  # points that an outage may hold back; older ones are dropped
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 class Machine:

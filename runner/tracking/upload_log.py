@@ -16,7 +16,7 @@ from runner.tracking.mlflow_store import explain
 
 REJECTED = "journal/rejected.jsonl"  # in a run's folder
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 class Progress:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
 
-log = logging.getLogger("runner.tracking.__main__")
+log = logging.getLogger("runner.tracking")
 
 
 class Uploader:

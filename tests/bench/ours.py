@@ -173,7 +173,7 @@ def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
 
 def _publisher(pid: int) -> psutil.Process | None:
     found = psutil.Process(pid).children()
-    return next((child for child in found if "runner.tracking.__main__" in child.cmdline()), None)
+    return next((child for child in found if "runner.tracking" in child.cmdline()), None)
 
 
 def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:

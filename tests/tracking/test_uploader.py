@@ -447,7 +447,7 @@ def test_an_outage_holds_everything_and_loses_nothing(folder, journal, write, ur
     def cut(*args, **more):
         raise ConnectionError("the line was cut")
 
-    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING, "runner.tracking.__main__"):
+    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING, "runner.tracking"):
         outage.setattr(type(client), "log_batch", cut)
         for _ in range(3):
             assert not uploader.attempt()
