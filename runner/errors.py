@@ -84,3 +84,7 @@ def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[s
 
 def _hang(text: str) -> str:
     return text.strip().replace("\n", "\n" + " " * 9)
+
+
+class DeletedError(OSError):
+    """Somebody has deleted the journal; it was written once more, for what follows."""

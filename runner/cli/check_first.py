@@ -19,15 +19,15 @@ from runner.config.importing import loading
 from runner.config.trust import RERUN
 from runner.errors import Fault, RunnerError, report
 from runner.experiment import claim
+from runner.experiment.given import Checked
 
 
-def check(cfg: DictConfig) -> None:
-    """Raises a RunnerError with everything that is wrong with a composed configuration."""
+def check(cfg: DictConfig) -> Checked:
+    """The machine and the run's device. Raises: RunnerError with everything that is wrong with the configuration."""
     with loading():
-        from runner.experiment import build  # torch
-    from runner.device import probe
+        from runner.experiment.check import check_here  # torch
 
-    build.check(cfg, probe())
+    return check_here(cfg)
 
 
 def check_place(folder: Path, *, key: str) -> None:
@@ -104,11 +104,12 @@ class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     folder: Path | None = None  # of the run that has begun last
+    checked: Checked | None = None  # its machine and its device
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             check_hydra(config.hydra)
-            check(config)
+            CheckFirst.checked = check(config)
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
             check_place(folder, key="hydra.run.dir")
             name_data(config, config.hydra)

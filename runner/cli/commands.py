@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from runner.cli import unexpected
 from runner.cli.arguments import MULTIRUN, sorted_words
-from runner.cli.check_first import check
+from runner.cli.check_first import CheckFirst, check
 from runner.cli.train import train, train_composed
 from runner.config import override_errors, validate
 from runner.config.compose import (
@@ -50,10 +50,11 @@ def resume(words: list[str]) -> int:
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
             return 0
         with loading():
+            from runner.experiment.given import Given
             from runner.experiment.run import run as run_experiment
 
         with logging_to(folder), unexpected.noting(folder):
-            done = run_experiment(cfg, folder, owns_process=True)
+            done = run_experiment(cfg, folder, given=Given(owns_process=True))
     return int(done["exit_code"] or done["status"] == "failed")
 
 
@@ -70,7 +71,9 @@ def reproduce(words: list[str]) -> int:
     with repeating.original(wanted, overrides, trusted="--trust" in words) as original:
 
         def run_again(cfg: DictConfig, folder: Path) -> dict[str, Any]:
-            summary, is_same = repeating.repeat(original, cfg, folder, anyway="--anyway" in words)
+            summary, is_same = repeating.repeat(
+                original, cfg, folder, checked=CheckFirst.checked, anyway="--anyway" in words
+            )
             agreed.append(is_same)
             return summary
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +83,15 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
     def job(cfg: DictConfig) -> None:
         composed.append(True)
         with loading():
+            from runner.experiment.given import Given
             from runner.experiment.run import run as run_experiment  # torch: not on the way to --help
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             with unexpected.noting(folder):
-                summary = (run_one or partial(run_experiment, owns_process=True))(cfg, folder)
+                given = Given(checked=CheckFirst.checked, owns_process=True)
+                summary = run_one(cfg, folder) if run_one else run_experiment(cfg, folder, given=given)
         except KeyboardInterrupt:  # before the training began
             claim.leave_nothing(folder)
             raise
@@ -104,7 +105,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
-    CheckFirst.folder = None
+    CheckFirst.folder = CheckFirst.checked = None
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()

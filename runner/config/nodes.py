@@ -9,9 +9,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from runner.config import validate
-from runner.config.instantiate import PREPARED, argument_names
+from runner.config.instantiate import argument_names
 from runner.config.schema import Model, Optimizer
-from runner.data.source import Around
 from runner.errors import Fault, RunnerError
 
 #: what every model and every optimizer has beside its target's arguments, as conf/base.yaml has it: a target with an
@@ -43,14 +42,6 @@ def parted(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, An
     taken = set(usual) & argument_names(node) if usual else set()
     own = {name: value for name, value in node.items() if name not in usual or (name in taken and value != usual[name])}
     return own, {name: node.get(name, value) for name, value in usual.items() if name not in taken}
-
-
-def surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
-    """The model's node, with what the data needs around it."""
-    if around.before is None and around.after is None:
-        return node
-    parts = {"before": around.before, "model": node, "after": around.after}
-    return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}
 
 
 def fill_facts(cfg: DictConfig, facts: dict[str, Any]) -> None:

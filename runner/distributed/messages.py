@@ -23,7 +23,7 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
-class Given:
+class Handover:
     """What the launching process hands on besides the configuration; plain values, no password among them."""
 
     parent: int  # its process
@@ -43,7 +43,7 @@ class LastWords:
     faults: list[dict[str, str]] = field(default_factory=list)  # a person's mistakes
 
 
-def give(folder: Path, rerun: str, given: Given) -> Path:
+def give(folder: Path, rerun: str, given: Handover) -> Path:
     """Lays down what launched processes start from, and takes away what those of an earlier time have left."""
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
@@ -54,8 +54,8 @@ def give(folder: Path, rerun: str, given: Given) -> Path:
     return place
 
 
-def given_in(folder: Path) -> Given:
-    return Given(**json.loads((folder / FOLDER / GIVEN).read_text()))
+def given_in(folder: Path) -> Handover:
+    return Handover(**json.loads((folder / FOLDER / GIVEN).read_text()))
 
 
 def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:

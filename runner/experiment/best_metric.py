@@ -10,9 +10,7 @@ from runner.config import validate
 from runner.errors import Fault, nearest
 from runner.tasks.metric_names import is_of_a_class, is_rising, metrics_of
 from runner.tasks.torchmetrics import SHORT
-from runner.training.loop import Best
-
-KEY = "train.early_stopping.metric"
+from runner.training.progress import KEY, Best, missing_metric, what_to_write
 
 
 def best_of(cfg: DictConfig) -> Best:
@@ -32,24 +30,13 @@ def metric_faults(cfg: DictConfig) -> list[Fault]:
     if split != "val" or not leaf:
         so = "an epoch is judged by what the validation split is measured by, val/..."
         hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
-        return [Fault(f"{KEY}={metric}", so, _write([*hits, *nearest(metric, _of_val(measured or ("loss",)))]))]
+        return [Fault(f"{KEY}={metric}", so, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))]))]
     if measured is None or leaf in measured or is_of_a_class(leaf, task):
         return []
-    fault = missing(metric, _of_val(measured))
+    fault = missing_metric(metric, _of_val(measured))
     asks = f"task.metrics=[{leaf}] beside it, or " if any(leaf in names for names in SHORT.values()) else ""
     return [Fault(fault.asked, fault.so, asks + fault.write)]
 
 
-def missing(metric: str, measured: Iterable[str]) -> Fault:
-    """A metric that is not among those of the validation split."""
-    names = list(measured)
-    so = f"the validation split has no {metric}; it has {', '.join(names)}"
-    return Fault(f"{KEY}={metric}", so, _write(nearest(metric, names) or names))
-
-
 def _of_val(names: Iterable[str]) -> list[str]:
     return [f"val/{name}" for name in names]
-
-
-def _write(hits: list[str]) -> str:
-    return " or ".join(f"{KEY}={hit}" for hit in [*dict.fromkeys(hits or ["val/loss"])][:3])

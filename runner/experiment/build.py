@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,33 +13,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Subset
 
 from runner.config import secrets, validate
-from runner.config.instantiate import build
-from runner.config.instantiate import faults as target_faults
-from runner.config.nodes import SHARED, fill_facts, leave_out_unknown_facts, parted, resolved, surrounded
-from runner.config.schema import PRECISIONS
+from runner.config.instantiate import PREPARED, build
+from runner.config.nodes import fill_facts, leave_out_unknown_facts, parted, resolved
 from runner.data.loading.batch_transform import Finished
 from runner.data.loading.loaders import Batches, load
 from runner.data.source import Around, Source, as_source
 from runner.data.split import Splits, split
-from runner.device import Choice, Hardware, backends, check_precision, choose
+from runner.device import backends
 from runner.device.placement import place, tensors
 from runner.errors import Fault, RunnerError
-from runner.experiment.best_metric import best_of, metric_faults
-from runner.experiment.build_optimizer import optimizer_of, rehearsed, schedule_of
+from runner.experiment.best_metric import best_of
+from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import trains_nothing
-from runner.tasks.task import Task
 from runner.training.cpu_threads import flops_a_product, threads_worth
-from runner.training.loop import Best, Limits
 from runner.training.optimizer import AveragedWeights, freeze, wants_metric
+from runner.training.parts import Parts
+from runner.training.progress import Best
+from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
@@ -55,50 +52,6 @@ OPTIONAL_FACTS = {
 }
 
 
-#: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
-REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the loop works with. Everything lies on `device`."""
-
-    device: torch.device
-    source: Source
-    splits: Splits
-    residency: str  # where the data lies and why, in words
-    train: Batches
-    val: Batches | None
-    test: Batches | None
-    model: nn.Module
-    weights: str  # what it starts from, in words; empty: drawn from the seed
-    layout: str  # how its weights lie in memory, in words; empty: as torch makes them
-    task: Task
-    card: Card
-    optimizer: Optimizer
-    schedule: LRScheduler | None
-    average: AveragedWeights | None
-    precision: backends.Precision
-    limits: Limits
-    best: Best
-    shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
-    threads: str = ""  # that compute on the CPU, in words, where the work decides it
-
-    @property
-    def kept_model(self) -> nn.Module:
-        """The model that is evaluated and kept: the averaged weights, where there are any."""
-        return self.average.model if self.average else self.model
-
-    @property
-    def falls_by_metric(self) -> bool:
-        """Whether the schedule is stepped at the ends of epochs, with the metric that they are judged by."""
-        return self.schedule is not None and wants_metric(self.schedule)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-
 @dataclass(frozen=True)
 class Data:
     """The data as the loop takes it, before there is a model."""
@@ -107,37 +60,6 @@ class Data:
     splits: Splits
     residency: str
     loaders: dict[str, Batches]  # by split
-
-
-def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
-    """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
-
-    hardware: None for a sweep's job on a machine that nobody sees from here.
-    choice: the device, where a sweep has chosen it already.
-    Raises: RunnerError with every fault.
-    """
-    found = validate.faults(cfg)
-    try:
-        if choice is None and hardware is not None:
-            choice = choose(validate.value(cfg, "device"), hardware)
-        precision = validate.value(cfg, "train.precision")
-        if precision in PRECISIONS and hardware is not None and choice is not None:
-            check_precision(precision, choice.here, hardware)
-    except RunnerError as error:
-        found += error.faults
-    for key in validate.BUILT:
-        if OmegaConf.is_dict(validate.value(cfg, key)):
-            node, shared = parted(validate.target_node(cfg, key), key)
-            found += target_faults(node, key=key)
-            if key in SHARED:
-                schema, usual = SHARED[key]
-                found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
-    found += metric_faults(cfg) + _not_together(cfg, choice)
-    if not any(REHEARSED.search(fault.asked) for fault in found):
-        found += rehearsed(cfg, mode=best_of(cfg).mode)
-    if found or choice is None:
-        raise RunnerError(*found)
-    return choice
 
 
 def prepare(
@@ -371,31 +293,9 @@ def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
     return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
 
 
-def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    """Settings that are right each by itself."""
-    found = []
-    if validate.value(cfg, "train.cuda_graph") is True:
-        found += _not_captured(cfg, choice)
-    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
-        so = "the guard watches operations one by one, and a compiled step has none"
-        found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
-    return found
-
-
-def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    """What a CUDA graph does not go with."""
-    asked, found = "train.cuda_graph=true", []
-    if choice is not None and not choice.device.startswith("cuda"):
-        so = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
-        found.append(Fault(asked, so, "train.compile=true, or device=cuda"))
-    for setting, value, so, write in (
-        ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
-        ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
-        ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
-        ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
-        ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
-    ):
-        if validate.value(cfg, setting) == value:
-            words = "true" if value is True else value
-            found.append(Fault(f"{asked} {setting}={words}", so, write))
-    return found
+def surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
+    """The model's node, with what the data needs around it."""
+    if around.before is None and around.after is None:
+        return node
+    parts = {"before": around.before, "model": node, "after": around.after}
+    return {"_target_": PREPARED, **{name: part for name, part in parts.items() if part is not None}}

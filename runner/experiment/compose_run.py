@@ -8,9 +8,9 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from runner.cli.check_first import check
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, name_data
+from runner.experiment.check import check_here
 
 
 def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig, Path]:
@@ -27,7 +27,7 @@ def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig
             name_data(cfg)
             del cfg.hydra
         except Exception as error:
-            raise override_errors.explain(error, list(overrides), compose=compose, check=check) from None
+            raise override_errors.explain(error, list(overrides), compose=compose, check=check_here) from None
     return cfg, folder
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from runner.config.settings import Settings
+from runner.config.validate import without_password
+from runner.data.balance import balance
 from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal
+from runner.experiment.terminal import Terminal, short
+from runner.tracking import stores
 from runner.training.metric_buffer import Window
+from runner.training.parts import Parts
 
 log = logging.getLogger("runner")
 
@@ -131,4 +138,34 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
             f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "
             f"{summary['samples_per_second']:,.0f} samples/s"
         )
+    return rows
+
+
+def parts_in_words(settings: Settings, parts: Parts) -> list[str]:
+    """What was built, in lines for a person: data, model, and what it starts from."""
+    sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
+    lines = [f"data:   {parts.source.name}, rows: {sizes}; {parts.residency}"]
+    lines += [f"data:   {note}" for note in filter(None, (*parts.source.notes, balance(parts.source)))]
+    precision = settings.train.precision
+    words = (settings.model, f"{parts.num_parameters:,} parameters", precision, parts.layout, parts.threads)
+    lines.append(f"model:  {', '.join(word for word in words if word)}")
+    if parts.weights:
+        lines.append(f"starts: {parts.weights}")
+    return lines
+
+
+def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Where the run is to be seen, and the commands that go on from it, by their headings."""
+    rows, command_folder = {}, shlex.quote(short(folder))
+    tracking = settings.tracking
+    if tracking.enabled:
+        uri = without_password(tracking.uri)
+        rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
+        pending = summary["tracker"]["points_pending"]
+        words = f"sync {command_folder}" if pending or not summary["run_id"] else "ui"
+        rows["next"] = f"python -m runner {words} {stores.words_for(tracking.uri)}".rstrip()
+    if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
+        rows["next"] = f"python -m runner resume {command_folder}"
+    if (folder / "rerun.yaml").exists():
+        rows["again"] = f"python -m runner -cd {command_folder} -cn rerun seed=1"
     return rows

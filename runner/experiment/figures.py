@@ -13,32 +13,32 @@ from runner.config import secrets
 from runner.config.importing import loading
 from runner.config.instantiate import build
 from runner.device.placement import place
-from runner.experiment.build import Parts
 from runner.experiment.plots.collect import collect
 from runner.experiment.plots.curves import draw_curves
 from runner.experiment.plots.draw import draw_results
-from runner.experiment.run_record import Record
 from runner.models.generate import sample
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting
 from runner.tracking.journal_reader import read_points
 from runner.training import checkpoint
+from runner.training.parts import Parts
+from runner.training.result import Result
 
 Say = Callable[[str], None]
 
 
-def illustrate(parts: Parts, record: Record, folder: Path, *, of: str, say: Say) -> list[Path]:
+def illustrate(parts: Parts, result: Result, folder: Path, *, of: str, say: Say) -> list[Path]:
     """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
 
     What can't be drawn of the predictions is told by `say` and left out. Raises: OSError for curves on a full disk.
     """
     plots, task = folder / "plots", parts.task
-    best = (record.best.metric, record.best.step) if record.best and record.best.value is not None else None
+    best = (result.best.metric, result.best.step) if result.best.value is not None else None
     with loading():
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
     drawn = draw_curves(read_points(folder), plots, title=of, best=best)
-    if record.status != "finished" or not isinstance(task, Predicting):
+    if result.status != "finished" or not isinstance(task, Predicting):
         return drawn
     try:
         parts = _whole(parts, folder)

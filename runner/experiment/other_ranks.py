@@ -6,25 +6,23 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from omegaconf import DictConfig
-from rich.console import Console
 
-from runner.device import Choice, probe
+from runner.config.settings import Settings
+from runner.device import Choice
 from runner.distributed import messages
 from runner.distributed.environment import Place
 from runner.errors import RunnerError
 from runner.experiment import processes
-from runner.experiment.build import check
-from runner.experiment.console import Screen
-from runner.experiment.reporter import Unheard
-from runner.experiment.run_record import Record
+from runner.experiment.check import check_here
+from runner.experiment.given import Given
+from runner.training.fit import fit
+from runner.training.observer import SilentObserver
 from runner.training.signals import Stop, listening
-from runner.training.trainer import Training, train_and_test
 
 
 def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> dict[str, Any]:
@@ -33,29 +31,22 @@ def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> di
     choice: the device, where the process that launched this one has chosen it.
     Raises: RunnerError for what is wrong with the configuration, as the first one does.
     """
-    hardware = probe()
-    chosen = check(cfg, hardware, choice=choice)
-    (own,) = processes.devices_here(cfg, hardware, chosen, place, is_given=choice is not None, has_trial=False)
+    checked = check_here(cfg, choice=choice)
+    (own,) = processes.devices_here(cfg, checked, place, given=Given(choice=choice))
     ranks = processes.joined(place, own)
     folder = Path(ranks.from_first(""))
-    record = Record()
+    settings = Settings.of(cfg)
     with _log(folder / messages.FOLDER / f"{place.rank}.log"):
         try:
             parts = processes.prepare_in_turn(cfg, ranks, torch.device(own.here), folder=folder, place=place)
         except RunnerError as error:
             messages.tell(folder, place.rank, str(error), faults=error.faults)
             raise
-        record.best = parts.best
-        with listening(grace_seconds=cfg.train.grace_seconds, end_now=_end_now) as stop:
-            screen = Screen(Console(file=StringIO()))
-            reporter = Unheard()
-            training = Training(
-                cfg, parts, record, reporter=reporter, screen=screen, stop=stop, folder=folder, trial=None, ranks=ranks
-            )
-            train_and_test(training)
-    if record.status != "failed":
+        with listening(grace_seconds=settings.train.grace_seconds, end_now=_end_now) as stop:
+            result = fit(parts, settings, folder, observer=SilentObserver(), stop=stop, ranks=ranks)
+    if result.status != "failed":
         ranks.leave()
-    return {"status": record.status, "error": record.error, "ending": record.ending, "exit_code": stop.exit_code}
+    return {"status": result.status, "error": result.error, "ending": result.ending, "exit_code": stop.exit_code}
 
 
 def _end_now(stop: Stop, why: str) -> NoReturn:

@@ -16,18 +16,20 @@ from omegaconf import DictConfig
 from runner.config import validate
 from runner.config.validate import without_password
 from runner.data.loading.order import mixed
-from runner.device import Choice, Hardware, parse
+from runner.device import Choice, parse
 from runner.device.backends import seed_everything
 from runner.device.per_process import backend_of, device_of_process, devices_of_processes
 from runner.distributed import messages
 from runner.distributed.environment import Place, place_of
 from runner.distributed.group import Alone, Ranks, join
 from runner.errors import Fault, RunnerError
-from runner.experiment.build import Parts, prepare
+from runner.experiment.build import prepare
 from runner.experiment.console import Screen
+from runner.experiment.given import Checked, Given
 from runner.experiment.launch import Outcome, launch
-from runner.experiment.run_record import Membership, Repetition
+from runner.experiment.session import rerun_text
 from runner.experiment.summary import FILE, read_summary, write_summary
+from runner.training.parts import Parts
 
 
 def place_here(cfg: DictConfig) -> Place | None:
@@ -41,14 +43,13 @@ def place_here(cfg: DictConfig) -> Place | None:
     return place
 
 
-def devices_here(
-    cfg: DictConfig, hardware: Hardware, choice: Choice, place: Place | None, *, is_given: bool, has_trial: bool
-) -> tuple[Choice, ...]:
+def devices_here(cfg: DictConfig, checked: Checked, place: Place | None, *, given: Given) -> tuple[Choice, ...]:
     """The device of each process that this one is to start; of one that is a member already, its own.
 
-    is_given: whether somebody else has chosen (a sweep's slot, the process that launched this one).
     Raises: RunnerError for what several processes can't do, and for devices that are not there.
     """
+    hardware, choice = checked
+    is_given, has_trial = given.choice is not None, given.trial is not None
     if place is not None:
         found = choice if is_given else device_of_process(_policy(cfg), place.local_rank, place.local_num, hardware)
         _refuse(cfg, place.num, has_trial=has_trial)
@@ -75,7 +76,7 @@ def joined(place: Place | None, choice: Choice) -> Ranks:
 
 
 def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: Place | None) -> Parts:
-    """parts.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
+    """build.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
 
     Each draws numbers of its own from then on, the first one those of a run alone.
     """
@@ -100,25 +101,24 @@ def run_in_several(
     folder: Path,
     choices: tuple[Choice, ...],
     *,
-    rerun: str,
-    member: Membership | None,
-    repetition: Repetition | None,
+    given: Given,
 ) -> dict[str, Any]:
     """Runs it in processes of their own, one for each choice, and returns the summary that they left.
 
-    rerun: the configuration that they compose. Raises: RunnerError for what they found wrong with it.
+    Raises: RunnerError for what they found wrong with it.
     """
+    member, repetition = given.member, given.repetition
     if repetition is not None:
         repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
     uri = str(cfg.tracking.uri)
-    given = messages.Given(
+    handover = messages.Handover(
         parent=os.getpid(),
         choices=[vars(choice) for choice in choices],
         path=[path or str(Path.cwd()) for path in sys.path],
         member=vars(member) if member else None,
         reproduces=repetition.of if repetition else None,
     )
-    messages.give(folder, rerun, given)
+    messages.give(folder, rerun_text(cfg), handover)
     (folder / FILE).unlink(missing_ok=True)  # of the time before
     outcome = launch(
         folder,

@@ -45,25 +45,24 @@ def main(folder: Path) -> int:
     return 1
 
 
-def _train(folder: Path, place: Place, given: messages.Given) -> int:
+def _train(folder: Path, place: Place, given: messages.Handover) -> int:
     """Returns 1 where the run failed; one that was asked to end has come to its end."""
     compose = composer(["-cd", str(folder / messages.FOLDER), "-cn", "rerun"])
     with hydra_session(["runner"]), trusting():  # the process that launched this one has written it
         cfg = composed_with(compose, [])
         from runner.device import Choice
         from runner.experiment import run  # torch
-        from runner.experiment.run_record import Membership, Repetition
+        from runner.experiment.given import Given, Membership, Repetition
 
         with nullcontext() if place.rank else logging_to(folder):
-            done = run.run(
-                cfg,
-                folder,
+            launched = Given(
                 choice=Choice(**given.choices[place.local_rank]),
                 member=Membership(**given.member) if given.member else None,
                 repetition=Repetition(given.reproduces, lambda parts: None) if given.reproduces else None,
                 owns_process=True,
                 is_launched=True,
             )
+            done = run.run(cfg, folder, given=launched)
     return int(done["status"] == "failed")
 
 

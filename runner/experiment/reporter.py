@@ -100,19 +100,3 @@ class Reporter:
 
     def _is_new(self, name: str, step: int) -> bool:
         return step > self._record.journaled.get(name, 0)
-
-
-class Unheard:
-    """A Reporter's stand-in for processes beside the first one, which tells what all have measured."""
-
-    def window(self, window: Window) -> None:
-        pass
-
-    def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def means(self) -> dict[str, float]:
-        return {}

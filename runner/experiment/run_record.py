@@ -6,7 +6,7 @@ import getpass
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config.secrets import masker, shown
+from runner.config.settings import Settings
 from runner.config.validate import without_password
-from runner.device import Choice, Hardware, backends
+from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
-from runner.experiment.build import Parts
-from runner.inspection.findings import Finding
+from runner.experiment.given import Checked, Given
 from runner.models.card import NAME as CARD
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_series
 from runner.tracking.mlflow_model import leave_graph
-from runner.training.loop import Best
+from runner.training.parts import Parts
+from runner.training.result import Result
 from runner.version import __version__
 
 EXAMPLE = "journal/example.pt"
@@ -33,45 +34,14 @@ NUM_EXAMPLE_ROWS = 4
 SPLITS = ("train/", "val/", "test/")
 
 
-@dataclass(frozen=True)
-class Membership:
-    """What a run knows of the sweep that it belongs to."""
-
-    sweep: str  # the sweep's folder, as a tag
-    uid: str  # of the sweep's own run in MLflow
-    experiment: str  # that it is in
-    name: str  # of this job, e.g. "device=cpu seed=2"
-    publishes: bool = True  # False: the sweep's own process sends the journal
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """What a run knows of the one that it repeats."""
-
-    of: str  # its id in MLflow, or its folder, as a tag
-    check: Callable[[Parts], None]  # before anything is tracked; raises a RunnerError for parts that are not the same
-
-
 @dataclass
 class Record:
-    """What happened, collected as it happens."""
+    """What a run's journal holds of it so far, collected as it is written."""
 
-    status: str = "failed"
-    error: str | None = None
-    ending: str = ""
-    num_steps: int = 0
-    num_epochs: int = 0
-    num_samples: int = 0
     uid: str = field(default_factory=lambda: uuid.uuid4().hex)
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: Best | None = None
-    seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("start", "setup", "train", "evaluate"), 0.0)
-    )
-    pulls: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)  # the last value of each
     points: int = 0
     journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
-    findings: list[Finding] = field(default_factory=list)  # of the guard
 
 
 def take_up(folder: Path) -> Record:
@@ -87,26 +57,15 @@ def take_up(folder: Path) -> Record:
     return record
 
 
-def introduce(
-    journal: Journal,
-    cfg: DictConfig,
-    parts: Parts,
-    record: Record,
-    *,
-    choice: Choice,
-    hardware: Hardware,
-    folder: Path,
-    member: Membership | None,
-    reproduces: str | None = None,
+def log_start(
+    journal: Journal, cfg: DictConfig, parts: Parts, record: Record, *, folder: Path, machine: Checked, given: Given
 ) -> None:
-    """Writes what the run is, before its first step: configuration, tags, data set, code.
-
-    reproduces: the run that this one repeats (None: it is itself).
-    """
+    """Writes what the run is, before its first step: configuration, tags, data set, code."""
+    choice, member = machine.choice, given.member
     git = provenance.git_state()
     tags = {
         "device": choice.device,
-        "device_name": hardware.name_of(choice.here),
+        "device_name": machine.hardware.name_of(choice.here),
         "device_reason": choice.reason,
         "runner_version": __version__,
         "mlflow.user": _user(),
@@ -118,8 +77,8 @@ def introduce(
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
     if member is not None:
         tags["sweep"] = member.sweep
-    if reproduces is not None:
-        tags["reproduces"] = reproduces
+    if given.repetition is not None:
+        tags["reproduces"] = given.repetition.of
     journal.event(
         "start",
         uid=record.uid,
@@ -156,7 +115,7 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def publish_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool) -> None:
+def log_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool) -> None:
     """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them."""
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
@@ -168,32 +127,31 @@ def publish_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: b
     journal.event("model", **event)
 
 
-def summarise(cfg: DictConfig, parts: Parts, record: Record, choice: Choice) -> dict[str, Any]:
-    """What summary.json holds, but for the tracker's part and the seconds after training."""
-    train_seconds = record.seconds["train"]
+def summarise(settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice) -> dict[str, Any]:
+    """What summary.json holds, but for the tracker's part and the seconds before and after training."""
+    train_seconds, best = result.seconds["train"], result.best
     per_second = 1 / train_seconds if train_seconds else 0.0
-    best = record.best or parts.best
-    num_reads = sum(finding.count for finding in record.findings if finding.kind in ("host read", "copy"))
+    num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
     return {
-        "status": record.status,
-        "error": record.error and without_password(record.error),
+        "status": result.status,
+        "error": result.error and without_password(result.error),
         "run_id": None,
-        "tracking_uri": without_password(str(cfg.tracking.uri)) if cfg.tracking.enabled else None,
+        "tracking_uri": without_password(settings.tracking.uri) if settings.tracking.enabled else None,
         "device": choice.device,
         "device_reason": choice.reason,
-        "num_epochs": record.num_epochs,
-        "num_steps": record.num_steps,
-        "num_samples": record.num_samples,
+        "num_epochs": result.num_epochs,
+        "num_steps": result.num_steps,
+        "num_samples": result.num_samples,
         "num_parameters": parts.num_parameters,
         "metrics": record.metrics,
         "best": {"metric": best.metric, "value": best.value, "step": best.step, "mode": best.mode},
-        "ending": record.ending,
-        "seconds": record.seconds,
-        "steps_per_second": record.num_steps * per_second,
-        "samples_per_second": record.num_samples * per_second,
+        "ending": result.ending,
+        "seconds": dict(result.seconds),
+        "steps_per_second": result.num_steps * per_second,
+        "samples_per_second": result.num_samples * per_second,
         "peak_memory_bytes": backends.peak_memory_bytes(parts.device),
-        "host_reads": {"pulls": record.pulls, "points": record.points, "unexpected": num_reads},
-        "tracker": {"points_written": 0, "points_pending": record.points if cfg.tracking.enabled else 0},
+        "host_reads": {"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
+        "tracker": {"points_written": 0, "points_pending": record.points if settings.tracking.enabled else 0},
         "versions": provenance.versions(),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -37,3 +38,9 @@ def say(text: str) -> None:
 def leave_unread() -> None:
     """Nobody reads any more: what is still printed, and what Python flushes at its end, goes nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def short(folder: Path) -> str:
+    """A folder as a person reads it: from the current one, where it lies below it."""
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

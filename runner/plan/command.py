@@ -121,10 +121,10 @@ class Child:
 
 def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
     """The device, which need not be here, and what is assumed of it. Raises: RunnerError with everything that is wrong."""
-    from runner.experiment import build  # torch
+    from runner.experiment.check import check as check_config
 
     target = find(cfg, hardware or probe())
-    build.check(cfg, target.hardware, choice=target.choice)
+    check_config(cfg, target.hardware, choice=target.choice)
     return target
 
 

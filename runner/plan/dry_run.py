@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.experiment.build import Parts, prepare_data, prepare_training
+from runner.experiment.build import prepare_data, prepare_training
 from runner.inspection import call_site
 from runner.inspection.costs import Costs, Speeds
 from runner.inspection.device_mismatch import Meetings
@@ -33,6 +33,7 @@ from runner.plan.simulator.values import asking
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
+from runner.training.parts import Parts
 from runner.training.step.train_step import Step, make_step
 
 NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike

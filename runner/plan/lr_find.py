@@ -17,13 +17,13 @@ from runner.data.loading.loaders import Batches
 from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
-from runner.experiment.build import Parts
+from runner.experiment.check import check
 from runner.experiment.compose_run import composed
-from runner.experiment.terminal import say
+from runner.experiment.terminal import say, short
 from runner.plan.lr_curve import Found, suggest
-from runner.runs.load import shown
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
+from runner.training.parts import Parts
 from runner.training.step.train_step import make_step
 
 PULL_EVERY = 10  # steps between copies from the device; so many are trained in vain after the loss has run away
@@ -44,7 +44,7 @@ def find_rate(
             Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", f"--from {highest:g} --to {lowest:g}")
         )
     cfg, folder = composed(flags, overrides)
-    choice = build.check(cfg, probe())
+    choice = check(cfg, probe())
     made = build.prepare(cfg, torch.device(choice.here))
     rates, losses = _tried(
         made,
@@ -61,7 +61,7 @@ def find_rate(
 
     draw(found, folder / PICTURE, title=title)
     if as_json:
-        print(json.dumps({**report, "folder": shown(folder)}, indent=2))
+        print(json.dumps({**report, "folder": short(folder)}, indent=2))
     else:
         _show(report, folder)
     return 0
@@ -148,4 +148,4 @@ def _show(report: dict[str, Any], folder: Path) -> None:
         f"tenth   {report['tenth_of_lowest']:.1e}  a tenth of the rate with the lowest smoothed loss, {report['lowest']:.1e}"
     )
     say(f"take    optimizer.lr={report['suggested']:.1e}  {report['reason']}")
-    say(f"written {shown(folder)}/{FILE}, {PICTURE}")
+    say(f"written {short(folder)}/{FILE}, {PICTURE}")

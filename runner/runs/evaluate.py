@@ -14,14 +14,15 @@ from omegaconf import DictConfig, open_dict
 from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
+from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import say
+from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
-from runner.runs.load import Trained, find_run, open_run, shown
+from runner.runs.load import Trained, find_run, open_run
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_points
-from runner.training.step.train_step import evaluate as measure
+from runner.training.evaluate import evaluate as measure
 
 OWN, OTHERS = "evaluation.json", "evaluations"
 
@@ -37,7 +38,7 @@ def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool)
     if not any(word.startswith("device=") for word in overrides):
         with open_dict(cfg):
             cfg.device = "auto"  # the run's own need not be here
-    choice = build.check(cfg, probe())
+    choice = check(cfg, probe())
     device = torch.device(choice.here)
     build.set_switches(cfg, device)
     trained = open_run(folder, precision=cfg.train.precision, own_device=choice)
@@ -74,7 +75,7 @@ def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, flo
 def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> dict[str, Any]:
     then = _then(trained.folder, trained.step) if found.is_own else {}
     return {
-        "run": shown(trained.folder),
+        "run": short(trained.folder),
         "run_id": read_ack(trained.folder).run_id,
         "step": trained.step,
         "data": found.source.name,
@@ -113,16 +114,16 @@ def _write(folder: Path, report: dict[str, Any]) -> None:
     if not report["is_own_data"]:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in report["data"])
         file = folder / OTHERS / f"{name}-{report['fingerprint'][:8]}.json"
-    report["written"] = shown(file)
+    report["written"] = short(file)
     beside = file.with_suffix(".writing")
     try:
         file.parent.mkdir(exist_ok=True)
         beside.write_text(json.dumps(report, indent=2) + "\n")
         beside.replace(file)
     except OSError as error:
-        so = f"what it found can't be written: {error.strerror} ({shown(file)})"
+        so = f"what it found can't be written: {error.strerror} ({short(file)})"
         write = "a copy of the folder, in a place that you may write to"
-        raise RunnerError(Fault(f"evaluate {shown(folder)}", so, write)) from None
+        raise RunnerError(Fault(f"evaluate {short(folder)}", so, write)) from None
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
@@ -135,7 +136,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     uri = store_of(folder, overrides, asked="evaluate --track")
     if run_id is None:
         so = "MLflow has no run of it"
-        raise RunnerError(Fault("evaluate --track", so, f"python -m runner sync {shown(folder)}, and then again"))
+        raise RunnerError(Fault("evaluate --track", so, f"python -m runner sync {short(folder)}, and then again"))
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric

@@ -15,10 +15,10 @@ from torch import nn
 from runner.config.packages import install
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Fault, RunnerError, nearest
-from runner.experiment.terminal import say
+from runner.experiment.terminal import say, short
 from runner.runs import export_formats
 from runner.runs.inputs import example as example_of
-from runner.runs.load import Trained, find_run, open_run, shown
+from runner.runs.load import Trained, find_run, open_run
 from runner.runs.model_spec import about
 from runner.tasks.task import Predicting
 
@@ -73,7 +73,7 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
     else:
         rows = ", ".join(map(str, checked["rows"]))
         say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
-    say(f"written {shown(target.absolute())} and {shown(_beside(target).absolute())}")
+    say(f"written {short(target.absolute())} and {short(_beside(target).absolute())}")
     return 0
 
 

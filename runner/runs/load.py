@@ -19,6 +19,7 @@ from runner.device import Choice, backends, check_precision, choose, probe
 from runner.device.placement import place
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
+from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
 from runner.runs import find
 from runner.tasks.task import Task
@@ -44,7 +45,7 @@ class Trained:
 
     @property
     def title(self) -> str:
-        return f"{shown(self.folder)}, its best weights, of step {self.step:,}"
+        return f"{short(self.folder)}, its best weights, of step {self.step:,}"
 
 
 def find_run(wanted: str, *, verb: str) -> Path:
@@ -107,12 +108,6 @@ def reader_of(trained: Trained) -> Callable[[str], Any] | None:
     return reader
 
 
-def shown(folder: Path) -> str:
-    """A path as a person would write it here."""
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
-
-
 def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The checkpoint, and what is to be known of the run. Raises: RunnerError where it left none."""
     summary = read_summary(folder)
@@ -121,9 +116,9 @@ def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         why = f" ({summary['error']})" if summary.get("error") else ""
         so = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
         write = (
-            f"resume {shown(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
+            f"resume {short(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
         )
-        raise RunnerError(Fault(shown(folder), so, write))
+        raise RunnerError(Fault(short(folder), so, write))
     state = checkpoint.load(folder / BEST)
     if not isinstance(state.get("model"), dict):
         raise RunnerError(Fault(str(folder / BEST), "it holds no weights of a model", "the file as its run wrote it"))

@@ -12,11 +12,11 @@ import numpy as np
 from runner.device import backends
 from runner.device.placement import map_tensors, move
 from runner.errors import Fault, RunnerError
-from runner.experiment.terminal import say
+from runner.experiment.terminal import say, short
 from runner.runs import input_tables
 from runner.runs.answers import Columns, answer, columns
 from runner.runs.inputs import chunks, existing, files_of, pieces
-from runner.runs.load import Trained, find_run, open_run, shown
+from runner.runs.load import Trained, find_run, open_run
 from runner.runs.output_files import check_output, writing
 
 
@@ -54,7 +54,7 @@ def predict(
         if kept is not None:
             kept.finish(count)
     seconds = time.perf_counter() - began
-    say(f"written {count:,} rows to {shown(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
+    say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return 0
 
 

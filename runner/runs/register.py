@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from runner.config.instantiate import build
 from runner.config.secrets import filled_in
 from runner.errors import Fault, RunnerError
-from runner.experiment.terminal import say
+from runner.experiment.terminal import say, short
 from runner.models.card import NAME as CARD
-from runner.runs.load import BEST, find_run, open_run, shown
+from runner.runs.load import BEST, find_run, open_run
 from runner.runs.store import answering, as_default, store_of
 from runner.tracking import mlflow_model, mlflow_store, recipes, store_uri
 from runner.tracking.ack import Ack, read_ack
@@ -71,7 +71,7 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
             ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
         so = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
-        raise RunnerError(Fault(asked, so, f"python -m runner sync {shown(folder)}, and then again"))
+        raise RunnerError(Fault(asked, so, f"python -m runner sync {short(folder)}, and then again"))
     return ack
 
 
@@ -87,7 +87,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
         )
     except LeftOutError as error:
         so = f"MLflow has no model of the run, and it can't be made: {error}"
-        raise RunnerError(Fault(f"register {shown(folder)}", so, "a run whose model can be logged")) from error
+        raise RunnerError(Fault(f"register {short(folder)}", so, "a run whose model can be logged")) from error
     return _logged(client, ack)
 
 

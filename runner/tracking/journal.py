@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from numpy.typing import ArrayLike
 
-from runner.errors import Fault, RunnerError
+from runner.errors import DeletedError, Fault, RunnerError
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import describe
@@ -39,10 +39,6 @@ log = logging.getLogger("runner")
 
 class UnsyncedError(OSError):
     """The journal has the record, and the disk did not answer for it: to append it again would have it there twice."""
-
-
-class DeletedError(OSError):
-    """Somebody has deleted the journal; it was written once more, for what follows."""
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""An error that ended a training goes in; the record's status, its words and what to do come out."""
+"""An error that ended a training goes in; the result's status, its words and what to do come out."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from runner.errors import RunnerError
-from runner.experiment.run_record import Record
+from runner.errors import DeletedError, RunnerError
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
-from runner.tracking.journal import DeletedError
 from runner.training.metric_buffer import NotFiniteError
+from runner.training.result import Result
 
 log = logging.getLogger("runner")
 
 
-def fail(record: Record, error: BaseException) -> None:
-    """Makes an error the record's. Raises: what is not an Exception."""
+def fail(result: Result, error: BaseException) -> None:
+    """Makes an error the result's. Raises: what is not an Exception."""
     if isinstance(error, KeyboardInterrupt):
-        record.status, record.error = "killed", "interrupted"
+        result.status, result.error = "killed", "interrupted"
         return
-    record.status = "failed"
+    result.status = "failed"
     if isinstance(error, NotFiniteError):
-        record.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
+        result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
         return
     if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit
-        record.error = "; ".join(f"{fault.asked}: {fault.so}; write: {fault.write}" for fault in error.faults)
-        log.error("the run failed: %s", record.error)
+        result.error = "; ".join(f"{fault.asked}: {fault.so}; write: {fault.write}" for fault in error.faults)
+        log.error("the run failed: %s", result.error)
         return
     if isinstance(error, PlacementError):
-        record.error = str(error)
+        result.error = str(error)
         log.error("tensors on two devices met", exc_info=error)
         return
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        record.ending = "disk_full"
-        record.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
+        result.ending = "disk_full"
+        result.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
         return
     if isinstance(error, DeletedError):
-        record.ending, record.error = "deleted", str(error)
+        result.ending, result.error = "deleted", str(error)
         return
-    record.error = words_of(error)
+    result.error = words_of(error)
     log.error("the run failed", exc_info=error)
     if not isinstance(error, Exception):
         raise error  # SystemExit and the like are not ours to keep

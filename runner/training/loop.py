@@ -2,92 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
-from runner.training.signals import Stop, StoppedError
-
-
-@dataclass
-class Best:
-    """The best value so far and the step it was reached at."""
-
-    metric: str
-    mode: str  # min | max
-    value: float | None = None  # None: nothing measured yet
-    step: int = 0
-
-    def improves(self, value: float) -> bool:
-        if math.isnan(value):
-            return False
-        return self.value is None or (value < self.value if self.mode == "min" else value > self.value)
-
-
-@dataclass
-class Progress:
-    """Where a training stands; what a resumed run goes on from."""
-
-    best: Best
-    step: int = 0
-    epoch: int = 0  # epochs done: trained and measured
-    measured: int = 0  # the step that was measured last
-    rate: float | None = None  # the learning rate that was noted last
-    epochs_without_best: int = 0
-    num_pieces: int = 1  # that each batch is learnt in (runner.training.step.split_batch)
-    seconds: float = 0.0  # of training before this process took it up
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When a training ends, whichever comes first."""
-
-    num_epochs: int
-    num_steps: int
-    max_seconds: float | None = None
-    patience: int | None = None  # epochs without a better value; None: no early stopping
-    save_every_seconds: float | None = None
-    save_every_steps: int | None = None
-
-    def room(self, step: int) -> int:
-        """Steps that may be taken at once after `step`, so that none of these numbers is passed by."""
-        to_the_end = self.num_steps - step
-        return (
-            min(to_the_end, self.save_every_steps - step % self.save_every_steps)
-            if self.save_every_steps
-            else to_the_end
-        )
-
-
-class Asked(Protocol):
-    """What is asked after each step: "stopped" and "max_seconds" end the training, "save" wants a checkpoint, None goes on."""
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        """at_once: at an epoch's end; there it is "stopped" or None, and no word waits for a later step."""
-        ...
-
-
-class AskedAlone:
-    """The answers of one process; costs a look at the clock."""
-
-    def __init__(self, stop: Stop, limits: Limits) -> None:
-        self._stop, self._limits = stop, limits
-        self._started = self._saved = time.monotonic()
-
-    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        if self._stop.signal is not None:
-            return "stopped"
-        if at_once:
-            return None
-        now, limits = time.monotonic(), self._limits
-        if limits.max_seconds is not None and now - self._started >= limits.max_seconds:
-            return "max_seconds"
-        if _is_due(limits, step, now - self._saved):
-            self._saved = now
-            return "save"
-        return None
+from runner.training.progress import Progress
+from runner.training.signals import StoppedError
+from runner.training.stopping import Asked, Limits
 
 
 class Epochs(Protocol):
@@ -148,11 +68,6 @@ def train(
         if asked(progress.step, at_once=True) is not None:
             return "stopped"
     return "finished"
-
-
-def _is_due(limits: Limits, step: int, seconds: float) -> bool:
-    by_steps = limits.save_every_steps is not None and step % limits.save_every_steps == 0
-    return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
 
 
 def _is_over(progress: Progress, limits: Limits) -> bool:

@@ -66,7 +66,7 @@ class MetricBuffer:
         self.pulls = 0
         self.points = 0
         self.step = first_step
-        self._device, self._sink, self._background, self._watch = device, sink, background, watch
+        self.device, self._sink, self._background, self._watch = device, sink, background, watch
         self._every, self._mean = every, mean
         self._half = math.ceil(pull_every / every) * every
         self._names: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class MetricBuffer:
         if not self._rows:
             self._allocate(values)
         if self._place is None:
-            self._place = torch.tensor([self._filled % len(self._rows)], device=self._device)
+            self._place = torch.tensor([self._filled % len(self._rows)], device=self.device)
         self._ring.index_copy_(0, self._place, torch.stack(tuple(values.values())).float()[None])
         self._place.add_(1).remainder_(len(self._rows))
 
@@ -164,14 +164,14 @@ class MetricBuffer:
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._names = tuple(f"train/{name}" for name in values)
-        self._ring = torch.zeros(2 * self._half, len(self._names), device=self._device)
+        self._ring = torch.zeros(2 * self._half, len(self._names), device=self.device)
         self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
     def _copy(self, rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self._side is None:
             return self._over_all(self._means(rows)).to("cpu", copy=True), None
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             means = self._over_all(self._means(rows))
             host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
@@ -195,7 +195,7 @@ class MetricBuffer:
         """Before a half is written again its copy must be over: the device waits for that, the host does not."""
         copied = self._copied[half]
         if copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(copied)
+            torch.cuda.current_stream(self.device).wait_event(copied)
 
     def _deliver(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,15 +14,68 @@ from runner.data.loading.order import mixed
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError
-from runner.experiment.build import Parts
+from runner.training.background import Background
 from runner.training.checkpoint import Keeper
-from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer
+from runner.training.parts import Parts
+from runner.training.progress import Progress
 
 T = TypeVar("T")
 
 #: what of a checkpoint are counts
 NUMBERS = ("step", "epoch", "measured", "epochs_without_best", "num_pieces")
+
+
+class Checkpoints:
+    """What a run goes on from, and where it is kept while it lasts. All processes of a run make the same calls."""
+
+    def __init__(
+        self, parts: Parts, folder: Path, background: Background, *, ranks: Ranks, experiment: Mapping[str, Any]
+    ) -> None:
+        """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known."""
+        self._parts, self._ranks, self._experiment = parts, ranks, experiment
+        self._keeper = Keeper(folder / "checkpoints", background, writes=ranks.is_first)
+
+    def restore(self, buffer: MetricBuffer) -> Progress:
+        """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
+
+        Raises: RunnerError for a checkpoint of another experiment.
+        """
+        progress = Progress(best=self._parts.best)
+        state = self._keeper.last()
+        if state is None:
+            return progress
+        _check_experiment(state.get("experiment"), self._experiment)
+        try:
+            _put_back(state, self._parts, progress, self._keeper, buffer)
+            _draw_on(state, self._parts, self._ranks)
+        except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
+            so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
+            write = "the run in a new folder, or the checkpoint that its own run wrote"
+            raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+        return progress
+
+    @property
+    def notes(self) -> list[str]:
+        """What was wrong with a file when it was read, and what was taken instead."""
+        return self._keeper.notes
+
+    def keep_best(self, progress: Progress) -> None:
+        """Takes the weights as the best so far; written in the background."""
+        self._keeper.keep("best", best_state(self._parts, progress))
+
+    def keep_last(self, progress: Progress, buffer: MetricBuffer, *, seconds: float) -> None:
+        """Takes everything that a run goes on from; waits for the device, and is written in the background."""
+        state = whole_state(self._parts, progress, buffer, self._ranks)
+        if self._ranks.is_first:
+            self._keeper.keep("last", state | {"seconds": seconds, "experiment": dict(self._experiment)})
+
+    def use_best(self, progress: Progress) -> None:
+        """Puts the best weights back; without a validation split the last ones are the best there are."""
+        if progress.best.value is None:
+            progress.best.step = progress.step
+            self.keep_best(progress)
+        put_back_best(self._parts, self._keeper.newest["best"])
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -69,32 +123,6 @@ def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: R
         "generators": generators[0] if generators else {},
         "generators_of_others": generators[1:],
     }
-
-
-def take_up(
-    parts: Parts,
-    progress: Progress,
-    keeper: Keeper,
-    buffer: MetricBuffer,
-    ranks: Ranks,
-    *,
-    experiment: Mapping[str, Any],
-) -> None:
-    """Puts everything where the folder's last checkpoint says; without one, nothing.
-
-    experiment: what identity.chosen() gives of the configuration. Raises: RunnerError for a checkpoint of another one.
-    """
-    state = keeper.last()
-    if state is None:
-        return
-    _check_experiment(state.get("experiment"), experiment)
-    try:
-        _put_back(state, parts, progress, keeper, buffer)
-        _draw_on(state, parts, ranks)
-    except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
-        so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
-        write = "the run in a new folder, or the checkpoint that its own run wrote"
-        raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
 
 
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:

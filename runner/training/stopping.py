@@ -1,12 +1,12 @@
-"""What each process is asked (an end, a checkpoint) goes in; the same answer for all of them, at the same step, comes out."""
+"""When a training ends or is saved: its limits, and what is asked after each step, by one process or by several together."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from runner.distributed.group import Ranks
-from runner.training.loop import AskedAlone, Limits
 from runner.training.signals import Stop
 
 #: the seconds after which a word is heard by all
@@ -14,6 +14,61 @@ SECONDS_BETWEEN = 0.4
 MOST_STEPS_BETWEEN = 5_000
 #: what weighs more comes later: of several words the last one counts
 WORDS = (None, "save", "max_seconds", "stopped")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a training ends, whichever comes first."""
+
+    num_epochs: int
+    num_steps: int
+    max_seconds: float | None = None
+    patience: int | None = None  # epochs without a better value; None: no early stopping
+    save_every_seconds: float | None = None
+    save_every_steps: int | None = None
+
+    def room(self, step: int) -> int:
+        """Steps that may be taken at once after `step`, so that none of these numbers is passed by."""
+        to_the_end = self.num_steps - step
+        return (
+            min(to_the_end, self.save_every_steps - step % self.save_every_steps)
+            if self.save_every_steps
+            else to_the_end
+        )
+
+
+class Asked(Protocol):
+    """What is asked after each step: "stopped" and "max_seconds" end the training, "save" wants a checkpoint, None goes on."""
+
+    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
+        """at_once: at an epoch's end; there it is "stopped" or None, and no word waits for a later step."""
+        ...
+
+
+class AskedAlone:
+    """The answers of one process; costs a look at the clock."""
+
+    def __init__(self, stop: Stop, limits: Limits) -> None:
+        self._stop, self._limits = stop, limits
+        self._started = self._saved = time.monotonic()
+
+    def __call__(self, step: int, *, at_once: bool = False) -> str | None:
+        if self._stop.signal is not None:
+            return "stopped"
+        if at_once:
+            return None
+        now, limits = time.monotonic(), self._limits
+        if limits.max_seconds is not None and now - self._started >= limits.max_seconds:
+            return "max_seconds"
+        if _is_due(limits, step, now - self._saved):
+            self._saved = now
+            return "save"
+        return None
+
+
+def _is_due(limits: Limits, step: int, seconds: float) -> bool:
+    by_steps = limits.save_every_steps is not None and step % limits.save_every_steps == 0
+    return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
 
 
 class AskedTogether:

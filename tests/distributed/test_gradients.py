@@ -8,7 +8,7 @@ from runner.data.loading.shard import Rows, Share
 from runner.device.backends import precision
 from runner.distributed.gradients import Together
 from runner.errors import RunnerError
-from runner.training.step.train_step import make_step
+from runner.training.step.train_step import StepOptions, make_step
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def made(task, **settings):
         together.task,
         optimizer=optimizer,
         precision=precision("fp32", device=CPU),
-        parted=together.parted,
+        options=StepOptions(own_batches=together.parted),
     )
     return model, step
 

@@ -17,7 +17,7 @@ from runner.distributed.gradients import TogetherInParts
 from runner.distributed.sharding import blocks, dividing
 from runner.errors import RunnerError
 from runner.training.optimizer import AveragedWeights
-from runner.training.step.train_step import make_step
+from runner.training.step.train_step import StepOptions, make_step
 from runner.version import PACKAGES
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
         precision=precision("fp32", device=CPU),
         clip_grad_norm=0.1,
         average=average,
-        parted=TogetherInParts(shards, task, num=num).parted if shards else None,
+        options=StepOptions(own_batches=TogetherInParts(shards, task, num=num).parted if shards else None),
     )
     values = []
     for _ in range(steps):

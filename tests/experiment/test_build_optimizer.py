@@ -14,8 +14,8 @@ from runner import cli
 from runner.config.compose import composer, hydra_session
 from runner.device import Hardware
 from runner.errors import RunnerError
-from runner.experiment import build
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
+from runner.experiment.check import check
 from runner.tracking.journal_reader import read_points
 
 SMALL = ["data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "device=cpu"]
@@ -46,7 +46,7 @@ def composed(*words):
 def faults(*words):
     cfg = composed(*words)
     try:
-        build.check(cfg, Hardware())
+        check(cfg, Hardware())
     except RunnerError as error:
         return error.faults
     return ()
@@ -127,14 +127,14 @@ def test_all_that_is_wrong_is_told_at_once():
 def test_what_they_take_passes_and_the_facts_are_as_unknown_as_before(words):
     cfg = composed(*words.split())
     before = str(cfg)
-    build.check(cfg, Hardware())
+    check(cfg, Hardware())
     assert str(cfg) == before
 
 
 def test_a_text_that_is_a_number_is_that_number(monkeypatch):
     monkeypatch.setenv("LR", "0.01")
     cfg = composed("optimizer.lr=${oc.env:LR}", "optimizer.groups=[{match:'1',lr:'0.5'}]")
-    build.check(cfg, Hardware())
+    check(cfg, Hardware())
     optimizer = optimizer_of(cfg, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), device=torch.device("cpu"))
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
 
@@ -150,13 +150,13 @@ def test_what_only_the_model_shows_is_told_when_it_is_there():
 
 def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
     cfg = composed(f"{SCHEDULES}.CosineAnnealingLR", "+scheduler.T_max=${facts.in_features}")
-    build.check(cfg, Hardware())
+    check(cfg, Hardware())
     cfg.facts.in_features = 0
     with pytest.raises(RunnerError, match=r"scheduler\.T_max=0"):
-        build.check(cfg, Hardware())
+        check(cfg, Hardware())
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     cfg = composed(f"{SCHEDULES}.OneCycleLR", "+scheduler.max_lr=0.1", "+scheduler.total_steps=${facts.num_steps}")
-    build.check(cfg, Hardware())
+    check(cfg, Hardware())
     cfg.facts.num_steps = -5
     with pytest.raises(RunnerError, match=r"scheduler\.total_steps=-5"):
         schedule_of(cfg, optimizer, mode="min")

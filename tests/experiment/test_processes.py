@@ -1,5 +1,7 @@
 """What several processes can't do, and where somebody else has started them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from runner.config.compose import composer, hydra_session
@@ -7,6 +9,7 @@ from runner.device import Choice, Gpu, Hardware
 from runner.distributed.environment import Place
 from runner.errors import RunnerError
 from runner.experiment import processes
+from runner.experiment.given import Checked, Given
 
 GIB = 2**30
 GPUS = Hardware(
@@ -25,7 +28,8 @@ def composed(*words):
 
 def devices(*words, choice=None, place=None, is_given=False, has_trial=False):
     choice = choice or Choice("cuda:0", "as asked")
-    found = processes.devices_here(composed(*words), GPUS, choice, place, is_given=is_given, has_trial=has_trial)
+    given = Given(choice=choice if is_given else None, trial=SimpleNamespace() if has_trial else None)
+    found = processes.devices_here(composed(*words), Checked(GPUS, choice), place, given=given)
     return [each.device for each in found]
 
 

@@ -61,10 +61,9 @@ def main(root: Path) -> None:
     from runner.distributed import sharding
     from runner.distributed.environment import place_of
     from runner.distributed.group import Group, join
-    from runner.experiment import processes
-    from runner.experiment import run as app
+    from runner.experiment import processes, session
 
-    app.illustrate = lambda *args, **more: []  # pictures take longer than the training
+    session.illustrate = lambda *args, **more: []  # pictures take longer than the training
     sharding.Shards = partial(sharding.Shards, block=1000)  # small models have blocks, too
     place = place_of(os.environ)
     if place is not None:

@@ -22,7 +22,7 @@ import torch
 from seeded import SEED
 
 from runner.config.compose import composed_with, composer, hydra_session
-from runner.experiment import run
+from runner.experiment import run, session
 from runner.training import loop
 
 NUM_KILLS = 40
@@ -94,7 +94,7 @@ def kills_until_it_ends(cfg, folder: Path, draw: random.Random) -> int:
 def main() -> None:
     root, mode, *words = Path(sys.argv[1]), sys.argv[2], *sys.argv[3:]
     torch.set_num_threads(1)  # a pool of threads does not live on in a fork
-    run.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
+    session.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
     with hydra_session(["runner"]):
         cfg = composed_with(composer([]), words)
         train(cfg, root / "whole")  # here: what it imports, the forks have

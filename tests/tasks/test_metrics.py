@@ -18,7 +18,7 @@ from runner.tasks.classification import Classification
 from runner.tasks.metrics import MOST_VALUES, make_metrics
 from runner.tasks.regression import Regression
 from runner.tasks.torchmetrics import BINARY, SHORT
-from runner.training.step.train_step import evaluate, make_judge
+from runner.training.evaluate import evaluate, make_judge
 
 CPU = torch.device("cpu")
 F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 4}

@@ -11,12 +11,14 @@ from runner.data.loading.loaders import Resident
 from runner.device.backends import precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import AskedAlone, Best, Limits, Progress, train
+from runner.training.loop import train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
+from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
 from runner.training.step.eager import Rates, StepByStep
 from runner.training.step.train_step import make_step
+from runner.training.stopping import AskedAlone, Limits
 
 CPU = torch.device("cpu")
 BATCHES = 5  # an epoch: 50 rows, 10 a batch
@@ -158,7 +160,7 @@ def test_checkpoints_by_steps(background):
 
 def test_checkpoints_by_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("runner.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("runner.training.stopping.time", SimpleNamespace(monotonic=lambda: now[0]))
     asked, saved = AskedAlone(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
     for step in range(1, 17):
         now[0] = step / 4

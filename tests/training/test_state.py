@@ -11,10 +11,10 @@ from runner.data.loading.order import mixed
 from runner.device.backends import precision
 from runner.distributed.group import Alone
 from runner.training.background import Background
-from runner.training.checkpoint import Keeper, save
-from runner.training.loop import Best, Progress
+from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
-from runner.training.state import best_state, take_up, whole_state
+from runner.training.progress import Best, Progress
+from runner.training.state import Checkpoints, best_state, whole_state
 
 CPU = torch.device("cpu")
 
@@ -49,11 +49,10 @@ def taken_up(folder, parts, background, *, best=BEST, ranks=None):
     """What a process stands at that goes on from the checkpoints of one that stood at STOOD; best.pt may be of another step."""
     buffer = MetricBuffer(CPU, lambda window: None, background=background, pull_every=10)
     state = whole_state(parts, STOOD, buffer, Alone())
-    save(state | {"seconds": STOOD.seconds, "experiment": {}}, folder / "last.pt")
-    save(best_state(parts, replace(STOOD, best=best)), folder / "best.pt")
-    found = Progress(Best("val/loss", "min"))
-    take_up(parts, found, Keeper(folder, background), buffer, ranks or Alone(), experiment={})
-    return found
+    save(state | {"seconds": STOOD.seconds, "experiment": {}}, folder / "checkpoints/last.pt")
+    save(best_state(parts, replace(STOOD, best=best)), folder / "checkpoints/best.pt")
+    parts.best = Best("val/loss", "min")
+    return Checkpoints(parts, folder, background, ranks=ranks or Alone(), experiment={}).restore(buffer)
 
 
 def test_every_number_of_the_progress_comes_back(tmp_path, parts, background):
@@ -72,5 +71,5 @@ def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, v
 def test_a_process_that_was_not_there_before_draws_numbers_of_its_own(tmp_path, parts, background):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        taken_up(tmp_path, parts, background, ranks=SimpleNamespace(rank=1))
+        taken_up(tmp_path, parts, background, ranks=SimpleNamespace(rank=1, is_first=False))
         assert torch.initial_seed() == mixed(5, STOOD.step)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from runner.training import stopping
-from runner.training.loop import Limits
 from runner.training.signals import Stop
-from runner.training.stopping import AskedTogether
+from runner.training.stopping import AskedTogether, Limits
 
 
 class Circle:

@@ -27,7 +27,7 @@ from runner.config.compose import composer, hydra_session, known_keys
 from runner.config.validate import shared_data_settings
 from runner.device import Hardware
 from runner.errors import RunnerError
-from runner.experiment import build
+from runner.experiment.check import check
 from runner.runs import find
 from runner.sweep.report import text as text_of_report
 
@@ -108,7 +108,7 @@ def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
         with contextlib.suppress(OmegaConfBaseException, AssertionError):  # it can't be composed
             OmegaConf.update(cfg, key, value, merge=True)
     with contextlib.suppress(RunnerError):
-        build.check(cfg, HERE)
+        check(cfg, HERE)
 
 
 @functools.cache
@@ -137,7 +137,7 @@ def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
         except OmegaConfBaseException:  # it can't be composed
             continue
         with pytest.raises(RunnerError):
-            build.check(cfg, HERE)
+            check(cfg, HERE)
             pytest.fail(f"{key}={text} is taken")
 
 

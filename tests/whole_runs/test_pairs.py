@@ -16,8 +16,10 @@ from omegaconf import open_dict
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.device import probe
 from runner.errors import RunnerError
-from runner.experiment.build import check, prepare_data, prepare_training
-from runner.training.step.train_step import evaluate, make_step
+from runner.experiment.build import prepare_data, prepare_training
+from runner.experiment.check import check
+from runner.training.evaluate import evaluate
+from runner.training.step.train_step import make_step
 
 DATA = {
     "digits": ("image", "classes", ["data.limit=60"]),

@@ -16,9 +16,9 @@ from runner.config.validate import without_password
 from runner.device import Choice, Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment import provenance
-from runner.experiment.build import Parts
 from runner.experiment.run_record import data_digest
 from runner.runs.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original
+from runner.training.parts import Parts
 from runner.version import __version__
 
 UNKNOWN = "not known"

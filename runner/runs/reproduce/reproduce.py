@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from runner.runs.reproduce import original as originals
 from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, last_step
 from runner.runs.reproduce.original import Original
+
+if TYPE_CHECKING:
+    from runner.experiment.given import Checked
 
 FLAGS = ("--anyway", "--trust")
 #: keys that make a run end elsewhere and leave what it measures until then as it is
@@ -22,28 +25,31 @@ def original(wanted: str, overrides: list[str], *, trusted: bool) -> AbstractCon
     return originals.original(wanted, uri=originals.default_uri(overrides), trusted=trusted)
 
 
-def repeat(original: Original, cfg: DictConfig, folder: Path, *, anyway: bool) -> tuple[dict[str, Any], bool]:
+def repeat(
+    original: Original, cfg: DictConfig, folder: Path, *, checked: Checked | None, anyway: bool
+) -> tuple[dict[str, Any], bool]:
     """Runs the configuration as a new run in `folder`, and compares. Returns its summary, and whether it is the same.
 
     Raises: RunnerError for data that is not the same, unless `anyway`, and for whatever keeps a run from starting.
     """
-    from runner.device import probe
-    from runner.experiment import build, provenance, run  # torch
+    from runner.experiment import provenance, run  # torch
+    from runner.experiment.check import check_here
     from runner.experiment.console import Screen
-    from runner.experiment.run_record import Repetition
+    from runner.experiment.given import Checked, Given, Repetition
     from runner.runs.reproduce import differences, text
 
     if original.store is not None:
         cfg.tracking.uri = original.store  # not where a stranger's file says
-    hardware, screen = probe(), Screen()
-    choice = build.check(cfg, hardware)
+    screen = Screen()
+    hardware, choice = checked or check_here(cfg)
     making, values = differences.of_making(original, choice, hardware), differences.of_values(original, cfg)
     code_lines = differences.how_to_get_the_code(original, provenance.git_state())
     for line in text.said_first(original, making, values, code_lines=code_lines):
         screen.say(line)
-    check = differences.data_check(original, anyway=anyway, say=screen.say)
-    repetition = Repetition(original.run_id or original.name, check)
-    summary = run.run(cfg, folder, hardware=hardware, repetition=repetition, owns_process=True)
+    check_data = differences.data_check(original, anyway=anyway, say=screen.say)
+    repetition = Repetition(original.run_id or original.name, check_data)
+    given = Given(checked=Checked(hardware, choice), repetition=repetition, owns_process=True)
+    summary = run.run(cfg, folder, given=given)
 
     now = _series(folder, spelled=original.store is not None)
     is_other_end = _ends_elsewhere(original, cfg, summary, [each.what for each in values])

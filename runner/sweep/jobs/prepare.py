@@ -136,7 +136,7 @@ def examine(
     devices_for: asks the launcher. is_here: whether this machine is the one that the jobs' settings must suit.
     Returns the machine, then for each configuration its faults, policy, devices and what is missing.
     """
-    from runner.experiment import build
+    from runner.experiment.check import check as check_config
 
     hardware = hardware or probe()
     found: list[Any] = [hardware]
@@ -155,7 +155,7 @@ def examine(
             else:
                 faults += error.faults
         try:
-            build.check(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
+            check_config(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:
             faults += error.faults
         found.append((faults, policy, devices, missing))

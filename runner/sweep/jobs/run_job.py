@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from runner.device import Choice
-    from runner.experiment.run_record import Membership
+    from runner.experiment.given import Membership
 
 #: what a job knows of its sweep, for launchers that hand on nothing but overrides
 VARIABLE = "RUNNER_JOB"
@@ -80,12 +80,14 @@ def task(cfg: DictConfig) -> dict[str, Any]:
 
     from runner.config.compose import name_data
     from runner.experiment import run
+    from runner.experiment.given import Given
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     assigned = Assignment.from_text(os.environ[VARIABLE])
     name_data(cfg)
     try:
-        return run.run(cfg, folder, choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
+        given = Given(choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
+        return run.run(cfg, folder, given=given)
     except RunnerError as error:
         text = "; ".join(f"{fault.asked}: {fault.so}; write {fault.write}" for fault in error.faults)
         say(f"\n{error}")
@@ -104,7 +106,7 @@ def _choice(assigned: Assignment) -> Choice | None:
 
 
 def _member(assigned: Assignment) -> Membership:
-    from runner.experiment.run_record import Membership
+    from runner.experiment.given import Membership
 
     return Membership(
         sweep=assigned.sweep,

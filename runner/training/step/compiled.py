@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,31 +19,42 @@ from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """What torch is told of the batches and the model.
+
+    fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
+    torch makes one for all sizes when it meets the second.
+    usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
+    in_part: why the whole can't be one function, where that is known. keeps_layout: torch may not lay channels last.
+    """
+
+    fixed_shapes: bool = True
+    usual_rows: int | None = None
+    in_part: str = ""
+    keeps_layout: bool = False
+
+
 def make_compiled(
     make: Callable[..., Step],
     *,
     optimizer: Optimizer,
     is_first: bool,
-    fixed_shapes: bool,
-    usual_rows: int | None = None,
-    in_part: str = "",
-    keeps_layout: bool = False,
+    kind: Compiling,
     say: Callable[[str], None],
 ) -> Step:
-    """The step of a run as one compiled function, where that can be had. make: train_step.make_step without the last words.
+    """The step of a run as one compiled function, where that can be had.
 
+    make: the run's train_step.make_step, with options of StepOptions by their names.
     A run's first step (is_first) is taken as it is written: it makes the optimizer's state, and the guard can watch it.
     What can't be one function is compiled in part, the forward pass with its loss, and `say` hears why.
-    fixed_shapes: whether batches differ by their number of rows alone: a function for each number then, two in all; else
-    torch makes one for all sizes when it meets the second. Costs seconds where it first meets a size, and none later.
-    usual_rows: of all batches but rare ones, which are not worth those seconds and are taken as they are written.
-    in_part: why the whole can't be one function, where that is known. keeps_layout: torch may not lay channels last.
+    Costs seconds where it first meets a size, and none later.
     Raises: RunnerError, from a step, where there is nothing to compile with.
     """
     torch_compile = partial(
         torch.compile,
-        dynamic=False if fixed_shapes else None,
-        options={"layout_optimization": False} if keeps_layout else None,
+        dynamic=False if kind.fixed_shapes else None,
+        options={"layout_optimization": False} if kind.keeps_layout else None,
     )
     plain = make()
     compiled: Step | None = None
@@ -50,12 +62,12 @@ def make_compiled(
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         nonlocal is_first, compiled, is_whole
-        if is_first or (usual_rows is not None and num_rows(batches[-1]) != usual_rows):
+        if is_first or (kind.usual_rows is not None and num_rows(batches[-1]) != kind.usual_rows):
             is_first = False
             return plain(batches)
         if compiled is not None and not is_whole:
             return compiled(batches)
-        why = in_part
+        why = kind.in_part
         if not why:
             try:
                 compiled, is_whole = compiled or _Whole(make, optimizer, torch_compile, say=say), True
@@ -64,7 +76,7 @@ def make_compiled(
                 _check_compiler(error)
                 why = f"the step can't be one function: {_first_line(error)}"
         say(f"compile: the forward pass alone, as {why}")
-        compiled, is_whole = make(through=torch_compile), False
+        compiled, is_whole = make(compile_forward=torch_compile), False
         try:
             return compiled(batches)
         except _compiling_errors() as error:

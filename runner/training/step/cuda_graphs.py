@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
+from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
 from runner.errors import Fault, RunnerError
-from runner.training.loop import Limits, Progress
-from runner.training.metric_buffer import MetricBuffer
 from runner.training.step.eager import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
+from runner.training.stopping import Limits
 
 #: steps that a graph of several has. One launch for several small steps; more would only make the graph longer
 STEPS_A_REPLAY = 8
@@ -41,31 +40,28 @@ class Graphed:
     metric buffer. A last small batch is a graph of its own. The first WARM_UPS steps of each size are taken as they are
     written, and count like any other. Nothing waits for the device but the capture itself, once a graph.
 
-    make: runner.training.step.train_step.make_step without the last words; first: what it makes, with the guard on it, for the first step.
-    capture, warm: what repeats a run of kernels, and what runs it before that: cuda_graphs(), but in tests.
+    make: the run's train_step.make_step, with options by their names; first: what it makes, with the guard on it, for the first step.
+    graphs: what repeats a run of kernels, and what runs it before that: cuda_graphs(), but in tests.
     """
 
     def __init__(
         self,
         make: Callable[..., Step],
-        data: Indexed,
+        batches: Batches,
         *,
         first: Step,
-        num_rows: int,
-        batch_size: int,
         accumulate_steps: int,
-        optimizer: Optimizer,
         rates: Rates,
-        buffer: MetricBuffer,
-        progress: Progress,
         limits: Limits,
-        capture: Callable[[Run], Run],
-        warm: Callable[[Run], None],
-        device: torch.device,
+        graphs: Graphs,
     ) -> None:
-        self._make, self._data, self._first, self._optimizer = make, data, first, optimizer
-        self._rates, self._buffer, self._progress, self._limits = rates, buffer, progress, limits
-        self._capture, self._warm, self._device = capture, warm, device
+        """batches: of a split that lies on the device. limits: which no replay may pass by."""
+        data = batches.indexed()
+        assert data is not None
+        self._make, self._data, self._rates, self._limits, self._graphs_of = make, data, rates, limits, graphs
+        self._optimizer, self._buffer, self._progress = rates.optimizer, rates.buffer, rates.progress
+        self._device = device = rates.buffer.device
+        num_rows, batch_size = batches.num_rows, batches.batch_size
         sizes = [min(batch_size, num_rows - start) for start in range(0, num_rows, batch_size)]
         self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
         self._rows_a_step = batch_size * accumulate_steps
@@ -83,7 +79,7 @@ class Graphed:
         return len(self._steps)
 
     def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
-        """See runner.training.loop.Epochs. Raises: RunnerError for a step that can't be captured."""
+        """See loop.Epochs. Raises: RunnerError for a step that can't be captured."""
         self._data.begin(epoch)
         self._place.fill_(first_step * self._rows_a_step)
         at = first_step
@@ -105,12 +101,12 @@ class Graphed:
     def _run(self, sizes: tuple[int, ...], num: int) -> None:
         self._taken[sizes] += num
         if self._taken[sizes] <= WARM_UPS:
-            self._warm(lambda: self._take(sizes, num))
+            self._graphs_of.warm(lambda: self._take(sizes, num))
             return
         key = sizes, num
         if key not in self._graphs:
             try:
-                self._graphs[key] = self._capture(lambda: self._take(sizes, num))
+                self._graphs[key] = self._graphs_of.capture(lambda: self._take(sizes, num))
             except (RuntimeError, CannotTraceError) as error:
                 first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 so = f"the step can't be captured, as something in it needs the host: {first_line}"
@@ -158,7 +154,14 @@ class Graphed:
         self._table = self._update.rates.repeat(STEPS_A_REPLAY, 1)
 
 
-def cuda_graphs() -> tuple[Callable[[Run], Run], Callable[[Run], None]]:
+class Graphs(NamedTuple):
+    """What captures a run of kernels, and what runs them before."""
+
+    capture: Callable[[Run], Run]
+    warm: Callable[[Run], None]
+
+
+def cuda_graphs() -> Graphs:
     """What captures a run of kernels on the current CUDA device, and what runs them before; all graphs share their memory.
 
     Capturing waits for the device.
@@ -182,4 +185,4 @@ def cuda_graphs() -> tuple[Callable[[Run], Run], Callable[[Run], None]]:
             run()
         torch.cuda.current_stream().wait_stream(side)
 
-    return capture, warm
+    return Graphs(capture, warm)

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from runner.data.loading.loaders import Batches
-from runner.training.loop import Progress
 from runner.training.metric_buffer import MetricBuffer
+from runner.training.progress import Progress
 from runner.training.step.train_step import Step
 
 
@@ -21,15 +21,15 @@ class Rates:
     def __init__(
         self, optimizer: Optimizer, schedule: LRScheduler | None, *, buffer: MetricBuffer, progress: Progress
     ) -> None:
+        self.optimizer, self.buffer, self.progress = optimizer, buffer, progress
         self._groups, self._schedule = optimizer.param_groups, schedule
-        self._buffer, self._progress = buffer, progress
 
     def note(self, *, ahead: int = 0) -> None:
         """Before a step is taken, `ahead` steps after the next one."""
         rate = self._groups[0]["lr"]
-        if rate != self._progress.rate:
-            self._progress.rate = float(rate)
-            self._buffer.note("train/lr", self._progress.rate, ahead=ahead)
+        if rate != self.progress.rate:
+            self.progress.rate = float(rate)
+            self.buffer.note("train/lr", self.progress.rate, ahead=ahead)
 
     def go_on(self) -> None:
         """After a step was taken."""

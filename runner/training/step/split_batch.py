@@ -6,31 +6,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.experiment.build import Parts
+from runner.training.parts import Parts
+from runner.training.progress import Progress
 
 Learn = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
 
-class Pieces:
+class SplitBatch:
     """In how many parts each batch is learnt: 1, until the memory does not take one; then twice as many, from there on.
 
     The gradients are added up over the parts, each by its rows, so the step is the one without the split but for the
     rounding. What looks at a batch as a whole (batch norm) or draws numbers (dropout) sees the parts.
     """
 
-    def __init__(
-        self, device: torch.device, *, model: nn.Module, optimizer: Optimizer, say: Callable[[str], None], num: int = 1
-    ) -> None:
-        self.num = num
-        self._device, self._optimizer, self._say = device, optimizer, say
-        self._buffers = list(model.buffers())
+    def __init__(self, parts: Parts, progress: Progress, *, say: Callable[[str], None]) -> None:
+        """progress: holds the number, so that a run that goes on begins with it."""
+        self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
+        self._progress, self._buffers = progress, list(parts.model.buffers())
 
-    def around(self, learn: Learn) -> Learn:
+    def wrap(self, learn: Learn) -> Learn:
         """`learn`, forward and backward over a group of batches, repeated in smaller parts where memory ends.
 
         Costs a copy of the model's buffers each step: a forward pass that breaks off may have changed them.
@@ -43,14 +41,15 @@ class Pieces:
                 if values is not None:  # beside the except clause, whose error keeps the activations alive
                     return values
                 self._undo(before)
-                self.num *= 2
+                self._progress.num_pieces *= 2
+                num = self._progress.num_pieces
                 rows = max(num_rows(batch) for batch in batches)
-                self._say(f"out of memory: each batch is learnt in {self.num} parts of {-(-rows // self.num)} rows now")
+                self._say(f"out of memory: each batch is learnt in {num} parts of {-(-rows // num)} rows now")
 
         return learn_what_fits
 
     def _learn(self, learn: Learn, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
-        parts = [part for batch in batches for part in in_parts(batch, self.num)]
+        parts = [part for batch in batches for part in in_parts(batch, self._progress.num_pieces)]
         try:
             return learn(parts)
         except RuntimeError as error:

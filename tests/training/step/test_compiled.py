@@ -22,8 +22,8 @@ from runner.models.gpt import GPT
 from runner.tasks.classification import Classification
 from runner.tracking.journal_reader import read_series
 from runner.training.optimizer import AveragedWeights
-from runner.training.step.compiled import make_compiled
-from runner.training.step.train_step import make_step
+from runner.training.step.compiled import Compiling, make_compiled
+from runner.training.step.train_step import StepOptions, make_step
 
 with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
     warnings.simplefilter("ignore")
@@ -71,11 +71,14 @@ def train(groups, *, compiled, model=Mlp, optimizer=ADAM, said=None, clip=None, 
     opt = optimizer(net.parameters())
     plan = schedule(opt) if schedule else None
     chosen = {"optimizer": opt, "precision": precision(name, device=CPU), "clip_grad_norm": clip, "average": average}
-    make = partial(make_step, net, Classification(), **chosen)
+
+    def make(**more):
+        return make_step(net, Classification(), **chosen, options=StepOptions(**more))
+
     said = [] if said is None else said
     step = make()
     if compiled:
-        step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=said.append)
+        step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=said.append)
     rows = []
     for _ in range(2):
         for group in groups:
@@ -131,9 +134,11 @@ def test_one_function_a_size_and_none_after_the_first_epoch(traced):
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
 
     def make(**more):
-        return make_step(net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU), **more)
+        return make_step(
+            net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU), options=StepOptions(**more)
+        )
 
-    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=lambda _: None)
+    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=lambda _: None)
     for _ in range(4):
         for group in groups:
             step(group)
@@ -149,8 +154,12 @@ def test_a_rare_smaller_batch_is_not_compiled(traced):
     torch.manual_seed(0)
     net = Mlp()
     opt = ADAM(net.parameters())
-    make = partial(make_step, net, Classification(), optimizer=opt, precision=precision("fp32", device=CPU))
-    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, usual_rows=16, say=lambda _: None)
+
+    def make(**more):
+        chosen = {"optimizer": opt, "precision": precision("fp32", device=CPU)}
+        return make_step(net, Classification(), **chosen, options=StepOptions(**more))
+
+    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(usual_rows=16), say=lambda _: None)
     rows = [torch.stack(list(step(group).values())) for _ in range(2) for group in batches()]
     assert counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(torch.stack(rows), train(batches(), compiled=False)[0], rtol=1e-4, atol=1e-5)
@@ -249,9 +258,11 @@ def test_gpt_is_one_function(traced):
     said: list[str] = []
 
     def make(**more):
-        return make_step(net, Language(), optimizer=opt, precision=precision("fp32", device=CPU), **more)
+        return make_step(
+            net, Language(), optimizer=opt, precision=precision("fp32", device=CPU), options=StepOptions(**more)
+        )
 
-    step = make_compiled(make, optimizer=opt, is_first=True, fixed_shapes=True, say=said.append)
+    step = make_compiled(make, optimizer=opt, is_first=True, kind=Compiling(), say=said.append)
     tokens = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         step(((tokens, tokens),))

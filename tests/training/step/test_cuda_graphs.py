@@ -19,13 +19,15 @@ from runner.device.backends import precision
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import AskedAlone, Best, Limits, Progress, train
+from runner.training.loop import train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
+from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphed, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
-from runner.training.step.train_step import make_step
+from runner.training.step.train_step import StepOptions, make_step
+from runner.training.stopping import AskedAlone, Limits
 
 
 class Repeated:
@@ -105,25 +107,21 @@ def trained(
         "clip_grad_norm": clip,
         "average": average,
     }
-    make = partial(make_step, model, Classification(), **chosen)
+
+    def make(**more):
+        return make_step(model, Classification(), **chosen, options=StepOptions(**more))
+
     rates = Rates(opt, schedule(opt) if schedule else None, buffer=buffer, progress=progress)
     epochs = StepByStep(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
     if graphed is not None:
         epochs = Graphed(
             make,
-            data.indexed(),
+            data,
             first=make(),
-            num_rows=data.num_rows,
-            batch_size=data.batch_size,
             accumulate_steps=accumulate,
-            optimizer=opt,
             rates=rates,
-            buffer=buffer,
-            progress=progress,
             limits=bounds,
-            capture=graphed.capture,
-            warm=graphed.warm,
-            device=device,
+            graphs=graphed,
         )
     asked = AskedAlone(Stop(), bounds)
 

@@ -19,10 +19,12 @@ from runner.device.backends import precision
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import AskedAlone, Best, Limits, Progress, train
+from runner.training.loop import train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
+from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
+from runner.training.stopping import AskedAlone, Limits
 
 NUM_STEPS = 12
 
@@ -41,7 +43,12 @@ def detector(device):
 
 
 def reads_of(
-    device, *, epochs=runner.training.step.eager, step=runner.training.step.train_step, loader=Resident, name="fp32"
+    device,
+    *,
+    eager=runner.training.step.eager,
+    train_step=runner.training.step.train_step,
+    loader=Resident,
+    name="fp32",
 ):
     """What a training of some steps reads, from its first batch to its last row in the buffer."""
     torch.manual_seed(0)
@@ -50,7 +57,7 @@ def reads_of(
     rows = torch.randn(100, 8), torch.randint(3, (100,))
     background = Background()
     buffer = MetricBuffer(device, lambda window: None, background=background, pull_every=1000)
-    take = step.make_step(
+    take = train_step.make_step(
         model,
         Classification(),
         optimizer=optimizer,
@@ -64,9 +71,9 @@ def reads_of(
         with HostReads(device) as reads, detector(device):
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
-            rates = epochs.Rates(optimizer, schedule, buffer=buffer, progress=progress)
+            rates = eager.Rates(optimizer, schedule, buffer=buffer, progress=progress)
             train(
-                epochs.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
+                eager.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
                 progress=progress,
                 limits=limits,
                 evaluate=dict,

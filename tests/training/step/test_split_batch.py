@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from waiting import LONGEST
 from runner.device import backends
 from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
-from runner.training.step.split_batch import Pieces, in_parts
-from runner.training.step.train_step import make_step
+from runner.training.progress import Best, Progress
+from runner.training.step.split_batch import SplitBatch, in_parts
+from runner.training.step.train_step import StepOptions, make_step
 from runner.version import PACKAGES
 
 CPU = torch.device("cpu")
@@ -51,19 +53,21 @@ def trained(most_rows, *, group=1, error=torch.OutOfMemoryError):
     model = Small(most_rows, error)
     optimizer = torch.optim.Adam(model.parameters())
     said = []
-    pieces = Pieces(CPU, model=model, optimizer=optimizer, say=said.append)
+    progress = Progress(Best("val/loss", "min"))
+    pieces = SplitBatch(SimpleNamespace(device=CPU, model=model, optimizer=optimizer), progress, say=said.append)
     task, precision = Classification(), backends.precision("fp32", device=CPU)
-    step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, around=pieces.around)
+    options = StepOptions(wrap_learning=pieces.wrap)
+    step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, options=options)
     batches = [(torch.randn(rows, 6), torch.randint(3, (rows,))) for rows in (13, 8, 13, 5)]
     values = [step(batches[at : at + group]) for at in range(0, 4, group)]
-    return model, values, said, pieces
+    return model, values, said, progress
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_parts_give_the_same_step(group):
     whole, expected, silence, _ = trained(100, group=group)
-    split, found, said, pieces = trained(4, group=group)
-    assert silence == [] and pieces.num == 4 and len(said) == 2
+    split, found, said, progress = trained(4, group=group)
+    assert silence == [] and progress.num_pieces == 4 and len(said) == 2
     assert "4 parts of 4 rows" in said[-1]
     for one, other in zip(expected, found, strict=True):
         assert one.keys() == other.keys()

@@ -11,8 +11,9 @@ from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
 from runner.tasks.classification import Classification
 from runner.tasks.regression import Regression
+from runner.training.evaluate import evaluate, make_judge
 from runner.training.optimizer import AveragedWeights
-from runner.training.step.train_step import evaluate, make_judge, make_step
+from runner.training.step.train_step import make_step
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,46 @@
+"""The checked configuration as plain values: made once a run, and handed down. Whoever trains sees no configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runner.config import schema
+from runner.config.identity import chosen
+from runner.errors import Fault, RunnerError
+
+SECTIONS = ("train", "metrics", "placement", "tracking")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys of conf/ that have no target. The schema's own classes stay unfrozen: Hydra merges into them."""
+
+    seed: int
+    name: str | None
+    model: str  # its class, for a person
+    train: schema.Train
+    metrics: schema.Metrics
+    placement: schema.Placement
+    tracking: schema.Tracking
+    experiment: Mapping[str, Any]  # what makes it this experiment and no other: config.identity.chosen()
+
+    @classmethod
+    def of(cls, cfg: DictConfig) -> Settings:
+        """Raises: RunnerError for a value that only the data could tell."""
+        found: dict[str, Any] = {}
+        faults = []
+        for key in SECTIONS:
+            try:
+                found[key] = OmegaConf.to_object(cfg[key])
+            except OmegaConfBaseException as error:
+                so = f"it leads to what is known only when the data is there ({str(error).splitlines()[0]})"
+                faults.append(Fault(getattr(error, "full_key", None) or key, so, "a value of its own"))
+        if faults:
+            raise RunnerError(*faults)
+        model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
+        return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

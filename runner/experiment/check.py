@@ -1,0 +1,87 @@
+"""A configuration is checked before any work: every mistake that can be told from it alone, all at once; else the device."""
+
+from __future__ import annotations
+
+import re
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import validate
+from runner.config.instantiate import faults as target_faults
+from runner.config.nodes import SHARED, parted
+from runner.config.schema import PRECISIONS
+from runner.device import Choice, Hardware, check_precision, choose, probe
+from runner.errors import Fault, RunnerError
+from runner.experiment.best_metric import best_of, metric_faults
+from runner.experiment.build_optimizer import rehearsed
+from runner.experiment.given import Checked
+
+#: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
+REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
+
+
+def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
+    """check(), on this machine."""
+    hardware = probe()
+    return Checked(hardware, check(cfg, hardware, choice=choice))
+
+
+def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
+    """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
+
+    hardware: None for a sweep's job on a machine that nobody sees from here.
+    choice: the device, where a sweep has chosen it already.
+    Raises: RunnerError with every fault.
+    """
+    found = validate.faults(cfg)
+    try:
+        if choice is None and hardware is not None:
+            choice = choose(validate.value(cfg, "device"), hardware)
+        precision = validate.value(cfg, "train.precision")
+        if precision in PRECISIONS and hardware is not None and choice is not None:
+            check_precision(precision, choice.here, hardware)
+    except RunnerError as error:
+        found += error.faults
+    for key in validate.BUILT:
+        if OmegaConf.is_dict(validate.value(cfg, key)):
+            node, shared = parted(validate.target_node(cfg, key), key)
+            found += target_faults(node, key=key)
+            if key in SHARED:
+                schema, usual = SHARED[key]
+                found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
+    found += metric_faults(cfg) + _not_together(cfg, choice)
+    if not any(REHEARSED.search(fault.asked) for fault in found):
+        found += rehearsed(cfg, mode=best_of(cfg).mode)
+    if found or choice is None:
+        raise RunnerError(*found)
+    return choice
+
+
+def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """Settings that are right each by itself."""
+    found = []
+    if validate.value(cfg, "train.cuda_graph") is True:
+        found += _not_captured(cfg, choice)
+    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
+        so = "the guard watches operations one by one, and a compiled step has none"
+        found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
+    return found
+
+
+def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
+    """What a CUDA graph does not go with."""
+    asked, found = "train.cuda_graph=true", []
+    if choice is not None and not choice.device.startswith("cuda"):
+        so = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
+        found.append(Fault(asked, so, "train.compile=true, or device=cuda"))
+    for setting, value, so, write in (
+        ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
+        ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
+        ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
+        ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
+        ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
+    ):
+        if validate.value(cfg, setting) == value:
+            words = "true" if value is True else value
+            found.append(Fault(f"{asked} {setting}={words}", so, write))
+    return found

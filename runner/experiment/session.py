@@ -1,0 +1,249 @@
+"""What is open while a run lasts: console, journal, publisher, signals. All are closed here, however the run ends.
+
+Lives in the process that tracks, talks and writes: the only one of a run, or the first of several. fit() tells it what is
+measured; its window(), values() and settle() are called in the background thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from omegaconf import DictConfig, OmegaConf
+
+from runner.config import origin
+from runner.config.importing import loading
+from runner.config.secrets import hide, kept
+from runner.config.settings import Settings
+from runner.config.validate import without_password
+from runner.distributed.group import Ranks
+from runner.experiment.console import Screen, parts_in_words, what_next
+from runner.experiment.figures import illustrate
+from runner.experiment.given import Checked, Given
+from runner.experiment.reporter import Reporter
+from runner.experiment.run_record import Record, log_model, log_start, summarise, take_up
+from runner.experiment.summary import write_summary
+from runner.experiment.terminal import short
+from runner.models.card import write_card
+from runner.tracking.journal import Journal
+from runner.tracking.mlflow_model import GRAPH
+from runner.tracking.model_graph import forget_graph
+from runner.tracking.publisher import LOG, Publisher
+from runner.tracking.store_uri import shown
+from runner.training.failure import fail
+from runner.training.observer import Trial
+from runner.training.parts import Parts
+from runner.training.result import Result
+from runner.training.signals import Stop, listening
+from runner.version import IMPORTED
+
+MANY_POINTS = 10_000  # a healthy store takes a second for them
+MOST_WARNINGS = 3  # of the tracker, on the screen
+#: a pruned trial did what it was to do
+MLFLOW_STATUS = {"finished": "FINISHED", "pruned": "FINISHED", "killed": "KILLED", "failed": "FAILED"}
+
+
+class Session:
+    """An Observer of a training, and what stands around it. Use Session.open()."""
+
+    def __init__(self, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, given: Given) -> None:
+        self.folder, self.settings = folder, settings
+        self.summary: dict[str, Any] = {}
+        self.trial: Trial | None = given.trial
+        self.screen = Screen()
+        self.say, self.epoch, self.progress = self.screen.say, self.screen.epoch, self.screen.training
+        self._machine, self._given = machine, given
+        self._clock = Clock(since_import=given.owns_process)
+        self._rerun = rerun_text(cfg)  # before the data fills in the facts
+        self._publisher: Publisher | None = None
+        self._open = ExitStack()  # the journal and the signals
+        # from begin() on
+        self.stop: Stop
+        self._journal: Journal
+        self._reporter: Reporter
+        self._parts: Parts
+        self._record: Record
+        self._result: Result
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, cfg: DictConfig, folder: Path, *, settings: Settings, machine: Checked, given: Given
+    ) -> Iterator[Session]:
+        """Begins to talk and to publish; at the end says what came of the run, and leaves it in summary.json."""
+        session = cls(cfg, folder, settings=settings, machine=machine, given=given)
+        folder.mkdir(parents=True, exist_ok=True)
+        session.say(f"device: {machine.choice.device} ({machine.choice.reason})")
+        hide(folder, settings.tracking.uri)
+        forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
+        with session._publishing() as session._publisher:
+            with loading():
+                importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
+            with session._open:
+                yield session
+            session._sum_up()
+        session._say_result()
+
+    def begin(self, cfg: DictConfig, parts: Parts) -> None:
+        """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written."""
+        given, folder = self._given, self.folder
+        if given.repetition is not None:
+            given.repetition.check(parts)
+        self._parts, self._result = parts, Result(best=parts.best)
+        self._journal = self._open.enter_context(Journal(folder, say=self.say))
+        (folder / "rerun.yaml").write_text(self._rerun)
+        write_card(folder, parts.card)
+        tracking = self.settings.tracking
+        origin.sign(folder, shown(tracking.uri) if tracking.enabled else "")
+        self._record = record = take_up(folder)
+        grace, end_now = self.settings.train.grace_seconds, self._end_now if given.owns_process else None
+        self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
+        log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)
+        for line in (*parts_in_words(self.settings, parts), f"folder: {short(folder)}"):
+            self.say(line)
+        rows = self.settings.train.batch_size * self.settings.train.accumulate_steps
+        self._reporter = Reporter(
+            record, journal=self._journal, publisher=self._publisher, screen=self.screen, batch_rows=rows
+        )
+        self.window, self.values = self._reporter.window, self._reporter.values
+        self.settle, self.means = self._reporter.settle, self._reporter.means
+        self._clock.lap("setup")
+
+    def end(self, result: Result, ranks: Ranks) -> None:
+        """The model, the pictures and the status: the last of the journal."""
+        self._result = result
+        for finding in result.findings:
+            self.say(f"guard: {finding}")
+        if result.status != "failed":  # else another one may be gone, and nobody waits for it
+            ranks.leave()
+        self.summary["num_processes"] = ranks.num
+        self._clock.lap("")
+        tracking = self.settings.tracking
+        with self._failing():
+            if result.status == "finished" and tracking.log_model:
+                log_model(self._journal, self._parts, self.folder, is_tracked=tracking.enabled)
+                if self._publisher is not None:
+                    self._publisher.wake()  # it goes while the pictures are drawn
+        with self._failing():
+            of = f"{self.settings.model} on {self._parts.source.name}, {self._parts.device}"
+            if illustrate(self._parts, result, self.folder, of=of, say=self.say):
+                self._journal.event("artifact", path="plots", to="plots")
+        with self._failing():
+            self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
+
+    def _sum_up(self) -> None:
+        """summary.json is there even if nobody waits for the tracker; then it is waited for."""
+        self.summary = self._summarise() | self.summary | {"exit_code": self.stop.exit_code}
+        with self._failing():
+            write_summary(self.folder, self.summary)
+        if self._publisher is not None:
+            self.summary |= self._last_words(self._publisher, within=self.stop.seconds_left)
+
+    def _say_result(self) -> None:
+        self._clock.lap("finish")
+        self.summary["seconds"] |= {"finish": self._clock.seconds["finish"], "total": self._clock.total()}
+        with self._failing():
+            write_summary(self.folder, self.summary)
+        self.summary |= {"status": self._result.status, "error": self._result.error}
+        self.screen.result(
+            self.summary, folder=short(self.folder), next_lines=what_next(self.settings, self.summary, self.folder)
+        )
+
+    def _summarise(self) -> dict[str, Any]:
+        summary = summarise(self.settings, self._parts, self._record, self._result, self._machine.choice)
+        clock = self._clock
+        before = {"start": clock.before, "setup": clock.seconds.get("setup", 0.0)}
+        return summary | {"seconds": before | summary["seconds"]}
+
+    @contextmanager
+    def _publishing(self) -> Iterator[Publisher | None]:
+        """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds.
+
+        None where nothing is tracked, and where the sweep's own process does it.
+        """
+        tracking, member = self.settings.tracking, self._given.member
+        if not tracking.enabled or (member is not None and not member.publishes):
+            yield None
+            return
+        with Publisher.start(self.folder, tracking.uri, grace_seconds=tracking.grace_seconds) as publisher:
+            yield publisher
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A disk that takes nothing more is the run's error, and no reason to leave out what comes after."""
+        try:
+            yield
+        except OSError as error:
+            if self._result.status != "failed":
+                fail(self._result, error)
+
+    def _last_words(self, publisher: Publisher, *, within: float) -> dict[str, Any]:
+        """Waits for MLflow to have everything, but no longer than it answers, and than there is time (s)."""
+        pending = publisher.ack().points_pending
+        if pending > MANY_POINTS:
+            self.say(f"tracking: {pending:,} points are on their way; Ctrl-C leaves that to the background")
+        try:
+            ack = publisher.finish(within=within)
+        except KeyboardInterrupt:
+            self.say("tracking: not waited for; what is left goes to MLflow in the background")
+            ack = publisher.ack()
+        if not ack.is_complete:
+            why = f" ({ack.error})" if ack.error else ""
+            uri = without_password(self.settings.tracking.uri)
+            self.say(
+                f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal"
+            )
+        for warning in ack.warnings[:MOST_WARNINGS]:
+            self.say(f"tracking: {warning}")
+        if (more := len(ack.warnings) - MOST_WARNINGS) > 0:
+            self.say(f"tracking: {more} more of the kind in {LOG}")
+        return {"run_id": ack.run_id, "tracker": ack.counts}
+
+    def _end_now(self, stop: Stop, why: str) -> NoReturn:
+        """Ends this process without waiting for anything or anybody.
+
+        The publisher notices, sends what the journal holds, and marks the run as killed.
+        """
+        with suppress(Exception):  # the training goes on beside this, and may be in the middle of anything
+            self._result.status, self._result.error = "killed", why
+            write_summary(self.folder, self._summarise() | {"exit_code": stop.exit_code})
+            self.screen.end_now(f"ended at once: {why}; what its last checkpoint and its journal hold is kept")
+            self.say(f"next    python -m runner resume {shlex.quote(short(self.folder))}")
+        for child in multiprocessing.active_children():  # that read data
+            child.kill()
+        os._exit(stop.exit_code)
+
+
+class Clock:
+    """Seconds since the command began, in laps."""
+
+    def __init__(self, *, since_import: bool) -> None:
+        """since_import: whether the process is this run's alone, and its imports are the run's start.
+
+        Not since the process was made: a shell that becomes its last command hands its age on, and 117 s of
+        `pip install` were told as the run's.
+        """
+        self._began = self._lap = time.perf_counter()
+        self.before = self._began - IMPORTED if since_import else 0.0
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        """Ends a lap, which counts as `name`."""
+        before, self._lap = self._lap, time.perf_counter()
+        self.seconds[name] = self._lap - before
+
+    def total(self) -> float:
+        return self.before + time.perf_counter() - self._began
+
+
+def rerun_text(cfg: DictConfig) -> str:
+    """What rerun.yaml says: the run's own keys; how a sweep was run, or a plan made, is no part of running it again."""
+    saved = kept(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")]))
+    return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(saved)

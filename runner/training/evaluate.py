@@ -1,0 +1,182 @@
+"""A split's batches go through the model and the task's metrics: one number for each name comes out, read from the device once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.data.loading.shard import Shard, Share
+from runner.device import backends
+from runner.device.backends import Precision
+from runner.device.placement import num_rows
+from runner.distributed.group import Ranks
+from runner.inspection.guard import Guard
+from runner.tasks.metrics import named_values
+from runner.tasks.task import Predicting, Task
+from runner.training.parts import Parts
+from runner.training.signals import Stop, StoppedError
+
+Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+
+
+def make_judge(task: Task, *, precision: Precision) -> Judge:
+    """What evaluate() does with a batch: judge(model, batch) -> the task's values; a task's metrics take it in, too."""
+    metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
+    if not metrics or not isinstance(task, Predicting):
+
+        def judge(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+            with precision.autocast():
+                return task(model, batch)
+
+        return judge
+
+    def judge_and_gather(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        with precision.autocast():
+            outputs = task.outputs(model, batch)
+            values = task.judge(outputs, batch)
+        predictions, targets = task.predictions(outputs), task.targets(batch)
+        for metric in metrics.values():
+            metric.update(predictions, targets)
+        return values
+
+    return judge_and_gather
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    batches: Iterable[Any],
+    *,
+    precision: Precision,
+    judge: Judge | None = None,
+    labels: Sequence[str] = (),
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, float]:
+    """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
+
+    judge: what make_judge() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
+    total: the sum over all processes, where the batches are Shares; each gets the values of the whole split.
+    Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
+    Raises: RunnerError for a metric that gives no number.
+    """
+    judge = judge or make_judge(task, precision=precision)
+    metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
+    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
+    was_training = [module.training for module in modules]
+    names: tuple[str, ...] = ()
+    sums, count = torch.zeros(()), 0
+    for metric in metrics.values():  # an evaluation before may have been broken off
+        metric.reset()
+    try:
+        for module in modules:
+            module.eval()
+        for item in batches:
+            batch, rows, of = _counted(item)
+            values = judge(model, batch)
+            part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
+            sums = sums + part if names else part
+            names = tuple(values)
+            count += of
+        sums = sums if total is None else total(sums)
+        gathered = _computed(metrics, labels)
+    finally:
+        for module, before in zip(modules, was_training, strict=True):
+            module.train(before)
+        for metric in metrics.values():
+            metric.reset()
+    more = [torch.as_tensor(value, dtype=torch.float32, device=sums.device) for value in gathered.values()]
+    numbers = torch.cat([sums / count, torch.stack(more)]) if more else sums / count
+    found = dict(zip((*names, *gathered), numbers.tolist(), strict=True))
+    derived: Mapping[str, float] = getattr(task, "derived", dict)(found)
+    return {**found, **derived}
+
+
+def _counted(item: Any) -> tuple[Any, int, int]:
+    """A batch, its rows that count, and those of all processes."""
+    if isinstance(item, Share):
+        return item.batch, item.rows.num, item.rows.of
+    rows = num_rows(item)
+    return item, rows, rows
+
+
+def _computed(metrics: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
+    """Each number that the metrics came to, on the device, by its name."""
+    found: dict[str, Any] = {}
+    for name, metric in metrics.items():
+        found |= named_values(name, metric.compute(), labels=labels)
+    return found
+
+
+class Evaluation:
+    """Measures the run's splits, alone or shared with other processes; leaves in the middle where somebody asked for an end."""
+
+    def __init__(self, parts: Parts, guard: Guard, *, stop: Stop, ranks: Ranks) -> None:
+        self.seconds = 0.0  # that it took in all
+        self._parts, self._stop, self._ranks = parts, stop, ranks
+        judge = make_judge(parts.task, precision=parts.precision)
+        if parts.shards is not None:
+            judge = parts.shards.within(judge)
+        self._judges = {split: guard.on(judge) for split in ("val", "test")}
+
+    def measure(self, split: str) -> dict[str, float]:
+        """The values of a whole split by their full names; {} where there is none.
+
+        Raises: StoppedError in its middle; it is measured from its beginning when the run goes on.
+        """
+        parts = self._parts
+        loader = parts.val if split == "val" else parts.test
+        if loader is None:
+            return {}
+        began, generators = time.perf_counter(), backends.generator_states(parts.device)
+        try:
+            shared = self._share()
+            found = evaluate(
+                parts.kept_model,
+                parts.task,
+                self._while_not_asked(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
+                precision=parts.precision,
+                judge=self._judges[split],
+                labels=parts.source.classes or parts.source.targets,
+                total=self._ranks.total if shared else None,
+            )
+        except StoppedError:
+            backends.set_generator_states(generators, parts.device)
+            raise
+        finally:
+            if parts.shards is not None:
+                parts.shards.let_go()
+        self.seconds += time.perf_counter() - began
+        return {f"{split}/{name}": value for name, value in found.items()}
+
+    def _share(self) -> Shard | None:
+        """Which rows of a split this process measures; None for all of them.
+
+        Metrics over a whole split are measured by each process: nobody can tell how theirs would be put together.
+        """
+        if self._ranks.num == 1:
+            return None
+        models = [self._parts.model, self._parts.kept_model]
+        self._ranks.alike([buffer for model in models for buffer in model.buffers()])  # each has seen rows of its own
+        return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
+
+    def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Stop.while_not_asked(), such that all processes leave, or none."""
+        if self._ranks.num == 1:
+            yield from self._stop.while_not_asked(batches)
+            return
+        for batch in batches:
+            if self._is_stopping(together=self._parts.shards is not None):  # parts come together for each batch
+                break
+            yield batch
+        if self._is_stopping(together=True):
+            raise StoppedError
+
+    def _is_stopping(self, *, together: bool) -> bool:
+        """Whether this process was asked to end; together: whether any was."""
+        is_asked = self._stop.signal is not None
+        return bool(self._ranks.highest([float(is_asked)])[0]) if together else is_asked

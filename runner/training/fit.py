@@ -1,0 +1,210 @@
+"""Parts go in; they are trained, tested with their best weights, and what came of it comes out, however it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from runner.config.settings import Settings
+from runner.device.backends import is_out_of_memory
+from runner.distributed import messages
+from runner.distributed.group import Ranks, is_lost
+from runner.errors import RunnerError
+from runner.inspection.findings import merged
+from runner.inspection.guard import Guard
+from runner.training.background import Background
+from runner.training.evaluate import Evaluation
+from runner.training.failure import fail
+from runner.training.loop import train
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.observer import Observer
+from runner.training.parts import Parts
+from runner.training.progress import missing_metric
+from runner.training.result import Result
+from runner.training.signals import Stop, StoppedError
+from runner.training.state import Checkpoints
+from runner.training.step.choose import choose_steps
+from runner.training.step.split_batch import explain
+from runner.training.stopping import AskedAlone, AskedTogether
+
+
+def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
+    """Trains, and tests with the best weights. A folder with a checkpoint is gone on with: the same steps, to the bit.
+
+    folder: the run's. ranks: the processes that train together; all of them make the same calls.
+    A training that fails raises nothing: that is a status, with its points kept.
+    Raises: RunnerError for a checkpoint that can't be gone on with.
+    """
+    training = _Training(parts, settings, folder, observer=observer, stop=stop, ranks=ranks)
+    result = training.result
+    try:
+        training.train()
+        if result.ending == "stopped":
+            result.status = "killed"
+        else:
+            training.checkpoints.use_best(training.progress)
+            training.measure("test")
+            result.status = "pruned" if result.ending == "pruned" else "finished"
+    except StoppedError:  # in the test
+        result.status = "killed"
+    except BaseException as error:
+        training.failed(error)
+        if is_out_of_memory(error):
+            result.ending = "out_of_memory"
+            result.error = explain(error, parts, may_split=settings.train.on_oom != "split")
+    training.finish()
+    for batches in (parts.train, parts.val, parts.test):
+        if batches is not None:
+            batches.close()
+    return result
+
+
+class _Training:
+    """What lives as long as a training: where it stands, its metric buffer, checkpoints, guard and background thread."""
+
+    def __init__(
+        self, parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks
+    ) -> None:
+        """Starts the background thread, which finish() ends."""
+        self.parts, self.settings, self.folder = parts, settings, folder
+        self.observer, self.stop, self.ranks = observer, stop, ranks
+        self.result = Result(best=parts.best)
+        self.background = Background(observer.settle)
+        self.buffer = MetricBuffer(
+            parts.device,
+            observer.window,
+            background=self.background,
+            pull_every=settings.metrics.pull_every,
+            every=settings.metrics.every,
+            mean=ranks.mean if ranks.num > 1 else None,
+        )
+        try:
+            experiment = settings.experiment
+            self.checkpoints = Checkpoints(parts, folder, self.background, ranks=ranks, experiment=experiment)
+            self.progress = self.checkpoints.restore(self.buffer)
+        except BaseException:
+            self.background.close()
+            raise
+        for note in self.checkpoints.notes:
+            observer.say(f"checkpoint: {note}")
+        when = settings.placement.guard
+        if settings.train.compile and self.progress.step:
+            when = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
+        self.guard = Guard(parts.device, when=when, model=parts.model, task=parts.task, optimizer=parts.optimizer)
+        self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
+        self._began = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Of training, so far, without what was spent measuring splits."""
+        return self.progress.seconds + time.perf_counter() - self._began - self.evaluation.seconds
+
+    def train(self) -> None:
+        """To the end, whichever comes first, and its last checkpoint."""
+        parts, limits = self.parts, self.parts.limits
+        alone = self.ranks.num == 1
+        epochs = choose_steps(
+            parts,
+            self.settings,
+            progress=self.progress,
+            buffer=self.buffer,
+            guard=self.guard,
+            ranks=self.ranks,
+            say=self.observer.say,
+        )
+        parts.model.train()
+        with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
+            self.result.ending = train(
+                epochs,
+                progress=self.progress,
+                limits=limits,
+                evaluate=self.end_epoch,
+                keep=self.keep,
+                asked=AskedAlone(self.stop, limits) if alone else AskedTogether(self.stop, limits, self.ranks),
+                gives_up=self.gives_up,
+            )
+            self.buffer.pull(is_end=self.result.ending != "stopped")
+            self.background.wait()
+        self.result.seconds["train"] = self.seconds
+        self.keep("last")
+
+    def end_epoch(self) -> Mapping[str, float]:
+        """Measures the validation split and tells of it."""
+        parts = self.parts
+        values = self.measure("val")
+        if values and parts.best.metric not in values:
+            self._miss(values)
+        if parts.falls_by_metric and values:
+            parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
+        self.observer.epoch(self.progress.epoch + 1, self.progress.step, values)
+        return values
+
+    def measure(self, split: str) -> Mapping[str, float]:
+        """The values of a whole split, told; {} where there is none. Raises: StoppedError in its middle."""
+        values = self.evaluation.measure(split)
+        now = int(time.time() * 1000)
+        if values:
+            self.background.do(partial(self.observer.values, values, step=self.progress.step, time_ms=now))
+        return values
+
+    def _miss(self, values: Mapping[str, float]) -> None:
+        """Raises: RunnerError where something goes by the metric that was not measured."""
+        fault = missing_metric(self.parts.best.metric, values)
+        if self.parts.limits.patience is not None or self.parts.falls_by_metric:  # it would never stop early, or fall
+            raise RunnerError(fault)
+        if self.progress.epoch == 0:
+            self.observer.say(f"best: the last weights are kept, as {fault.so}; write {fault.write}")
+
+    def keep(self, name: str) -> None:
+        """Takes a checkpoint, "best" or "last"; it is written in the background."""
+        if name == "best":
+            self.checkpoints.keep_best(self.progress)
+        else:
+            self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
+
+    def gives_up(self, values: Mapping[str, float]) -> bool:
+        """Whether the search's pruner sees no sense in going on."""
+        trial = self.observer.trial
+        if trial is None:
+            return False
+        if trial.metric.startswith("train/"):
+            self.buffer.pull()
+            self.background.wait()
+        known = {**self.observer.means(), **values}
+        return trial.metric in known and trial.gives_up(known[trial.metric], self.progress.epoch)
+
+    def failed(self, error: BaseException) -> None:
+        """Makes an error the result's; where several processes train, the first error of any of them."""
+        result = self.result
+        fail(result, error)
+        if self.ranks.num > 1:
+            text = messages.LOST if is_lost(error) else result.error
+            messages.tell(self.folder, self.ranks.rank, text or "interrupted")
+            words = messages.first_words(self.folder)
+            result.error = words.text if words is not None else result.error
+
+    def finish(self) -> None:
+        """Brings the last rows over, also after a failure, ends the thread, and fills the result."""
+        result, progress = self.result, self.progress
+        result.seconds["evaluate"] = self.evaluation.seconds
+        if not result.seconds["train"]:
+            result.seconds["train"] = self.seconds
+        pull = partial(self.buffer.pull, is_end=result.ending != "stopped")
+        is_left_alone = self.ranks.num > 1 and result.status == "failed"  # the others may be gone
+        for end in (self.background.close,) if is_left_alone else (pull, self.background.close):
+            try:
+                end()
+            except Exception as error:
+                if result.error is None:
+                    fail(result, error)
+        result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
+        result.num_steps, result.num_epochs, result.best = progress.step, progress.epoch, progress.best
+        result.num_samples = self._num_samples()
+
+    def _num_samples(self) -> int:
+        """That the steps so far have learnt from."""
+        batches, accumulate_steps = self.parts.train, self.settings.train.accumulate_steps
+        epochs, steps = divmod(self.progress.step, -(-batches.num_batches // accumulate_steps))
+        return epochs * batches.num_rows + steps * batches.batch_size * accumulate_steps

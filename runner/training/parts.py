@@ -1,0 +1,64 @@
+"""What is trained and what with, built and placed: experiment/build.py makes it, everything that trains takes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from runner.data.loading.loaders import Batches
+from runner.data.source import Source
+from runner.data.split import Splits
+from runner.device import backends
+from runner.models.card import Card
+from runner.tasks.task import Task
+from runner.training.optimizer import AveragedWeights, wants_metric
+from runner.training.progress import Best
+from runner.training.stopping import Limits
+
+if TYPE_CHECKING:
+    from runner.distributed.sharding import Shards  # it imports for a second
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with. Everything lies on `device`."""
+
+    device: torch.device
+    source: Source
+    splits: Splits
+    residency: str  # where the data lies and why, in words
+    train: Batches
+    val: Batches | None
+    test: Batches | None
+    model: nn.Module
+    weights: str  # what it starts from, in words; empty: drawn from the seed
+    layout: str  # how its weights lie in memory, in words; empty: as torch makes them
+    task: Task
+    card: Card
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    average: AveragedWeights | None
+    precision: backends.Precision
+    limits: Limits
+    best: Best
+    shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
+    threads: str = ""  # that compute on the CPU, in words, where the work decides it
+
+    @property
+    def kept_model(self) -> nn.Module:
+        """The model that is evaluated and kept: the averaged weights, where there are any."""
+        return self.average.model if self.average else self.model
+
+    @property
+    def falls_by_metric(self) -> bool:
+        """Whether the schedule is stepped at the ends of epochs, with the metric that they are judged by."""
+        return self.schedule is not None and wants_metric(self.schedule)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())

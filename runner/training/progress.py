@@ -1,0 +1,52 @@
+"""Where a training stands: its steps, its epochs, and the best value so far. Plain numbers, which a checkpoint carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from runner.errors import Fault, nearest
+
+KEY = "train.early_stopping.metric"
+
+
+@dataclass
+class Best:
+    """The best value so far and the step it was reached at."""
+
+    metric: str
+    mode: str  # min | max
+    value: float | None = None  # None: nothing measured yet
+    step: int = 0
+
+    def improves(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        return self.value is None or (value < self.value if self.mode == "min" else value > self.value)
+
+
+@dataclass
+class Progress:
+    """Where a training stands; what a resumed run goes on from."""
+
+    best: Best
+    step: int = 0
+    epoch: int = 0  # epochs done: trained and measured
+    measured: int = 0  # the step that was measured last
+    rate: float | None = None  # the learning rate that was noted last
+    epochs_without_best: int = 0
+    num_pieces: int = 1  # that each batch is learnt in (step/split_batch.py)
+    seconds: float = 0.0  # of training before this process took it up
+
+
+def missing_metric(metric: str, measured: Iterable[str]) -> Fault:
+    """A metric that is not among those of the validation split."""
+    names = list(measured)
+    so = f"the validation split has no {metric}; it has {', '.join(names)}"
+    return Fault(f"{KEY}={metric}", so, what_to_write(nearest(metric, names) or names))
+
+
+def what_to_write(hits: list[str]) -> str:
+    """The setting with each of the nearest names, three at most."""
+    return " or ".join(f"{KEY}={hit}" for hit in [*dict.fromkeys(hits or ["val/loss"])][:3])

@@ -1,0 +1,24 @@
+"""What came of a training, however it ended: filled in by fit(), read by whoever tells of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runner.inspection.findings import Finding
+from runner.training.progress import Best
+
+
+@dataclass
+class Result:
+    """status: finished, pruned, killed or failed. ending: what ended the training (loop.train), or what of the machine did."""
+
+    best: Best
+    status: str = "failed"
+    error: str | None = None
+    ending: str = ""
+    num_steps: int = 0
+    num_epochs: int = 0
+    num_samples: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    pulls: int = 0  # of metrics from the device
+    findings: list[Finding] = field(default_factory=list)  # of the guard

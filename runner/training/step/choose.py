@@ -1,0 +1,105 @@
+"""How a step of this run comes to be: every choice is made here, once, from the top of the list to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from runner.config.settings import Settings
+from runner.data.loading.loaders import Batches
+from runner.data.loading.shard import Shard, Sharded
+from runner.device.backends import overruns
+from runner.distributed.gradients import Together, TogetherInParts
+from runner.distributed.group import Ranks
+from runner.inspection.guard import Guard
+from runner.training.loop import Epochs
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.parts import Parts
+from runner.training.progress import Progress
+from runner.training.step.compiled import Compiling, make_compiled
+from runner.training.step.cuda_graphs import Graphed, cuda_graphs
+from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.split_batch import SplitBatch
+from runner.training.step.train_step import Step, StepOptions, make_step
+
+#: batches an epoch, below which the last, smaller one is worth being compiled by itself: else it is under a twentieth
+FEW_BATCHES = 20
+
+
+def choose_steps(
+    parts: Parts,
+    settings: Settings,
+    *,
+    progress: Progress,
+    buffer: MetricBuffer,
+    guard: Guard,
+    ranks: Ranks,
+    say: Callable[[str], None],
+) -> Epochs:
+    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs."""
+    train = settings.train
+    split = SplitBatch(parts, progress, say=say) if train.on_oom == "split" else None
+    several = _of_several(parts, settings, num=ranks.num)
+    task = several.task if several else parts.task
+    batches = Sharded(parts.train, Shard(ranks.rank, ranks.num)) if several else parts.train
+
+    def make(**options: Any) -> Step:
+        return make_step(
+            parts.model,
+            task,
+            optimizer=parts.optimizer,
+            precision=parts.precision,
+            clip_grad_norm=train.clip_grad_norm,
+            average=parts.average,
+            options=StepOptions(
+                wrap_learning=split.wrap if split else None,
+                own_batches=several.parted if several else None,
+                **options,
+            ),
+        )
+
+    step = make()
+    if train.compile:
+        is_first, compiling = progress.step == 0, _compiling(parts, is_alone=several is None)
+        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
+    step = guard.on(step, of_groups=True)
+    of_steps = None if parts.falls_by_metric else parts.schedule  # the others fall at the ends of epochs
+    rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
+    accumulate_steps = train.accumulate_steps
+    if not train.cuda_graph:
+        return StepByStep(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=buffer)
+    return Graphed(
+        make,
+        batches,
+        first=step,
+        accumulate_steps=accumulate_steps,
+        rates=rates,
+        limits=parts.limits,
+        graphs=cuda_graphs(),
+    )
+
+
+def _of_several(parts: Parts, settings: Settings, *, num: int) -> Together | TogetherInParts | None:
+    """What several processes take a step with; None for one alone."""
+    if num == 1:
+        return None
+    if parts.shards is not None:
+        return TogetherInParts(parts.shards, parts.task, num=num)
+    return Together(parts.model, parts.task, num=num, unused_parameters=settings.placement.unused_parameters)
+
+
+def _compiling(parts: Parts, *, is_alone: bool) -> Compiling:
+    return Compiling(
+        fixed_shapes=not isinstance(parts.splits.train, Dataset),
+        usual_rows=_usual_rows(parts.train) if is_alone else None,
+        in_part="" if is_alone else "processes exchange gradients in the middle of the step",
+        keeps_layout=parts.device.type == "cpu" and bool(overruns(parts.model)),
+    )
+
+
+def _usual_rows(batches: Batches) -> int | None:
+    """Of all batches but a smaller last one, where it is one of many; None where all are to be compiled."""
+    is_rare = batches.num_rows % batches.batch_size != 0 and batches.num_batches >= FEW_BATCHES
+    return batches.batch_size if is_rare else None
