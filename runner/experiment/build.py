@@ -20,7 +20,7 @@ from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, parted, resolved
 from runner.data.loading.batch_transform import Finished
-from runner.data.loading.loaders import Batches, load
+from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.source import Around, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends
@@ -86,7 +86,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
     shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
     splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
-    loaders, residency = _loaders(cfg, shared, source, splits, device, num_processes)
+    loaders, residency = _loaders(cfg, source, splits, device, num_processes)
     return Data(source, splits, residency, loaders)
 
 
@@ -225,7 +225,7 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 
 
 def _loaders(
-    cfg: DictConfig, shared: dict[str, Any], source: Source, splits: Splits, device: torch.device, num_processes: int
+    cfg: DictConfig, source: Source, splits: Splits, device: torch.device, num_processes: int
 ) -> tuple[dict[str, Batches], str]:
     train_size = cfg.train.batch_size
     eval_size = cfg.train.eval_batch_size or train_size
@@ -235,22 +235,34 @@ def _loaders(
         rows = getattr(splits, name)
         if rows is None:
             continue
-        loaders[name], why = load(
-            rows,
-            residency=shared["residency"],
-            free_bytes=backends.free_memory_bytes(device, memory_fraction=_memory_fraction(cfg, device)),
-            batch_size=train_size if name == "train" else eval_size,
-            device=device,
-            seed=cfg.seed,
-            shuffle=name == "train",
-            num_workers=shared["num_workers"],
-            num_processes=num_processes,
+        size, is_training = train_size if name == "train" else eval_size, name == "train"
+        loaders[name], why = batches_of(
+            rows, source, cfg, device, batch_size=size, is_training=is_training, num_processes=num_processes
         )
         reason = reason or why
-        if source.finish is not None:  # a copy each: one is in training mode, the others are not
-            finish, is_training = place(copy.deepcopy(source.finish), device), name == "train"
-            loaders[name] = Finished(loaders[name], finish, device=device, seed=cfg.seed, is_training=is_training)
     return loaders, reason
+
+
+def batches_of(
+    rows: Any,
+    source: Source,
+    cfg: DictConfig,
+    device: torch.device,
+    *,
+    batch_size: int,
+    is_training: bool = False,
+    num_processes: int = 1,
+) -> tuple[Batches, str]:
+    """A split's batches on the device, finished as the source says, and why they lie where they lie; shuffled in training."""
+    shared = validate.shared_data_settings(cfg)
+    fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
+    free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
+    loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes)
+    batches, why = load(rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training)
+    if source.finish is not None:  # a copy each: one is in training mode, the others are not
+        finish = place(copy.deepcopy(source.finish), device)
+        batches = Finished(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
+    return batches, why
 
 
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
@@ -287,10 +299,6 @@ def _counted(source: Source, splits: Splits) -> dict[str, Any]:
     elif not isinstance(splits.train, Dataset):
         labels = tensors(splits.train)[-1]
     return {"class_counts": torch.bincount(labels, minlength=len(source.classes)).tolist()}
-
-
-def _memory_fraction(cfg: DictConfig, device: torch.device) -> float | None:
-    return cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
 
 
 def surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from torch import Tensor
 
 from runner.config import validate
 from runner.config.instantiate import build, locate
-from runner.data.loading.batch_transform import Finished
-from runner.data.loading.loaders import Batches, load
+from runner.data.loading.loaders import Batches
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
-from runner.device import backends
-from runner.device.placement import place
 from runner.errors import Fault, RunnerError
+from runner.experiment import build as build_parts
 from runner.models.card import Card
 
 #: keys of `data` that leave the rows as they are
@@ -80,22 +77,8 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
 
 def batches_of(found: Measured, name: str, cfg: DictConfig, device: torch.device) -> Batches:
     """The batches of a split, in order, finished as at the end of an epoch."""
-    shared = validate.shared_data_settings(cfg)
-    fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
-    batches, _ = load(
-        found.rows[name],
-        residency=shared["residency"],
-        free_bytes=backends.free_memory_bytes(device, memory_fraction=fraction),
-        batch_size=cfg.train.eval_batch_size or cfg.train.batch_size,
-        device=device,
-        seed=cfg.seed,
-        shuffle=False,
-        num_workers=shared["num_workers"],
-    )
-    if found.source.finish is not None:
-        finish = place(copy.deepcopy(found.source.finish), device)
-        batches = Finished(batches, finish, device=device, seed=cfg.seed, is_training=False)
-    return batches
+    size = cfg.train.eval_batch_size or cfg.train.batch_size
+    return build_parts.batches_of(found.rows[name], found.source, cfg, device, batch_size=size)[0]
 
 
 def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device, *, are_classes: bool) -> Iterator[Any]:

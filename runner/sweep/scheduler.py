@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,86 +72,77 @@ class Places(Protocol):
         ...
 
 
-def conduct(
-    source: Source,
-    places: Places,
-    *,
-    sweep: Sweep,
-    ledger: Ledger,
-    assigned: dict[str, Any],
-    publisher: Publisher | None,
-    table: Table,
-    stop: Stop,
-    grace_seconds: float,
-) -> None:
-    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop.
+@dataclass
+class Books:
+    """What a sweep is noted in while it runs.
 
     assigned: what every job is told of the sweep (fields of Assignment). publisher: sends the jobs' journals (None: they
     do it themselves, or nothing is tracked).
     """
-    waiting: list[Prepared] = []
-    running: dict[int, Job] = {}
+
+    sweep: Sweep
+    ledger: Ledger
+    assigned: dict[str, Any]
+    publisher: Publisher | None
+    table: Table
+    waiting: list[Prepared] = field(default_factory=list)
+    running: dict[int, Job] = field(default_factory=dict)
+
+    def note_start(self, prepared: Prepared, device: str) -> None:
+        job = prepared.job
+        self.waiting.remove(prepared)
+        job.state, job.device = "running", device
+        self.ledger.note(job)
+        self.running[job.number] = job
+        if self.publisher is not None:
+            self.publisher.follow(self.sweep.folder_of(job))
+
+    def note_end(self, job: Job, summary: dict[str, Any]) -> None:
+        self.ledger.note(job)
+        if self.publisher is not None:
+            self.publisher.gone(self.sweep.folder_of(job))
+        self.table.ended(job, summary)
+
+
+def conduct(source: Source, places: Places, books: Books, *, stop: Stop, grace_seconds: float) -> None:
+    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop."""
     deadline: float | None = None  # for jobs that were told to end
     while True:
         if stop.signal is None:
-            _start(source, waiting, running, places, sweep=sweep, ledger=ledger, assigned=assigned, publisher=publisher)
+            _start(source, places, books)
         elif deadline is None:
             places.stop()
             deadline = time.monotonic() + grace_seconds
         elif time.monotonic() > deadline:
             places.stop(signal.SIGKILL)
-        if not running and (not waiting or stop.signal is not None):
+        if not books.running and (not books.waiting or stop.signal is not None):
             return
-        table.show(sweep)
+        books.table.show(books.sweep)
         try:
             found = places.ended(LOOK_SECONDS)
         except KeyboardInterrupt:  # the second Ctrl-C
             places.stop(signal.SIGKILL)
             continue
         for ended in found:
-            job = running.pop(ended.number)
-            summary = settle(
-                job,
-                sweep.folder_of(job),
-                ended.code,
-                is_stopped=stop.signal is not None or ended.is_interrupted,
-                cause=ended.cause,
-            )
+            job = books.running.pop(ended.number)
+            is_stopped = stop.signal is not None or ended.is_interrupted
+            summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=is_stopped, cause=ended.cause)
             source.ended(job, summary)
-            ledger.note(job)
-            if publisher is not None:
-                publisher.gone(sweep.folder_of(job))
-            table.ended(job, summary)
+            books.note_end(job, summary)
 
 
-def _start(
-    source: Source,
-    waiting: list[Prepared],
-    running: dict[int, Job],
-    places: Places,
-    *,
-    sweep: Sweep,
-    ledger: Ledger,
-    assigned: dict[str, Any],
-    publisher: Publisher | None,
-) -> None:
+def _start(source: Source, places: Places, books: Books) -> None:
     """Fills the free places. A job whose device is busy waits, and those behind it may go first."""
     while True:
-        for prepared in list(waiting):
-            job = prepared.job
-            device = places.start(prepared, Assignment(name=job.name, **assigned, **prepared.assigned))
-            if device is None:
-                continue
-            waiting.remove(prepared)
-            job.state, job.device = "running", device
-            ledger.note(job)
-            running[job.number] = job
-            if publisher is not None:
-                publisher.follow(sweep.folder_of(job))
-        fresh = source.next(len(waiting))
+        for prepared in list(books.waiting):
+            assigned = Assignment(name=prepared.job.name, **books.assigned, **prepared.assigned)
+            device = places.start(prepared, assigned)
+            if device is not None:
+                books.note_start(prepared, device)
+        fresh = source.next(len(books.waiting))
         if fresh is None:
             return
-        waiting.append(fresh)
+        books.waiting.append(fresh)
 
 
 def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from runner.sweep.launchers.process_pool import call
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
-from runner.sweep.scheduler import Source, conduct
+from runner.sweep.scheduler import Books, Source, conduct
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
@@ -105,17 +105,9 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             here = hardware if launcher.is_here else None
             messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
-                conduct(
-                    source,
-                    launcher,
-                    sweep=sweep,
-                    ledger=book,
-                    assigned=parent.assigned,
-                    publisher=parent.publisher if launcher.follows else None,
-                    table=table,
-                    stop=stop,
-                    grace_seconds=config.sweep.grace_seconds,
-                )
+                publisher = parent.publisher if launcher.follows else None
+                books = Books(sweep, book, parent.assigned, publisher, table)
+                conduct(source, launcher, books, stop=stop, grace_seconds=config.sweep.grace_seconds)
                 _end(sweep, parent, stop)
     found = build.write(sweep.folder)
     text.show(found, table.console)

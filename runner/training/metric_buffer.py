@@ -60,12 +60,11 @@ class MetricBuffer:
         pull_every: int,
         every: int = 1,
         watch: str = "train/loss",
-        first_step: int = 0,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
         self.points = 0
-        self.step = first_step
+        self.step = 0
         self.device, self._sink, self._background, self._watch = device, sink, background, watch
         self._every, self._mean = every, mean
         self._half = math.ceil(pull_every / every) * every

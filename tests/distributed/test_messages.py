@@ -48,6 +48,8 @@ def test_a_mistake_is_told_once_and_ends_the_attempts(tmp_path, attempt):
 def test_what_is_given_comes_back_and_the_words_of_an_earlier_time_are_gone(tmp_path, attempt):
     attempt(0)
     messages.tell(tmp_path, 1, "of the time before")
-    given = messages.Given(parent=7, choices=[{"device": "cpu", "reason": "as asked", "local": None}], path=["/here"])
+    given = messages.Handover(
+        parent=7, choices=[{"device": "cpu", "reason": "as asked", "local": None}], path=["/here"]
+    )
     messages.give(tmp_path, "seed: 1\n", given)
     assert messages.given_in(tmp_path) == given and messages.first_words(tmp_path) is None

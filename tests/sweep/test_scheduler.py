@@ -15,7 +15,7 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.launchers.process_pool import Ended
 from runner.sweep.progress_table import Table
-from runner.sweep.scheduler import conduct, settle
+from runner.sweep.scheduler import Books, conduct, settle
 from runner.training.signals import Stop
 
 ASSIGNED = {"sweep": "s", "uid": "u", "experiment": "e"}
@@ -77,17 +77,8 @@ def run(tmp_path):
             book.begin(sweep)
             for one in jobs:
                 book.plan(one.job)
-            conduct(
-                Listed(jobs),
-                places,
-                sweep=sweep,
-                ledger=book,
-                assigned=ASSIGNED,
-                publisher=None,
-                table=table,
-                stop=stop or Stop(),
-                grace_seconds=grace_seconds,
-            )
+            books = Books(sweep, book, ASSIGNED, None, table)
+            conduct(Listed(jobs), places, books, stop=stop or Stop(), grace_seconds=grace_seconds)
         return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from runner.data.loading.streamed import Streamed
 from runner.device.placement import num_bytes
 from runner.errors import Fault, RunnerError
 
-__all__ = ["Batches", "Resident", "Streamed", "load", "permutation"]
+__all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
 #: a set is kept on the device when it takes at most this part of the free memory; the rest is for the step
 MOST_OF_FREE_MEMORY = 0.5
@@ -53,25 +54,32 @@ class Batches(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Loading:
+    """Where the rows are to lie, and who reads them.
+
+    residency: auto, device or stream. free_bytes: of the device; None where nobody can tell. num_workers: of a streamed
+    set, None for automatic. num_processes: that train on this machine, and load each its own.
+    """
+
+    residency: str = "auto"
+    free_bytes: int | None = None
+    num_workers: int | None = None
+    num_processes: int = 1
+
+
 def load(
     rows: Any,
+    loading: Loading,
     *,
-    residency: str,
-    free_bytes: int | None,
     batch_size: int,
     device: torch.device,
     seed: int,
     shuffle: bool,
-    num_workers: int | None = None,
-    num_processes: int = 1,
 ) -> tuple[Batches, str]:
-    """The loader for a split, and why it is the one. `residency`: auto, device or stream.
-
-    free_bytes: of the device; None where nobody can tell. num_workers: of a streamed set, None for automatic.
-    num_processes: that train on this machine, and load each its own.
-    Raises: RunnerError for a set that is asked to lie on the device and can't.
-    """
-    on_device, reason = _residency(rows, residency, device=device, free_bytes=free_bytes)
+    """The loader for a split, and why it is the one. Raises: RunnerError for a set that is asked to lie on the device and can't."""
+    residency, num_workers, num_processes = loading.residency, loading.num_workers, loading.num_processes
+    on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
         return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
     workers = automatic_workers(rows, num_processes) if num_workers is None else num_workers

@@ -8,7 +8,7 @@ from runner.config.instantiate import build
 from runner.data.language.text import text
 from runner.data.language.tokens import tokens, write_tokens
 from runner.data.loading.batch_transform import Finished
-from runner.data.loading.loaders import load
+from runner.data.loading.loaders import Loading, load
 from runner.data.source import as_source
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
@@ -31,7 +31,7 @@ def batches(source, *, name="train", residency="auto", epoch=1, first_batch=0, s
     """All of a split's batches of an epoch, as the run gets them."""
     rows = getattr(cut(source), name)
     loader, _ = load(
-        rows, residency=residency, free_bytes=None, batch_size=4, device=CPU, seed=seed, shuffle=name == "train", num_workers=num_workers
+        rows, Loading(residency, num_workers=num_workers), batch_size=4, device=CPU, seed=seed, shuffle=name == "train"
     )  # fmt: skip
     finished = Finished(loader, source.finish, device=CPU, seed=seed, is_training=name == "train")
     try:

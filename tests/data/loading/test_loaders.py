@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import Dataset
 
 from runner.data.loading import loaders
-from runner.data.loading.loaders import Resident, Streamed, automatic_workers, load
+from runner.data.loading.loaders import Loading, Resident, Streamed, automatic_workers, load
 from runner.errors import RunnerError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -17,9 +17,8 @@ class Rows(Dataset):
 
 
 def made(rows, residency="auto", device=CPU, free_bytes=None, **settings):
-    return load(
-        rows, residency=residency, free_bytes=free_bytes, batch_size=10, device=device, seed=0, shuffle=True, **settings
-    )
+    loading = Loading(residency, free_bytes, **settings)
+    return load(rows, loading, batch_size=10, device=device, seed=0, shuffle=True)
 
 
 @pytest.fixture

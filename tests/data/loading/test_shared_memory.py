@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from waiting import LONGEST
 
 from runner.data.loading import shared_memory
-from runner.data.loading.loaders import load
+from runner.data.loading.loaders import Loading, load
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, most_workers, with_room
 from runner.errors import RunnerError
 from runner.version import PACKAGES
@@ -65,11 +65,11 @@ def test_a_batchs_bytes_are_those_of_its_rows():
 
 def test_the_loader_says_that_there_is_no_room(monkeypatch):
     monkeypatch.setattr("runner.data.loading.loaders.free_room", lambda: 8192)
-    settings = {"residency": "auto", "free_bytes": None, "batch_size": 4, "device": torch.device("cpu"), "seed": 0}
-    batches, why = load(Rows(), **settings, shuffle=False)
+    settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0}
+    batches, why = load(Rows(), Loading(), **settings, shuffle=False)
     assert "read row by row); read in this process: /dev/shm has 0.0 MiB free" in why and batches._num_workers == 0
     with pytest.raises(RunnerError, match=r"data\.num_workers=2"):
-        load(Rows(), **settings, shuffle=False, num_workers=2)
+        load(Rows(), Loading(num_workers=2), **settings, shuffle=False)
 
 
 #: rows that grow: the first tells nothing of the later ones

@@ -12,7 +12,7 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
-from runner.data.loading.loaders import load
+from runner.data.loading.loaders import Loading, load
 from runner.data.split import split
 from runner.data.tables import rows as table_rows
 from runner.data.tables.rows import MappedRows, fits_in_memory
@@ -47,13 +47,11 @@ def test_the_same_rows_splits_and_layers_as_in_memory(settings):
     loaders = [
         load(
             s.train,
-            residency="auto",
-            free_bytes=None,
+            Loading(num_workers=0),
             batch_size=64,
             device=torch.device("cpu"),
             seed=1,
             shuffle=True,
-            num_workers=0,
         )[0]
         for s in splits
     ]
@@ -190,7 +188,7 @@ import json, resource, sys, threading, time
 import torch, torch._dynamo, pandas, pyarrow, pyarrow.csv, pyarrow.compute, numpy as np
 from runner.data.split import split
 from runner.data.tables.table import table
-from runner.data.loading.loaders import load
+from runner.data.loading.loaders import Loading, load
 from runner.models.with_preprocessing import Prepared
 from runner.models.mlp import MLP
 from runner.config.instantiate import build
@@ -216,7 +214,7 @@ try:
     around = source.around(splits.train)
     model = Prepared(MLP(source.facts["in_features"], 2, [32]), before=build(around.before, key="before"))
     optimizer = torch.optim.Adam(model.parameters())
-    batches, reason = load(splits.train, residency="auto", free_bytes=None, batch_size=256, device=torch.device("cpu"), seed=0, shuffle=True, num_workers=0)
+    batches, reason = load(splits.train, Loading(num_workers=0), batch_size=256, device=torch.device("cpu"), seed=0, shuffle=True)
     losses = []
     for (inputs, targets), _ in zip(batches.epoch(0), range(50)):
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
