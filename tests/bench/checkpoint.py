@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+from page import add_write, section
 from table import header
 from torch import nn
 
@@ -87,21 +88,24 @@ def seconds_to_end(depth: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    add_write(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(header(given.repeats, 1))
-    print(
-        "| parameters | with Adam | pause, first | pause, later | written beside in | torch.save, waited for | SIGTERM to exit |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for size, depth in DEPTHS.items():
-        (first, *later), written, waited = pauses(depth, given.repeats)
-        ends = sorted(seconds_to_end(depth) for _ in range(min(3, given.repeats)))
-        times = [first, statistics.median(later), written, waited]
-        shown = " | ".join(f"{seconds:.3f} s" for seconds in times)
+    with section("checkpoint.py", write=given.write):
+        print(header(given.repeats, 1))
         print(
-            f"| {size} MB | {3 * size} MB | {shown} | {ends[len(ends) // 2]:.1f} s (to {ends[-1]:.1f} s) |", flush=True
+            "| parameters | with Adam | pause, first | pause, later | written beside in | torch.save, waited for | SIGTERM to exit |"
         )
+        print("|---|---|---|---|---|---|---|")
+        for size, depth in DEPTHS.items():
+            (first, *later), written, waited = pauses(depth, given.repeats)
+            ends = sorted(seconds_to_end(depth) for _ in range(min(3, given.repeats)))
+            times = [first, statistics.median(later), written, waited]
+            shown = " | ".join(f"{seconds:.3f} s" for seconds in times)
+            print(
+                f"| {size} MB | {3 * size} MB | {shown} | {ends[len(ends) // 2]:.1f} s (to {ends[-1]:.1f} s) |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

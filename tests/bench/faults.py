@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from page import add_write, section
 from work import BATCH_SIZE, HIDDEN, LEARNING_RATE, SEED, arrays
 
 HERE = Path(__file__).resolve().parent
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
+    add_write(parser)
     given = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {name: [] for name, _ in SERVERS}
     with tempfile.TemporaryDirectory() as place:
@@ -99,16 +101,21 @@ def main() -> None:
 def show(found: dict[str, list[dict[str, float]]], given: argparse.Namespace) -> None:
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "mlflow", "numpy"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{machine}; {versions}; {given.threads} thread(s), {given.epochs} epochs; n = {given.repeats}, in turns\n")
-    print("| MLflow server | steps/s, median | lowest to highest | of a healthy one, median of the turns | whole run |")
-    print("|---|---|---|---|---|")
-    healthy = [run["rate"] for run in found[HEALTHY]]
-    for name, runs in found.items():
-        rates = [run["rate"] for run in runs]
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, healthy, strict=True))
-        whole = statistics.median(run["seconds"] for run in runs)
-        spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
-        print(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.2f} | {whole:.0f} s |")
+    with section("faults.py", write=given.write):
+        print(
+            f"{machine}; {versions}; {given.threads} thread(s), {given.epochs} epochs; n = {given.repeats}, in turns\n"
+        )
+        print(
+            "| MLflow server | steps/s, median | lowest to highest | of a healthy one, median of the turns | whole run |"
+        )
+        print("|---|---|---|---|---|")
+        healthy = [run["rate"] for run in found[HEALTHY]]
+        for name, runs in found.items():
+            rates = [run["rate"] for run in runs]
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(rates, healthy, strict=True))
+            whole = statistics.median(run["seconds"] for run in runs)
+            spread = f"{min(rates):,.0f} to {max(rates):,.0f}"
+            print(f"| {name} | {statistics.median(rates):,.0f} | {spread} | {ratio:.2f} | {whole:.0f} s |")
 
 
 main()

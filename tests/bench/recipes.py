@@ -16,6 +16,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from page import add_write, section
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -46,20 +48,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="+", help="experiments, and KEY=VALUE for all of them")
     parser.add_argument("--seeds", type=int, default=5, help="as many runs of each: seed=0, 1, ...")
+    add_write(parser)
     given = parser.parse_intermixed_args()
     names = [word for word in given.words if "=" not in word]
     words = [word for word in given.words if "=" in word]
-    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}")
-    print(
-        "\n| experiment | n | test accuracy, median | lowest to highest | best validation value, median | seconds, median |"
-    )
-    print("|---|---|---|---|---|---|", flush=True)
-    for name in names:
-        runs = [run(name, seed, words) for seed in range(given.seeds)]
-        tests, values, seconds = ([found[key] for found in runs] for key in ("test", "val", "seconds"))
-        spread = f"{min(tests):.3f} to {max(tests):.3f}"
-        middle = f"{statistics.median(values):.3f} | {statistics.median(seconds):.1f}"
-        print(f"| {name} | {len(runs)} | {statistics.median(tests):.3f} | {spread} | {middle} |", flush=True)
+    with section("recipes.py", write=given.write):
+        print(
+            f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}"
+        )
+        print(
+            "\n| experiment | n | test accuracy, median | lowest to highest | best validation value, median | seconds, median |"
+        )
+        print("|---|---|---|---|---|---|", flush=True)
+        for name in names:
+            runs = [run(name, seed, words) for seed in range(given.seeds)]
+            tests, values, seconds = ([found[key] for found in runs] for key in ("test", "val", "seconds"))
+            spread = f"{min(tests):.3f} to {max(tests):.3f}"
+            middle = f"{statistics.median(values):.3f} | {statistics.median(seconds):.1f}"
+            print(f"| {name} | {len(runs)} | {statistics.median(tests):.3f} | {spread} | {middle} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from page import add_write, section
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORDS = [
     "model=mlp",
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=2)
+    add_write(parser)
     given = parser.parse_args()
     common = [f"hydra.sweeper.n_trials={given.trials}", f"train.num_epochs={given.epochs}"]
     found: dict[str, list[tuple[float, int, int, float]]] = {name: [] for name in WAYS}
@@ -51,15 +54,18 @@ def main() -> None:
             found[name].append(_search(settings))
             print(f"# seed {seed}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     load = f"load {os.getloadavg()[1]:.1f} at the end"
-    print(f"{platform.machine()}, {os.cpu_count()} cores, {load}, {given.slots} slots, {time.strftime('%Y-%m-%d')};")
-    print(f"{given.trials} trials of at most {given.epochs} epochs, {given.seeds} seeds: median (least to most)\n")
-    print("| search | best val/loss | epochs trained | pruned | wall, s |")
-    print("|---|---|---|---|---|")
-    for name, rows in found.items():
-        columns = [
-            _shown([row[index] for row in rows], form) for index, form in enumerate((".4f", ".0f", ".0f", ".0f"))
-        ]
-        print(f"| {name} | {' | '.join(columns)} |")
+    with section("search.py", write=given.write):
+        print(
+            f"{platform.machine()}, {os.cpu_count()} cores, {load}, {given.slots} slots, {time.strftime('%Y-%m-%d')};"
+        )
+        print(f"{given.trials} trials of at most {given.epochs} epochs, {given.seeds} seeds: median (least to most)\n")
+        print("| search | best val/loss | epochs trained | pruned | wall, s |")
+        print("|---|---|---|---|---|")
+        for name, rows in found.items():
+            columns = [
+                _shown([row[index] for row in rows], form) for index, form in enumerate((".4f", ".0f", ".0f", ".0f"))
+            ]
+            print(f"| {name} | {' | '.join(columns)} |")
 
 
 def _search(words: list[str]) -> tuple[float, int, int, float]:

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from page import add_write, section
 
 import runner
 from runner.data.builtin.digits import digits
@@ -70,6 +71,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--seeds", type=int, default=5)
     words.add_argument("--sets", nargs="*", default=SETS)
+    add_write(words)
     asked = words.parse_args()
     lines = []
     for name in asked.sets:
@@ -83,12 +85,14 @@ def main() -> None:
             cells = [_cell([result[metric] for result in results[peer]]) for peer in PEERS]
             lines.append(f"| {name}, {metric} | {' | '.join(cells)} |")
     packages = ", ".join(f"{package} {version(package)}" for package in ("torch", "scikit-learn", "numpy"))
-    print(
-        f"\n{platform.processor() or platform.machine()}, CPU, Python {platform.python_version()}, {packages}; ", end=""
-    )
-    print(f"n = {asked.seeds} splits, each with its own seed; median (lowest to highest)\n")
-    print(f"| set, measure | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
-    print("\n".join(lines))
+    with section("sklearn_table.py", write=asked.write):
+        print(
+            f"\n{platform.processor() or platform.machine()}, CPU, Python {platform.python_version()}, {packages}; ",
+            end="",
+        )
+        print(f"n = {asked.seeds} splits, each with its own seed; median (lowest to highest)\n")
+        print(f"| set, measure | {' | '.join(PEERS)} |\n|---|{'---|' * len(PEERS)}")
+        print("\n".join(lines))
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from page import add_write, section
 from table import HERE, environment, header, orders
 from work import HIDDEN, arrays
 
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--threads", type=int, default=1)
+    add_write(parser)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         inputs, targets = arrays()
@@ -65,13 +67,16 @@ def main() -> None:
             for number, name in enumerate(order):
                 folder = Path(place) / f"{turn}-{number}"
                 found[name].append(timed(typed[name], folder, threads=given.threads))
-    print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
-    print("| from Enter to the prompt | s, median | lowest to highest | times the bare script, median of the turns |")
-    print("|---|---|---|---|")
-    for name, seconds in found.items():
-        ratio = statistics.median(mine / theirs for mine, theirs in zip(seconds, found[BARE], strict=True))
-        spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
-        print(f"| {name} | {statistics.median(seconds):.1f} | {spread} | {ratio:.2f} |")
+    with section("start.py", write=given.write):
+        print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
+        print(
+            "| from Enter to the prompt | s, median | lowest to highest | times the bare script, median of the turns |"
+        )
+        print("|---|---|---|---|")
+        for name, seconds in found.items():
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(seconds, found[BARE], strict=True))
+            spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
+            print(f"| {name} | {statistics.median(seconds):.1f} | {spread} | {ratio:.2f} |")
 
 
 main()

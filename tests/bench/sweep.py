@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from page import add_write, section
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOB = ["data=synthetic", "data.num_rows=60000", "model=mlp", "model.hidden_sizes=[256,256]", "train.batch_size=256"]
 IN_PROCESS = """
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8)
+    add_write(parser)
     given = parser.parse_args()
     words = [*JOB, "device=cpu", f"train.num_epochs={given.epochs}"]
     with tempfile.TemporaryDirectory() as name:
@@ -54,18 +57,21 @@ def main() -> None:
         ]
         places = ["multirun/*/*/*", "one/*", "bare/*", "each/*"]
         found = [_training(folder, place) for place in places]
-    print(
-        "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | beside training, per job | jobs a minute |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for (title, wall, slots), (count, training) in zip(rows, found, strict=True):
-        assert count == given.jobs, f"{title}: {count} of {given.jobs} jobs finished with all their points in MLflow"
-        ideal = training / slots
-        per_job = (wall - ideal) * slots / given.jobs
+    with section("sweep.py", write=given.write):
         print(
-            f"| {title} | {training:.1f} s | {wall:.1f} s | {ideal:.1f} s | {wall / ideal:.2f} | {per_job:.2f} s | {60 * given.jobs / wall:.1f} |"
+            "| way | training, sum of the jobs | wall | ideal (training / slots) | wall / ideal | beside training, per job | jobs a minute |"
         )
-    print(f"\n{given.jobs} jobs of {given.epochs} epochs; {_machine()}.")
+        print("|---|---|---|---|---|---|---|")
+        for (title, wall, slots), (count, training) in zip(rows, found, strict=True):
+            assert count == given.jobs, (
+                f"{title}: {count} of {given.jobs} jobs finished with all their points in MLflow"
+            )
+            ideal = training / slots
+            per_job = (wall - ideal) * slots / given.jobs
+            print(
+                f"| {title} | {training:.1f} s | {wall:.1f} s | {ideal:.1f} s | {wall / ideal:.2f} | {per_job:.2f} s | {60 * given.jobs / wall:.1f} |"
+            )
+        print(f"\n{given.jobs} jobs of {given.epochs} epochs; {_machine()}.")
 
 
 def _timed(folder: Path, command: list[str]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from page import add_write, section
 from table import Result, header, measure, orders, step_us
 
 TRACKED, UNTRACKED = {"log-every": 1}, {"log-every": 0}
@@ -39,23 +40,27 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=9380)
     parser.add_argument("--threads", type=int, default=1)
+    add_write(parser)
     given = parser.parse_args()
     turns = [
         {name: run(name, steps=given.steps, threads=given.threads) for name in order}
         for order in orders(SWITCHES, given.repeats)
     ]
-    print(header(given.repeats, given.threads))
-    print(
-        "| on | µs a step, median | lowest to highest | times all off, medians | times all off, lowest | first steps, s |"
-    )
-    print("|---|---|---|---|---|---|")
-    off = [step_us(turn[ALL_OFF]) for turn in turns]
-    for name in SWITCHES:
-        steps = [step_us(turn[name]) for turn in turns]
-        ratio, of_lowest = statistics.median(steps) / statistics.median(off), min(steps) / min(off)
-        first = statistics.median(turn[name]["seconds"] - (turn[name]["seconds_steady"] or 0) for turn in turns)
-        spread = f"{min(steps):,.0f} to {max(steps):,.0f}"
-        print(f"| {name} | {statistics.median(steps):,.0f} | {spread} | {ratio:.2f} | {of_lowest:.2f} | {first:.2f} |")
+    with section("switches.py", write=given.write):
+        print(header(given.repeats, given.threads))
+        print(
+            "| on | µs a step, median | lowest to highest | times all off, medians | times all off, lowest | first steps, s |"
+        )
+        print("|---|---|---|---|---|---|")
+        off = [step_us(turn[ALL_OFF]) for turn in turns]
+        for name in SWITCHES:
+            steps = [step_us(turn[name]) for turn in turns]
+            ratio, of_lowest = statistics.median(steps) / statistics.median(off), min(steps) / min(off)
+            first = statistics.median(turn[name]["seconds"] - (turn[name]["seconds_steady"] or 0) for turn in turns)
+            spread = f"{min(steps):,.0f} to {max(steps):,.0f}"
+            print(
+                f"| {name} | {statistics.median(steps):,.0f} | {spread} | {ratio:.2f} | {of_lowest:.2f} | {first:.2f} |"
+            )
 
 
 main()

@@ -18,8 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
+from page import ROOT, add_write, made_by, replace, section
+
 T = TypeVar("T")
-HERE = Path(__file__).parent
+HERE, README = Path(__file__).parent, ROOT / "README.md"
 STEPS = {"mlp": 2345, "cnn": 400, "transformer": 200}
 PACKAGES = ("torch", "mlflow", "numpy")
 
@@ -56,6 +58,8 @@ PEERS = {
     "skorch": Peer("skorch", "with_skorch.py", "skorch"),
     "keras": Peer("Keras on torch", "with_keras.py", "keras"),
 }
+#: README's table: these, with each step logged and with each 50th
+SHORT, SHORT_EVERY = ("limit", "ours", "textbook", "lightning", "transformers"), (1, 50)
 DISTRIBUTIONS = {"ignite": "pytorch-ignite", "composer": "mosaicml"}
 
 NOTES = """A step is without the first 50 (of ours, 100), told apart as the first steps. Memory is of the process, its largest; of
@@ -89,16 +93,21 @@ def main() -> None:
     given = arguments()
     peers = [PEERS[name] for name in given.peers]
     found = tuple(DISTRIBUTIONS.get(p.package, p.package) for p in peers if find_spec(p.package))
-    print(header(given.repeats, given.threads, packages=(*PACKAGES, *found)))
+    machine = header(given.repeats, given.threads, packages=(*PACKAGES, *found))
     for size in STEPS if given.size == "all" else (given.size,):
         rows = [row for every in given.log_every for row in rows_of(peers, every, given.device)]
         turns = [turn(order, size, given) for order in orders([(REFERENCE, 0), *rows], given.repeats)]
-        print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
-        print("\n".join(table(rows, turns)))
-        for peer in peers:
-            if not find_spec(peer.package):
-                print(f"| {peer.name} | | not installed |" + " |" * 7)
-        print("\n" + NOTES + "\n", flush=True)
+        some = [] if given.peers == list(PEERS) else [",".join(given.peers)]
+        with section(" ".join(["table.py", size, *some]), write=given.write):
+            print(machine)
+            print(f"{size}, {given.device}, {given.steps or STEPS[size]} steps:\n")
+            print("\n".join(table(rows, turns)))
+            for peer in peers:
+                if not find_spec(peer.package):
+                    print(f"| {peer.name} | | not installed |" + " |" * 7)
+            print("\n" + NOTES + "\n", flush=True)
+        if given.write and size == "mlp" and (shown := short(turns)):
+            replace(README, "table.py readme", "\n".join([f"{made_by()}; {machine.strip()}.", "", *shown]))
 
 
 def arguments() -> argparse.Namespace:
@@ -111,6 +120,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=lambda text: text.split(","), default=list(PEERS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    add_write(parser)
     given = parser.parse_args()
     if unknown := [name for name in given.peers if name not in PEERS]:
         parser.error(f"--peers {','.join(unknown)}: it takes {', '.join(PEERS)}")
@@ -177,6 +187,19 @@ def table(rows: list[Row], turns: list[dict[Row, Result]]) -> list[str]:
             f"{statistics.median(result['peak_memory_bytes'] for result in results) / 2**20:,.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def short(turns: list[dict[Row, Result]]) -> list[str]:
+    """README's five rows; nothing where one of them was not measured in every turn."""
+    if not all((PEERS[name], every) in found for name in SHORT for every in SHORT_EVERY for found in turns):
+        return []
+    lines = [f"| loop | {' | '.join(f'µs a step, {logged((REFERENCE, every))} logged' for every in SHORT_EVERY)} |"]
+    lines.append("|---|" + "---|" * len(SHORT_EVERY))
+    for peer in map(PEERS.__getitem__, SHORT):
+        steps = [[step_us(found[peer, every]) for found in turns] for every in SHORT_EVERY]
+        cells = [f"{statistics.median(each):,.0f} ({min(each):,.0f} to {max(each):,.0f})" for each in steps]
+        lines.append(f"| {peer.name} | {' | '.join(cells)} |")
     return lines
 
 

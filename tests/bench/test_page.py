@@ -1,0 +1,73 @@
+"""A script's --write: its own section is replaced by what it printed, and nothing else of the page."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent
+OLD = "# Figures\n\n<!-- a.py -->\nold\n<!-- end -->\n\nwords\n\n<!-- a.py small -->\nkept\n<!-- end -->\n"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Imports a module of tests/bench; all are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def page(bench, tmp_path, monkeypatch):
+    module = bench("page")
+    monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
+    module.PAGE.write_text(OLD)
+    monkeypatch.setattr(sys, "argv", ["tests/bench/a.py", "--steps", "3 4", "--write"])
+    return module
+
+
+def test_what_is_printed_is_shown_and_written(page, capsys):
+    with page.section("a.py", write=True):
+        print(r"| x | 1\2 |")
+    assert capsys.readouterr().out == "| x | 1\\2 |\n"
+    text = page.PAGE.read_text()
+    made, _, rest = text.partition("<!-- a.py -->\n")[2].partition(":\n\n")
+    assert made.startswith("By `python tests/bench/a.py --steps '3 4'`, 20") and ", commit " in made
+    assert rest == "| x | 1\\2 |\n<!-- end -->" + OLD.partition("old\n<!-- end -->")[2]
+
+
+def test_without_write_and_after_an_error_the_page_stays(page):
+    with page.section("a.py", write=False):
+        print("new")
+    with pytest.raises(RuntimeError), page.section("a.py", write=True):
+        print("half")
+        raise RuntimeError
+    assert page.PAGE.read_text() == OLD
+
+
+def test_a_section_that_is_not_there_comes_last(page):
+    with page.section("b.py", write=True):
+        print("new")
+    assert page.PAGE.read_text().startswith(OLD.rstrip() + "\n\n<!-- b.py -->\nBy ")
+    assert page.PAGE.read_text().endswith("\n\nnew\n<!-- end -->\n")
+
+
+def test_readmes_rows_are_there_when_all_were_measured(bench):
+    table = bench("table")
+    rows = [(table.PEERS[name], every) for name in table.SHORT for every in table.SHORT_EVERY]
+    turns = [
+        {row: {"seconds_steady": (place + turn) / 1e3, "num_steps_steady": 1} for place, row in enumerate(rows, 1)}
+        for turn in (0, 2)
+    ]
+    found = table.short(turns)
+    assert found[0] == "| loop | µs a step, each step logged | µs a step, each 50th step logged |"
+    assert (
+        found[2] == "| hand-written limit | 2,000 (1,000 to 3,000) | 3,000 (2,000 to 4,000) |" and len(found) == 2 + 5
+    )
+    assert table.short([turns[0], {row: turns[1][row] for row in rows[1:]}]) == []
