@@ -1,20 +1,65 @@
-"""README's guides, as they are written: their files are made, and their commands run."""
+"""README and the pages beside the code: their files are made, their commands are composed or run, and what they name is there."""
 
 import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
 
+import hydra
 import numpy as np
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from runner import cli
+from runner.cli import commands, options
+from runner.cli.arguments import MULTIRUN, NAMES, sorted_words
+from runner.cli.verbs import ANY_KEY, VERBS
+from runner.config.compose import CONF, composed_with, composer, hydra_session
+from runner.device import Driver, Gpu, Hardware
+from runner.device.hardware import GIB
+from runner.errors import RunnerError, report
+from runner.experiment.check import check
+from runner.sweep.search.space_parser import read_space
 from runner.version import PACKAGES
 
 README = (PACKAGES / "README.md").read_text()
+BENCH = PACKAGES / "tests/bench/README.md"
+#: by the page's path in this project
+PAGES = {
+    str(page.relative_to(PACKAGES)): page.read_text()
+    for folder in ("conf", "runner", "tests")
+    for page in (PACKAGES / folder).rglob("README.md")
+} | {"README.md": README}
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = ["train.num_steps=3", "tracking.enabled=false"]
+#: what stands for a person's own words in a command
+PLACEHOLDERS = {
+    "[KEY=VALUE ...]": "",
+    "KEY=A,B [...]": "seed=1,2",
+    "GROUP=OPTION": "model=mlp",
+    "RUN": "last",
+    "FORMAT": "onnx",
+    "FILE": "rows.csv",
+    "NAME": "buyers",
+    " [SWEEP]": "",
+    " [DIR]": "",
+}
+#: a machine that has what the commands name
+MACHINE = Hardware(
+    torch_version="2.13.0+cu130",
+    cuda_build="13.0",
+    arch_list=("sm_80",),
+    driver=Driver(cuda=13000, init_code=0),
+    cuda=(Gpu("A100", 80 * GIB, 79 * GIB, (8, 0)),) * 2,
+    mps_built=True,
+    mps=Gpu("M2 GPU", 12 * GIB, 9 * GIB),
+)
+TOP_LEVEL = {"conf", "runner", "tests", "pyproject.toml", "README.md", "LICENSE"}
 
 
-def section(title):
-    return README.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def section(page, title):
+    return PAGES[page].partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
 def files_in(text):
@@ -24,27 +69,106 @@ def files_in(text):
 
 
 def commands_in(text):
-    """The words of each command, comments and quotes taken off."""
-    lines = "".join(body for language, body in BLOCK.findall(text) if language == "bash").splitlines()
-    found = [re.sub(r"\s+#.*", "", line).removeprefix("python -m runner ").split() for line in lines if line]
-    return [[word.strip("'") for word in words] for words in found]
+    """The words of each command in the text's blocks of bash and console, and in its `code`."""
+    blocks = "".join(body for language, body in BLOCK.findall(text) if language in ("bash", "console"))
+    lines = blocks.replace("\\\n", " ").splitlines()
+    spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
+    found = [re.match(r"(?:\$ |.*&& )?python -m runner(?: (.*))?$", line) for line in [*lines, *spans]]
+    return [shlex.split(_filled(match[1] or ""), comments=True) for match in found if match]
+
+
+def _filled(words):
+    for placeholder, text in PLACEHOLDERS.items():
+        words = re.sub(rf"(?<!\w){re.escape(placeholder)}(?!\w)", text, words)
+    return words
+
+
+EVERY_COMMAND = sorted({tuple(words) for text in PAGES.values() for words in commands_in(text)})
+
+
+def composes(flags, overrides):
+    """Raises what the command would; of a sweep's jobs the first and the last are checked."""
+    is_sweep = bool(MULTIRUN & set(flags))
+    flags = [flag for flag in flags if flag not in MULTIRUN]
+    compose = composer(flags)
+    with hydra_session(["runner"]):
+        jobs = [tuple(overrides)]
+        if is_sweep:
+            master = composer(flags, mode=commands.RunMode.MULTIRUN)(overrides)
+            if "Search" in master.hydra.sweeper["_target_"]:
+                with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                    assert read_space(overrides, GlobalHydra.instance().config_loader()).dimensions
+                return
+            found = [words for words, _ in commands._planned(overrides, master)]
+            jobs = [found[0], found[-1]]
+        for job in jobs:
+            check(composed_with(compose, job), MACHINE)
+
+
+def write_guides(folder):
+    """Makes README's files. Returns their paths."""
+    files = files_in(section("README.md", "Your own model, data, task, metric"))
+    for name, body in files.items():
+        assert body.count("\n") <= 20, f"{name} is no short guide"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(body)
+    return set(files)
+
+
+@pytest.fixture
+def a_run(own_folder):
+    """A run in the folder that the pages write of, beside what is one's own."""
+    write_guides(own_folder)
+    assert cli.main(["hydra.run.dir=outputs/DATE/TIME", "model=linear", "task.plots=false", *SHORT]) == 0
+
+
+def test_every_command_is_one(a_run, monkeypatch):
+    done = []
+    for place in (
+        "runner.cli.devices.show",
+        "runner.cli.sync.replay",
+        "runner.sweep.report.show.show",
+        "runner.cli.commands._become",
+    ):
+        monkeypatch.setattr(place, lambda *words, **settings: done.append(words) or 0)
+    monkeypatch.setattr("runner.tracking.stores.of_last", lambda *words, **settings: "sqlite:///mlflow.db")
+    assert len(EVERY_COMMAND) > 50
+    for verb, *words in [words if words and words[0] in NAMES else ("train", *words) for words in EVERY_COMMAND]:
+        if verb in ("devices", "report", "sync", "ui"):
+            assert cli.main([verb, *words]) == 0, words
+            assert done.pop() is not None
+        elif verb in VERBS:
+            asked = options.asked(verb, words)
+            flags, overrides = sorted_words(asked.rest)
+            options.check_keys(verb, overrides)
+            if VERBS[verb].keys == ANY_KEY:
+                composes(flags, overrides)
+        else:
+            named = verb in ("resume", "reproduce") and words and "=" not in words[0]
+            flags, overrides = sorted_words(
+                [word for word in words[bool(named) :] if word not in ("--json", "--anyway")]
+            )
+            composes(flags, overrides)
+    assert not done
+
+
+def test_a_command_that_is_none_is_found(own_folder):
+    for words in (["modle=mlp"], ["-m", "model=mlp,cnn", "sed=1,2"], ["data=tabel"]):
+        with pytest.raises(Exception, match=r"modle|sed|tabel"):
+            composes(*sorted_words(words))
+    text = "`python -m runner modle=a` `python -m runner.tracking` and\n```bash\npython -m runner -m a=1,2 \\\n  b=c  # d\n```"
+    assert commands_in(text) == [["-m", "a=1,2", "b=c"], ["modle=a"]]
 
 
 def test_the_guides_to_what_is_ones_own(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
-    text = section("Your own model, data, task, metric")
-    files = files_in(text)
-    assert set(files) == {
+    text = section("README.md", "Your own model, data, task, metric")
+    assert write_guides(own_folder) == {
         "my_models.py",
-        "my_data.py",
-        "my_tasks.py",
+        "my_parts.py",
         "conf/model/net.yaml",
         "conf/data/quadrants.yaml",
     }
-    for name, body in files.items():
-        assert body.count("\n") <= 15, f"{name} is no short guide"
-        (own_folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (own_folder / name).write_text(body)
     commands = commands_in(text)
     assert len(commands) == 3
     for words in commands:
@@ -60,6 +184,7 @@ def test_data_of_every_kind_and_what_comes_after(own_folder, monkeypatch):
     columns = {"age": draw.integers(18, 80, 200), "city": draw.choice(["Rome", "Lyon"], 200)}
     people = pd.DataFrame({**columns, "buys": draw.choice(["yes", "no"], 200)})
     people.to_csv("people.csv", index=False)
+    people.to_csv("other.csv", index=False)
     people.drop(columns="buys").to_csv("new.csv", index=False)
     for name in ("cat", "dog"):
         (own_folder / "pictures" / name).mkdir(parents=True)
@@ -67,17 +192,125 @@ def test_data_of_every_kind_and_what_comes_after(own_folder, monkeypatch):
             pixels = draw.integers(0, 256, (70, 80, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(own_folder / "pictures" / name / f"{number}.png")
     (own_folder / "book.txt").write_text("It was a day like any other day. " * 200)
-    *others, of_the_table = reversed(commands_in(section("Data and models")))
+    *others, of_the_table = reversed(commands_in(section("conf/README.md", "Data")))
     for words in [*others, of_the_table]:
         assert cli.main([*words, *SHORT]) == 0, words
-    for words in commands_in(section("After training")):
-        if words[0] in ("evaluate", "predict", "export"):
-            assert cli.main(words) == 0, words
+    after = commands_in(BLOCK.search(PAGES["runner/runs/README.md"])[0])
+    ran = [words for words in after if words[0] in ("evaluate", "predict", "export")]
+    assert len(ran) == 3
+    for words in ran:
+        assert cli.main(words) == 0, words
     answers = pd.read_csv("answers.csv")
     assert list(answers) == ["label", "probability", "p_no", "p_yes"]
     assert len(answers) == 200
 
 
-def test_every_picture_is_there():
-    for name in re.findall(r"\]\((\.github/[^)]+)\)", README):
-        assert (PACKAGES / name).is_file(), name
+def test_the_refused_device_is_told_as_it_is_written(own_folder, capsys):
+    block = next(body for _, body in BLOCK.findall(section("README.md", "The device")))
+    first, _, told = block.partition("\n")
+    (words,) = commands_in(f"```console\n{first}\n```")
+    one = Hardware(torch_version="2.13.0+cu130", cuda_build="13.0", driver=MACHINE.driver, cuda=MACHINE.cuda[:1])
+    with hydra_session(["runner"]), pytest.raises(RunnerError) as raised:
+        check(composed_with(composer([]), words), one)
+    assert report(raised.value) == 2
+    assert capsys.readouterr().err.strip() == told.strip()
+
+
+@pytest.mark.slow
+def test_the_plan_says_what_its_page_says(own_folder, capsys):
+    block = next(body for _, body in BLOCK.findall(PAGES["runner/plan/README.md"]))
+    first, *told = block.splitlines()
+    (words,) = commands_in(f"```console\n{first}\n```")
+    assert cli.main(words) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:] == told[2:]  # the first two are of the machine
+
+
+def test_the_page_of_conf_has_every_file():
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", PAGES["conf/README.md"].partition("## ")[0], re.MULTILINE)
+    listed = {(group, option) for cell, options in rows for group in re.findall("`([^`]+)`", cell) for option in re.findall("`([^`]+)`", options)}  # fmt: skip
+    files = [path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF]
+    assert listed == {(str(path.parent), path.stem) for path in files}
+
+
+def test_the_page_of_commands_has_every_command_and_flag():
+    text = section("runner/README.md", "For programs and agents")
+    assert set(NAMES) == {words[0] for words in commands_in(text) if words and words[0] in NAMES} | {"train"}
+    assert {words[0] for words in commands_in(text) if "--json" in words} >= {
+        name for name in VERBS if "--json" in VERBS[name].switches
+    }
+
+
+def test_every_package_has_its_row():
+    rows = re.findall(r"^\| `runner/(\w+)` \|", section("README.md", "The house"), re.MULTILINE)
+    assert sorted(rows) == sorted(path.parent.name for path in (PACKAGES / "runner").glob("*/__init__.py"))
+
+
+def test_every_extra_is_named():
+    extras = tomllib.loads((PACKAGES / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.search(r"Extras, as .*: ([\w ]+)\.", README)[1].split()) == set(extras) - {"test"}
+
+
+def test_what_the_pages_name_is_there():
+    own = set(files_in(README))
+    for name, text in PAGES.items():
+        here = PACKAGES / Path(name).parent
+        missing = [link for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", text) if not (here / link).exists()]
+        prose = BLOCK.sub("", text)
+        paths = set(re.findall(r"(?<![\w/.-])(?:runner|tests|conf|\.ci|\.github)/[\w./-]*\w", text)) - own
+        missing += [path for path in paths if not (PACKAGES / path).exists()]
+        modules = re.findall(r"`([\w/]+\.py)`", prose)
+        missing += [path for path in modules if not ((here / path).is_file() or (PACKAGES / path).is_file())]
+        assert not missing, f"{name} names {missing}"
+
+
+def test_a_link_to_a_heading_leads_to_one():
+    for name, text in PAGES.items():
+        for link, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", text):
+            there = (PACKAGES / Path(name).parent / link).read_text() if link else text
+            headings = re.findall(r"^#+ (.+)$", there, re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_readme_is_a_map():
+    assert len(README.splitlines()) <= 200
+    assert re.search(r"<!-- test -->\n```bash\n(.+ && \.ci/check)\n```", README)  # .ci/run takes it from there
+
+
+def test_the_top_level_holds_nothing_else():
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=PACKAGES, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("no git repository")
+    names = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    assert {name for name in names if not name.startswith(".")} == TOP_LEVEL
+
+
+def test_the_short_speed_table_is_of_the_long_one():
+    """Both are written by one run of tests/bench/table.py --write."""
+    part = re.compile(r"<!-- (table\.py (?:readme|mlp)) -->\n(.*?)<!-- end -->", re.DOTALL)
+    (short,) = [body for name, body in part.findall(README)]
+    (long,) = [body for name, body in part.findall(BENCH.read_text()) if name == "table.py mlp"]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in long.splitlines() if line.startswith("|")
+    ]
+    figures = {(row[0], row[1]): f"{row[2]} ({row[3]})" for row in cells}
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in short.splitlines() if line.startswith("|")
+    ]
+    assert len(rows) == 2 + 5
+    for name, each, each_50th in rows[2:]:
+        assert each == figures[name, "each step"] and each_50th == figures[name, "each 50th step"], name
+    assert short.partition(":")[0].split(";")[0] in long.partition("\n")[0].replace(":", ";")
+
+
+def test_every_table_says_by_which_command():
+    parts = re.findall(r"<!-- (\w+\.py)([^>]*) -->\n(.*?)<!-- end -->", BENCH.read_text(), re.DOTALL)
+    assert len(parts) == 14
+    for script, _, body in parts:
+        command = re.match(rf"By `python tests/bench/{script}([^`]*)`, \d{{4}}-\d\d-\d\d, commit \w{{7}}", body)
+        assert command, f"{script}: {body[:100]}"
+        source = (BENCH.parent / script).read_text()
+        assert all(f'"{flag}"' in source for flag in re.findall(r"--[\w-]+", command[1])), command[0]
+        assert "add_write(" in source and "with section(" in source, f"{script} writes nothing"
