@@ -81,9 +81,9 @@ def assert_same(one, other):
 def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monkeypatch):
     whole = train(WORDS[case], "whole")
     steps = [0]
-    from runner.training import loop
+    from runner.training import stopping
 
-    original = loop._is_due
+    original = stopping._is_due
 
     def stop_in_the_middle(limits, step, seconds):
         steps[0] += 1
@@ -91,7 +91,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monke
             os.kill(os.getpid(), signal.SIGTERM)
         return original(limits, step, seconds)
 
-    monkeypatch.setattr(loop, "_is_due", stop_in_the_middle)
+    monkeypatch.setattr(stopping, "_is_due", stop_in_the_middle)
     first = train(WORDS[case], "parts")
     assert first["status"] == "killed" and 0 < first["num_steps"] < whole["num_steps"]
     second = train(WORDS[case], "parts")
