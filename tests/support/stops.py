@@ -23,7 +23,7 @@ from seeded import SEED
 
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.experiment import run, session
-from runner.training import loop
+from runner.training import stopping
 
 NUM_KILLS = 40
 
@@ -46,17 +46,17 @@ def started(function) -> int:
 
 
 def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
-    original = loop._is_due
+    original = stopping._is_due
 
     def is_due(limits, step, seconds):
         if step == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
         return original(limits, step, seconds)
 
-    loop._is_due = is_due
+    stopping._is_due = is_due
     with redirect_stdout(StringIO()):
         assert run.run(cfg, folder)["status"] == "finished"
-    loop._is_due = original
+    stopping._is_due = original
 
 
 def kill_after_each_step(cfg, root: Path) -> None:

@@ -130,8 +130,8 @@ def test_an_error_is_one_line_with_its_mend_and_without_the_password(raised, sai
 
 
 def test_the_database_of_another_mlflow_names_its_mend(client, uri):
-    path = mlflow_store.place.sqlite_path(uri).with_name("old.db")
-    with sqlite3.connect(mlflow_store.place.sqlite_path(uri)) as source, sqlite3.connect(path) as target:
+    path = mlflow_store.store_uri.sqlite_path(uri).with_name("old.db")
+    with sqlite3.connect(mlflow_store.store_uri.sqlite_path(uri)) as source, sqlite3.connect(path) as target:
         source.backup(target)
         target.execute("UPDATE alembic_version SET version_num = 'older'")
     source.close()
