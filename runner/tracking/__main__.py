@@ -1,4 +1,7 @@
-"""Run folders go in; their pages in MLflow come out: `python -m runner.tracking FOLDER`, beside a training or a sweep."""
+"""`python -m runner.tracking FOLDER`: the process beside a training or a sweep that copies its journals to MLflow.
+
+Publisher (publisher.py) starts it. It keeps one loop over all runs that it follows; what it knows lies in each run's ack.json.
+"""
 
 from __future__ import annotations
 

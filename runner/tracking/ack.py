@@ -1,4 +1,4 @@
-"""How far a run has got into MLflow goes in; journal/ack.json comes out, whole or not at all, and back again."""
+"""journal/ack.json: how far a run has got into MLflow. Whoever sends a journal writes it, whole or not at all; others read it."""
 
 from __future__ import annotations
 

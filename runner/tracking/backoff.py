@@ -1,4 +1,4 @@
-"""Attempts that fail and that work go in; how long to pause, and for how long nothing has worked, comes out."""
+"""How long to pause after an attempt that failed. The publishing process has one for the store and one for each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run's folder goes in; what is damaged in its journal comes out, in words for a person."""
+"""What is damaged in a journal, in words for a person: for `sync`, for a run that goes on, and for the publishing process's log.
+
+It reads and keeps nothing.
+"""
 
 from __future__ import annotations
 

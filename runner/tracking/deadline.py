@@ -1,4 +1,4 @@
-"""MLflow's requests go in; whole answers come out, in time and of a size that can be read, or an error does.
+"""MLflow's requests end in time, with an answer of a size that can be read, or fail; in whichever process opens a store.
 
 A time-out of a socket is one between two bytes: a server that sends one every five seconds is never late.
 """

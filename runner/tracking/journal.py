@@ -1,4 +1,4 @@
-"""Points and events of a run go in; an append-only file comes out, each record on the disk when its call returns.
+"""A run's journal, written by the training or the sweep that it is of: each record is on the disk when its call returns.
 
 The journal is the truth about a run, a tracking server holds a copy: a kill or a power cut costs at most the record
 that was just being written.

@@ -1,4 +1,4 @@
-"""Payloads go in; framed bytes with checksums come out, and from a file of them every payload that is whole, around damage."""
+"""The bytes of a journal: frames with lengths and checksums, found again around damage. For those who write one and read one."""
 
 from __future__ import annotations
 

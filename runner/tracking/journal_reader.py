@@ -1,4 +1,4 @@
-"""A run's folder goes in; its points and events come out, read from the journal: for curves and for tests."""
+"""A run's points and events, read from its journal on disk: for curves, reports, comparisons and tests. It keeps nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events and rows of points go in; a journal's bytes come out, and its records again, around damage, up to a torn tail."""
+"""What is in a journal's frames: events, and rows of points. Read in order around damage, up to a torn tail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event of a journal goes in; its mark on the run in MLflow comes out. Twice leaves what once leaves."""
+"""What each kind of event does to a run in MLflow: status, tags, files, parent. Uploader calls it; twice leaves what once leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A model's recipe, its weights and a few rows go in; an MLflow model comes out, with signature and input example."""
+"""A run's model as MLflow has it, with signature and input example.
+
+The training writes the recipe into the journal; the publishing process, `sync`, `register` and `export` build the model from it.
+"""
 
 from __future__ import annotations
 

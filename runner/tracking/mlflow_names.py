@@ -1,4 +1,4 @@
-"""A name as the configuration has it goes in; the nearest one that MLflow takes comes out."""
+"""Names that MLflow takes: the nearest one to a name as the configuration has it."""
 
 from __future__ import annotations
 

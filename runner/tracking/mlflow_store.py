@@ -1,4 +1,7 @@
-"""A tracking URI goes in; an open MLflow store comes out, and in it a run that is made once, however often one asks."""
+"""An MLflow store, opened and asked: its experiments, and a run that is made once, however often one asks.
+
+Used by the publishing process and by the commands that talk to a store; a training never opens one. It keeps no state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module and a few rows go in; its graph comes out as files, and of those MLflow's folder of a model, without torch.
+"""A model's graph, as files that MLflow's folder of a model is made of without torch.
 
 The training's process has torch and what its graphs need in memory: there it takes 0.8 s. The publishing process would
 import both first, 3.5 s of a core while a person waits for the prompt (2 cores, torch 2.13, 2026-11).

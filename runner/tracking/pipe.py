@@ -1,4 +1,7 @@
-"""A training's or a sweep's words go in at one end of a pipe; at the other they come out, in the publishing process."""
+"""The line between a training or a sweep and the publishing process: follow this run, that one is gone, goodbye.
+
+The publishing process's end is read by a thread of its own, and remembers when the line closed and how much grace there is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs and the words of their line go in; they come out in MLflow, one turn for each run in each round."""
+"""The loop of the publishing process: in each round every run that it follows has one turn to send.
+
+It keeps the runs, whose turn is next, and since when the store has not answered.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run's folder goes in; its journal comes out in MLflow, one sending a turn, so that many runs share one process."""
+"""One run in the publishing process: one sending a turn, so that many runs share the process.
+
+It holds the run's lock while it sends, and keeps its uploader and its own pauses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run folders and a tracking URI go in; a process that copies their journals to MLflow beside training comes out."""
+"""The training's or sweep's side of the publishing process: starts it, wakes it, waits for it at the end, and never fails for it.
+
+It keeps the process and its pipe; what has been sent it reads in ack.json.
+"""
 
 from __future__ import annotations
 

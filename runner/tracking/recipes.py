@@ -1,4 +1,4 @@
-"""A run's folder goes in; comes out: which of the models that its journal asks for are built as the person's own.
+"""Which of the models that a journal asks for are built as the person's own: asked before a run or a sweep goes on, and by `sync`.
 
 A journal grows, and is not signed: what lies in it may be of whoever has had the folder. One recipe is the person's, that of
 the signed model.json; every other one is held to the rules for a stranger's.

@@ -1,4 +1,4 @@
-"""Values and one call to a store go in; what the store takes lies there, and what it refuses for good comes out."""
+"""How the uploader puts points into calls, and what it does with those that a store refuses: halves, until the culprit is alone."""
 
 from __future__ import annotations
 

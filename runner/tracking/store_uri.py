@@ -1,4 +1,4 @@
-"""A tracking URI goes in; where its store lies and how it may be shown comes out: no password leaves this module."""
+"""A tracking URI: where its store lies, and how it may be shown. No password leaves this module."""
 
 from __future__ import annotations
 

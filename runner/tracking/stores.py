@@ -1,4 +1,7 @@
-"""Words, the environment and run folders go in; the MLflow store that is meant comes out, or the question for one."""
+"""Which MLflow store a command means: by its words, the environment, or the runs that it is about; else a question.
+
+For the commands, in the person's process; no store is opened.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders go in; what their journals hold and MLflow has not got is there when it comes out, each point once."""
+"""One journal sent to MLflow in this process, each point once: by `sync`, `register`, and a run that goes on in a folder."""
 
 from __future__ import annotations
 

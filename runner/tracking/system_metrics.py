@@ -1,4 +1,4 @@
-"""A machine goes in; its load comes out as MLflow's own `system/...` points of runs, one sample each two seconds."""
+"""The machine's load as MLflow's own `system/...` points, measured in the publishing process, once for all runs that it follows."""
 
 from __future__ import annotations
 

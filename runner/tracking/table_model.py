@@ -1,4 +1,4 @@
-"""A saved model and what its table was read by go in; MLflow's model takes DataFrames then, by the columns' names.
+"""MLflow's model of a table, which takes DataFrames by their columns' names: in whatever process loads it.
 
 MLflow calls _load_pyfunc() of this module where such a model is loaded as a pyfunc: this package must be installed there.
 mlflow.pytorch.load_model() needs torch alone and gives the module, which takes the rows as floats.

@@ -1,4 +1,7 @@
-"""What happened on the way to the store goes in; ack.json, rejected.jsonl and the log come out, without passwords."""
+"""What the uploader writes beside a journal: ack.json, rejected.jsonl, and lines of its log, all without passwords.
+
+It keeps the acknowledgement of one run and one store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run's folder and a tracking URI go in; its journal comes out in MLflow, in order, each record once."""
+"""Sends one run's journal to MLflow, in order, each record once: in the publishing process, and in `sync`.
+
+It keeps the open store, where it is in the journal, and the acknowledgement on disk.
+"""
 
 from __future__ import annotations
 

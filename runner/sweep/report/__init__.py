@@ -1,1 +1,1 @@
-"""A sweep's folder goes in; what came of it comes out: a table, CSV, JSON and one page that opens without a network."""
+"""What came of a sweep: a table, CSV, JSON and one page that opens without a network. Made from the sweep's folder alone."""

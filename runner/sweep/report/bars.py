@@ -1,4 +1,4 @@
-"""A report goes in; its comparisons as plots come out: devices, seeds, and what mattered in a search."""
+"""The page's plots of comparisons: devices, seeds, and what mattered in a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report goes in; the pictures of what its best job predicts come out, as HTML with the images in it."""
+"""The page's pictures of what the best job predicts, as HTML with the images in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A sweep's folder goes in; its report comes out, and report.json, report.csv and report.html in the folder."""
+"""Makes a sweep's report from its folder, and writes report.json, report.csv and report.html there: at the sweep's end, and for `report`.
+
+The order is that of the modules here: results, ranking, seeds, device gains, report, then its files.
+"""
 
 from __future__ import annotations
 

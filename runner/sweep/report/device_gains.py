@@ -1,4 +1,4 @@
-"""Jobs that are equal but for their device go in; what each device gains, and how far its curve lies apart, come out."""
+"""Jobs that are equal but for their device: how much faster each is, and how far their curves lie apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report goes in; plots come out as plain dicts for plotly.js: curves, a search's course, what each key does."""
+"""The page's plots as plain dicts for plotly.js: curves, a search's course, what each key does."""
 
 from __future__ import annotations
 

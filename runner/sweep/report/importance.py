@@ -1,4 +1,4 @@
-"""A search's study on disk goes in; how much each key mattered comes out."""
+"""How much each key mattered in a search, asked of its study on disk when the report is made."""
 
 from __future__ import annotations
 

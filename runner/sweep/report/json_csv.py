@@ -1,4 +1,4 @@
-"""A report goes in; the text of report.json and of report.csv comes out."""
+"""report.json and report.csv: the report for programs; the curves are not in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report's numbers go in; how a person reads them comes out, the same in the terminal and on the page."""
+"""How a person reads a report's numbers, the same in the terminal and on the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report goes in; report.html comes out: one file with its plots, that opens from disk without a network."""
+"""report.html: one file with its tables, plots and script in it, that opens from disk without a network."""
 
 from __future__ import annotations
 

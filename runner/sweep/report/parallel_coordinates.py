@@ -1,4 +1,4 @@
-"""A report goes in; parallel coordinates come out: one axis for each key, one line for each job, the goals at the end."""
+"""The page's parallel coordinates: one axis for each key, one line for each job, the goals at the end."""
 
 from __future__ import annotations
 

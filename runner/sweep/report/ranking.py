@@ -1,4 +1,4 @@
-"""Jobs' results go in; what they are judged by, and their order, best first, come out."""
+"""What a sweep's jobs are judged by, and their order, best first. The report and the sweep's run in MLflow go by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep's jobs reached goes in; the report as plain values comes out: what the text, the files and the page show."""
+"""The report as plain values, which the text, the files, the page and the sweep's run in MLflow all show."""
 
 from __future__ import annotations
 

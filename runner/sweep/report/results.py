@@ -1,4 +1,4 @@
-"""A sweep's folder goes in; what each of its jobs reached comes out, as plain values, with thinned curves."""
+"""What each of a sweep's jobs reached, read from the ledger, the summaries and the journals in its folder, with thinned curves."""
 
 from __future__ import annotations
 

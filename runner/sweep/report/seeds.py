@@ -1,4 +1,4 @@
-"""Finished jobs go in; groups that are equal but for one key come out, and the means over their seeds."""
+"""Jobs that are equal but for one key, together: the means over their seeds."""
 
 from __future__ import annotations
 

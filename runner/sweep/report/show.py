@@ -1,4 +1,4 @@
-"""A sweep's folder goes in; its table on the screen and its report's files come out, made anew."""
+"""`python -m runner report`: prints a sweep's table once more, and makes its files anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report goes in; its tables as HTML come out, every text of a person's escaped."""
+"""The page's tables as HTML, every text of a person's escaped."""
 
 from __future__ import annotations
 

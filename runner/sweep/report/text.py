@@ -1,4 +1,4 @@
-"""A report goes in; what a person reads in the terminal comes out: tables that fit 80 columns, also through a pipe."""
+"""The report in the terminal: tables that fit 80 columns, also through a pipe."""
 
 from __future__ import annotations
 
