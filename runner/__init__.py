@@ -24,6 +24,6 @@ def run(overrides: Sequence[str] = (), *, config_name: str = "config", folder: P
     Raises: RunnerError for a mistake in the configuration, KeyboardInterrupt once an interrupted run has saved where it
         stands; a training that fails says so in the summary's `status`.
     """
-    from runner import cli  # heavy rooms load only when something runs
+    from runner import cli  # heavy packages are loaded only when something runs
 
     return cli.run(list(overrides), config_name=config_name, folder=None if folder is None else Path(folder))

@@ -290,7 +290,7 @@ def _where(error: BaseException) -> str:
     trace, line = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and file.name != "targets.py":
+        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and file != Path(__file__):
             line = f" ({file.name}:{trace.tb_lineno})"
         trace = trace.tb_next
     return line

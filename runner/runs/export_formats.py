@@ -23,7 +23,7 @@ from runner.runs.load import Trained, built
 
 Compute = Callable[[Any], Any]  # a tree of inputs on the host -> outputs
 #: what is behind the conversions of torch and MLflow, and not a person's code
-NOT_THEIRS = ("site-packages", "dist-packages", "/lib/python", "runner/trained", "runner/tracking")
+NOT_THEIRS = ("site-packages", "dist-packages", "/lib/python", "runner/runs", "runner/tracking")
 
 
 def safetensors(trained: Trained, module: nn.Module, example: Any, file: Path) -> Compute:

@@ -15,8 +15,8 @@ from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
 
 #: floating point operations of a product, for each of which a thread pays: below, the others are waited for longer than
-#: they help. With 2 threads the bench's MLP (1.2 MFLOP a product) takes 1.5 times as long as with 1, its CNN 0.78 (README); nets
-#: between 2 and 10 went either way from one time to the next (34 of them, each 5 times, 2 shared cores, 2026-11)
+#: they help. With 2 threads the bench's MLP (1.2 MFLOP a product) takes 1.5 times as long as with 1, its CNN 0.78 (bench/threads.py);
+#: nets between 2 and 10 went either way from one time to the next (34 of them, each 5 times, 2 shared cores, 2026-11)
 FLOPS_A_THREAD = 1.25e6
 #: rows that are computed to count what a batch takes
 FEW_ROWS = 8

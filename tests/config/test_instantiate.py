@@ -7,6 +7,7 @@ from torch import nn
 
 from runner.config.instantiate import ALLOW_VARIABLE, build, faults, locate
 from runner.errors import RunnerError
+from runner.version import PACKAGES
 
 
 def refused(node, **settings):
@@ -119,6 +120,15 @@ def test_an_allowed_package_that_is_not_there_offers_the_nearest_file(own_folder
     (own_folder / "our_networks.py").write_text("")
     monkeypatch.setenv(ALLOW_VARIABLE, "our_network")
     assert "write: _target_=our_networks.Net" in refused({"_target_": "our_network.Net"})
+
+
+def test_the_line_that_imports_is_not_shown_as_the_persons_own(tmp_path, monkeypatch):
+    (tmp_path / "their_broken_package.py").write_text("import nothing_of_the_kind\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(ALLOW_VARIABLE, "their_broken_package")
+    monkeypatch.chdir(PACKAGES)
+    text = refused({"_target_": "their_broken_package.Net"})
+    assert "nothing_of_the_kind" in text and "instantiate.py" not in text
 
 
 def test_all_wrong_arguments_are_told_at_once_with_their_keys():

@@ -12,7 +12,9 @@ import torch
 
 from runner.config.instantiate import build
 from runner.models.card import read_card
+from runner.runs import export_formats
 from runner.training import checkpoint
+from runner.version import HERE
 
 #: a stranger's programs: they have the file, what lies beside it, and no runner
 READ = {
@@ -150,6 +152,13 @@ def test_a_run_that_kept_no_rows_is_tried_with_made_up_ones(run, tmp_path):
     shutil.copytree("outputs/digits/run", tmp_path / "run")
     (tmp_path / "run/journal/example.pt").unlink()
     assert run("export", str(tmp_path / "run"), "--format", "pt2")[0] == 0
+
+
+def test_a_line_of_the_exports_own_is_not_shown_as_the_models():
+    code = compile("1 / 0", str(HERE / "runs" / "load.py"), "exec")
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(code)
+    assert export_formats._where(raised.value).startswith(" at test_export.py:")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Small runs by name: `python cases.py FOLDER`, alone or under torchrun, trains each in its folder with the processes there are."""
+"""Small runs by name: `python rank_cases.py FOLDER`, alone or under torchrun, trains each in its folder with the processes there are."""
 
 import os
 import sys

@@ -24,7 +24,7 @@ OWN_VIT = "+model.config.model_type=vit " + " ".join(
 DEFAULTS = "train=default metrics=default placement=default tracking=default " + " ".join(
     f"backends/{kind}=default" for kind in ("cpu", "cuda", "mps")
 )
-QUIET = "task.plots=false"  # tests/plots has the pictures
+QUIET = "task.plots=false"  # tests/experiment/plots has the pictures
 #: several options in each run; together they are all of them
 RUNS = [
     f"data=digits model=cnn task=classification {DEFAULTS} optimizer=adam scheduler=constant hydra/launcher=slots hydra/sweeper=grid",
