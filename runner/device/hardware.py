@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner.device import torch_private
+
 GIB = 2**30
 SECONDS_FOR_NVIDIA_SMI = 5
 
@@ -97,9 +99,9 @@ def probe() -> Hardware:
         torch_version=str(torch.__version__),
         cuda_build=torch.version.cuda,
         hip_build=torch.version.hip,
-        arch_list=tuple((getattr(torch._C, "_cuda_getArchFlags", lambda: "")() or "").split()),
+        arch_list=torch_private.cuda_architectures(),
         mps_built=torch.backends.mps.is_built(),
-        xpu_built=torch.xpu._is_compiled(),
+        xpu_built=torch_private.xpu_is_compiled(),
         cuda=_cuda_gpus(),
         xpu=_xpu_gpus(),
         mps=_mps_gpu(),
@@ -217,6 +219,8 @@ def _first_line(path: str) -> str:
 #: runs in a process of its own, with nothing but the standard library: asks NVIDIA's driver what it can do
 _ASK_DRIVER = """
 import ctypes, json, sys
+
+from runner.device import torch_private
 found = {}
 try:
     cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

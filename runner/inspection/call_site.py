@@ -12,6 +12,8 @@ from types import FrameType
 import numpy as np
 import torch
 
+from runner.device import torch_private
+
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
@@ -83,7 +85,7 @@ class Lines:
 
     def now(self) -> tuple[str, str]:
         """The line and the module of the operation under way. Some 10 us."""
-        node = torch._C._current_autograd_node()
+        node = torch_private.current_autograd_node()
         if node is not None:
             found = self._by_sequence.get(node._sequence_nr())
             if found is not None:
@@ -91,7 +93,7 @@ class Lines:
         stack = list(frames())
         here = line(stack), module(stack)
         if node is None and torch.is_grad_enabled():
-            self._by_sequence[torch.autograd._get_sequence_nr() - 1] = here
+            self._by_sequence[torch_private.sequence_number() - 1] = here
         return here
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from runner.device import torch_private
 from runner.inspection.host_reads import Operation
 from runner.inspection.tensor_names import storage_of
 
@@ -71,7 +72,7 @@ class Costs:
 
     def after(self, done: Operation) -> None:
         if done.outputs:
-            with torch._C.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
+            with torch_private.DisableTorchFunction():  # a mode would hear of all that is asked of a tensor here
                 self._see(done)
 
     def _see(self, done: Operation) -> None:
@@ -195,7 +196,7 @@ FLOPS: dict[str, Callable[[Any], int]] = {
 
 def _is_backward() -> bool:
     """Whether the autograd engine is at work, also between its nodes."""
-    return torch._C._current_graph_task_id() != -1
+    return bool(torch_private.current_graph_task() != -1)
 
 
 def _num_bytes(tensor: Tensor) -> int:

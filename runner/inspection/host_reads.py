@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
+from runner.device.torch_private import TorchDispatchMode, tree_leaves
 from runner.inspection import call_site
 
 aten = torch.ops.aten

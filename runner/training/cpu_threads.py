@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.device.placement import map_tensors, num_rows
+from runner.device.torch_private import TorchDispatchMode
 from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from runner.device import torch_private
 from runner.errors import Fault, RunnerError, nearest
 
 #: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
@@ -189,6 +190,6 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self) -> None:
         """One multi-tensor kernel a step; whole-number buffers (BatchNorm's count) are copied."""
-        torch._foreach_lerp_(self._means, self._now, 1 - self._decay)
+        torch_private.foreach_lerp_(self._means, self._now, 1 - self._decay)
         for mean, now in self._whole:
             mean.copy_(now)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.device import torch_private
 from runner.plan.simulator.tensor import SimulatedTensor, pretence
 
 aten = torch.ops.aten
@@ -33,7 +34,8 @@ def attention(
     """`scaled_dot_product_attention`; tensors of the host that are not simulated take torch's own."""
     given: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not any(isinstance(tensor, SimulatedTensor) for tensor in (query, key, value)):
-        return torch._C._nn.scaled_dot_product_attention(query, key, value, attn_mask, **given)
+        own: Tensor = torch_private.nn_functions.scaled_dot_product_attention(query, key, value, attn_mask, **given)
+        return own
     kind = query.device.type
     query, key, value, mask = _cast(kind, query, key, value, attn_mask)
     with torch.autocast(kind, enabled=False):  # what follows is below it in C++, too
@@ -74,7 +76,7 @@ def _by_kernel(
             flash = aten._scaled_dot_product_flash_attention_for_cpu
             return _first(flash(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale))
     given: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    return _first(torch._scaled_dot_product_attention_math(query, key, value, mask, dropout_p, is_causal, **given))
+    return _first(torch_private.attention_by_parts(query, key, value, mask, dropout_p, is_causal, **given))
 
 
 def _efficient(

@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 
+from runner.device import torch_private
 from runner.plan.simulator.tensor import Making, pretence
 from runner.plan.simulator.torch_parts import Machine, Naming, replacements
 
@@ -45,9 +46,9 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
         pretence.current_index, pretence.has_numbers = 0, has_numbers
         for owner, attribute, value in list(replacements(machine or Machine(), [Making, Naming])):
             stack.enter_context(mock.patch.object(owner, attribute, value))
-        before = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor([1.0], device=...) is made on the CPU, then copied
-        stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        before = torch_private.only_lift_cpu_tensors()
+        torch_private.set_only_lift_cpu_tensors(True)  # torch.tensor([1.0], device=...) is made on the CPU, then copied
+        stack.callback(torch_private.set_only_lift_cpu_tensors, before)
         stack.enter_context(Making())  # type: ignore[no-untyped-call]
         stack.enter_context(Naming())
         yield pretence.device

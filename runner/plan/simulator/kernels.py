@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.device import torch_private
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.tensor import SimulatedTensor, pretence
 
@@ -20,7 +21,7 @@ MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
 def recurrent(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch._VF.lstm` and its like, by the kernel of a GPU for whole layers, where it has one; else torch's own.
+    """`torch.lstm` and its like, by the kernel of a GPU for whole layers, where it has one; else torch's own.
 
     With numbers it is torch's own too: such a kernel does not exist here.
     """
@@ -75,7 +76,7 @@ def ctc_loss(
 ) -> Tensor:
     """`torch.ctc_loss`; lengths that lie on the device are read, as C++ does it. log_probs: (T, B, C)"""
     if not isinstance(log_probs, SimulatedTensor) or pretence.has_numbers:
-        own = torch._C._VariableFunctions.ctc_loss
+        own = torch_private.variable_functions.ctc_loss
         given: Tensor = own(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
         return given
     steps, lengths = _lengths(input_lengths), _lengths(target_lengths)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from runner.device.torch_private import tree_map
 from runner.plan.simulator.cells import CELLS
 from runner.plan.simulator.recurrent import LAYERS
 from runner.plan.simulator.values import goes_by, goes_by_size, mark_usual, value

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from runner.device import torch_private
 from runner.device.capabilities import has_mps_kernel, legal_dtype
+from runner.device.torch_private import TorchDispatchMode, tree_leaves, tree_map
 from runner.plan.simulator import shapes
 from runner.plan.simulator.cells import CELLS
 
@@ -77,7 +77,7 @@ class SimulatedTensor(Tensor):
     backing: Tensor
     pretended: torch.device
     # results are wrapped below, and only those that should
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch_private.no_torch_function
 
     @staticmethod
     def __new__(cls: Any, backing: Tensor, device: torch.device) -> SimulatedTensor:
@@ -174,7 +174,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
         return META if device.type != "cpu" and (pretence.running_backward or pretence.num_transforms) else device
     with (
-        torch._C.DisableTorchFunction()
+        torch_private.DisableTorchFunction()
     ):  # nobody called what goes on in here: modes would hear of each rule for shapes
         return _compute(func, args, kwargs)
 
@@ -209,7 +209,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = shapes.run(func, *backed_args, **backed_kwargs)
     if torch.Tag.inplace_view in func.tags:  # squeeze_() and the like change the outer tensor's shape as well
-        with torch._C._DisableTorchDispatch():
+        with torch_private.DisableTorchDispatch():
             func(*args, **kwargs)
 
     def wrap(value: Any) -> Any:

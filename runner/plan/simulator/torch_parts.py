@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms, vmap
-from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from runner.device.torch_private import OpOverload, eager_transforms, functions, tree_map, vmap
 from runner.plan.simulator.attention import attention
 from runner.plan.simulator.kernels import MODES, ctc_loss, recurrent
 from runner.plan.simulator.shapes import NotSimulated
@@ -104,7 +102,7 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
         yield owner, name, _counted(getattr(owner, name))
     yield torch, "ctc_loss", ctc_loss
     for name in MODES:
-        yield torch._VF, name, recurrent(name, getattr(torch._VF, name))
+        yield functions, name, recurrent(name, getattr(functions, name))
     yield threading.Thread, "run", _with_modes(threading.Thread.run, modes)
     yield torch, "load", _onto_device(torch.load)
     for name in ("script", "trace"):  # C++ would run it, on tensors that are none of its own: it stays what it was

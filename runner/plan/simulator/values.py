@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from runner.device.torch_private import tree_leaves, tree_map
 from runner.inspection import call_site
 from runner.inspection.host_reads import READING_CALLS
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from runner.device import torch_private
 from runner.device.placement import num_rows
 from runner.errors import Fault, RunnerError
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
@@ -99,7 +100,7 @@ class _Whole:
         say: Callable[[str], None],
     ) -> None:
         """Raises: CannotTraceError where the optimizer, or this torch, does not take part in it."""
-        config: Any = torch._dynamo.config
+        config: Any = torch_private.dynamo_config
         if not hasattr(config, "trace_autograd_ops"):
             raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
         config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
@@ -118,14 +119,13 @@ class _Whole:
 
 
 def _compiling_errors() -> type[Exception]:
-    import torch._dynamo.exc
-
-    return torch._dynamo.exc.TorchDynamoException
+    found: type[Exception] = torch_private.dynamo_errors.TorchDynamoException
+    return found
 
 
 def _check_compiler(error: BaseException) -> None:
     """Raises: RunnerError where there is no compiler, as nothing else would help either."""
-    import torch._inductor.exc as inductor
+    inductor = torch_private.inductor_errors
 
     causes: list[BaseException] = []
     cause: BaseException | None = error

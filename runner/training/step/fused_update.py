@@ -16,6 +16,8 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from runner.device.torch_private import foreach_add_, fused_adam_, fused_adamw_, fused_sgd_
+
 Update = Callable[[], None]
 #: settings of a group, beside the rate, that schedules are known to move
 NUMBERS = {"betas", "momentum", "weight_decay"}
@@ -147,7 +149,7 @@ class _Kernel:
 def _fused_adam(op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     """What torch.optim.Adam and AdamW do with fused=True, which take their betas as numbers."""
     group, states = kernel.group, kernel.states
-    torch._foreach_add_(states["step"], 1)
+    foreach_add_(states["step"], 1)
     op(
         kernel.parameters,
         grads,
@@ -170,7 +172,7 @@ def _fused_adam(op: Callable[..., None], kernel: _Kernel, rate: float | Tensor, 
 def _fused_sgd(kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
     """What torch.optim.SGD does with fused=True, from its second step on."""
     group = kernel.group
-    torch._fused_sgd_(
+    fused_sgd_(
         kernel.parameters,
         grads,
         kernel.states.get("momentum_buffer", []),
@@ -229,9 +231,9 @@ def _sgd_formula(kernel: _Kernel, rate: Tensor, grads: Any) -> None:
 
 #: by optimizer: its kernel, its formula, and what it keeps for each parameter
 KERNELS: dict[type[Optimizer], tuple[Callable[..., None], Callable[..., None], tuple[str, ...]]] = {
-    Adam: (partial(_fused_adam, torch._fused_adam_), partial(_adam_formula, adam), ("step", "exp_avg", "exp_avg_sq")),
+    Adam: (partial(_fused_adam, fused_adam_), partial(_adam_formula, adam), ("step", "exp_avg", "exp_avg_sq")),
     AdamW: (
-        partial(_fused_adam, torch._fused_adamw_),
+        partial(_fused_adam, fused_adamw_),
         partial(_adam_formula, adamw),
         ("step", "exp_avg", "exp_avg_sq"),
     ),

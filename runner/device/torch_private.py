@@ -1,0 +1,92 @@
+"""Every private name of torch that is called here, with what it buys. Read in torch 2.13; looked up when first asked for.
+
+A release may move them: whoever asks then gets a word that says which one is gone, and so does this module's test. What the
+simulator replaces in torch for a while stands in plan/simulator/torch_parts.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import Fault, RunnerError
+
+if TYPE_CHECKING:  # what classes are made from, and types
+    from torch._ops import OpOverload as OpOverload
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map as tree_map
+
+#: by our name: torch's, and what for
+NAMES = {
+    # the step: one kernel for all parameters instead of one for each
+    "foreach_add_": ("torch._foreach_add_", "the step counts of all parameters by one kernel"),
+    "foreach_lerp_": ("torch._foreach_lerp_", "the averages of all weights by one kernel"),
+    "fused_sgd_": ("torch._fused_sgd_", "SGD's update without its wrapper"),
+    "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),
+    "fused_adamw_": ("torch._fused_adamw_", "AdamW's update without its wrapper"),
+    # compile
+    "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
+    "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
+    "inductor_errors": ("torch._inductor.exc", "a compiler that is not there, told from other errors"),
+    # what looks at each operation: guard, plan, the number of threads
+    "TorchDispatchMode": ("torch.utils._python_dispatch.TorchDispatchMode", "sees every kernel that is called"),
+    "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, told from a function"),
+    "tree_leaves": ("torch.utils._pytree.tree_leaves", "the tensors of nested arguments, as torch nests them"),
+    "tree_map": ("torch.utils._pytree.tree_map", "nested arguments with other tensors"),
+    "current_autograd_node": ("torch._C._current_autograd_node", "the forward line of an operation in backward"),
+    "sequence_number": ("torch.autograd._get_sequence_nr", "the forward line of an operation in backward"),
+    "current_graph_task": ("torch._C._current_graph_task_id", "an operation in backward, told from one in forward"),
+    # the simulator
+    "eager_transforms": ("torch._functorch.eager_transforms", "torch.func under a simulated device"),
+    "vmap": ("torch._functorch.vmap", "torch.vmap under a simulated device"),
+    "functions": ("torch._VF", "recurrent layers by a GPU's kernels"),
+    "variable_functions": ("torch._C._VariableFunctions", "torch's own function below the simulated one"),
+    "nn_functions": ("torch._C._nn", "torch's own attention below the simulated one"),
+    "attention_by_parts": ("torch._scaled_dot_product_attention_math", "attention as a GPU without a kernel takes it"),
+    "no_torch_function": ("torch._C._disabled_torch_function_impl", "a tensor whose results are not wrapped"),
+    "DisableTorchFunction": ("torch._C.DisableTorchFunction", "what is asked of a tensor, unheard by modes"),
+    "DisableTorchDispatch": ("torch._C._DisableTorchDispatch", "a kernel on the simulated tensor itself"),
+    "only_lift_cpu_tensors": ("torch._C._only_lift_cpu_tensors", "torch.tensor([...], device=...), simulated"),
+    "set_only_lift_cpu_tensors": ("torch._C._set_only_lift_cpu_tensors", "likewise"),
+    # what torch was built for
+    "xpu_is_compiled": ("torch.xpu._is_compiled", "why there is no xpu"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Raises: RunnerError where this torch has it no more."""
+    if name not in NAMES:
+        raise AttributeError(f"{name}: not one of the private names of torch that are used")
+    path, use = NAMES[name]
+    try:
+        found = globals()[name] = _find(path)
+    except (ImportError, AttributeError):
+        import torch
+
+        so = f"this torch has no {path}, which is needed for: {use}"
+        raise RunnerError(
+            Fault(f"torch {torch.__version__}", so, "torch 2.13, with which this version was tested")
+        ) from None
+    return found
+
+
+def cuda_architectures() -> tuple[str, ...]:
+    """The GPUs that this torch has kernels for, e.g. sm_90; none where it was built without CUDA, and has no such name."""
+    import torch
+
+    return tuple((getattr(torch._C, "_cuda_getArchFlags", str)() or "").split())
+
+
+def _find(path: str) -> Any:
+    """A module or what stands in one. Raises: ImportError, AttributeError."""
+    words = path.split(".")
+    for end in range(len(words), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(words[:end]))
+        except ModuleNotFoundError:
+            continue
+        for word in words[end:]:
+            found = getattr(found, word)
+        return found
+    raise ImportError(path)
