@@ -1,7 +1,8 @@
 """A dotted path, or what it leads to, goes in; whether a configuration may name it comes out. Nothing listed is imported here.
 
-Our own parts are listed by name, for what stands beside them in their modules also writes files and fetches. In torch and
-torchmetrics a part is of a kind: a layer, a loss, an optimizer, a schedule, a metric, or a function of numbers alone.
+Our own parts are listed by the name that their package exports (runner.config.exports), and by no other: what stands beside
+them in their modules also writes files and fetches. In torch and torchmetrics a part is of a kind: a layer, a loss, an
+optimizer, a schedule, a metric, or a function of numbers alone.
 """
 
 from __future__ import annotations
@@ -9,47 +10,47 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-#: the runner's own: what conf/, and the nodes that runs write, name
+#: the runner's own: what conf/, and the nodes that runs write, name; never the module that a part lies in, which may move
 PARTS = (
-    "runner.data.array_data.array_inputs",
-    "runner.data.array_data.arrays",
-    "runner.data.builtin.digits.digits",
-    "runner.data.hub.datasets.huggingface",
-    "runner.data.hub.reader.read_rows",
-    "runner.data.vision.reader.read_images",
-    "runner.data.vision.images.images",
-    "runner.data.builtin.mnist1d.mnist1d",
-    "runner.data.builtin.plane.Features",
-    "runner.data.builtin.playground.playground",
-    "runner.data.builtin.scikit.scikit",
-    "runner.data.builtin.synthetic.synthetic",
-    "runner.data.tables.table.table",
-    "runner.data.tables.reader.TableReader",
-    "runner.data.language.text.TextReader",
-    "runner.data.language.text.text",
-    "runner.data.language.tokens.TokensReader",
-    "runner.data.language.tokens.tokens",
-    "runner.models.autoencoder.Autoencoder",
-    "runner.models.cnn.CNN",
-    "runner.models.table_inputs.TableColumns",
-    "runner.models.gpt.GPT",
-    "runner.models.image_inputs.ImageInputs",
-    "runner.models.external.timm_model",
-    "runner.models.external.transformers_model",
-    "runner.models.linear.Linear",
-    "runner.models.mlp.MLP",
-    "runner.models.with_preprocessing.Prepared",
-    "runner.models.recurrent.Recurrent",
-    "runner.models.resnet.ResNet",
-    "runner.models.scaled_outputs.Scaled",
-    "runner.models.transformer.Transformer",
-    "runner.models.vit.ViT",
-    "runner.training.optimizer.warmup_cosine",
-    "runner.tasks.autoencoding.Autoencoding",
-    "runner.tasks.classification.Classification",
-    "runner.tasks.language.Language",
-    "runner.tasks.custom.Own",
-    "runner.tasks.regression.Regression",
+    "runner.data.array_inputs",
+    "runner.data.arrays",
+    "runner.data.digits",
+    "runner.data.Features",
+    "runner.data.huggingface",
+    "runner.data.images",
+    "runner.data.mnist1d",
+    "runner.data.playground",
+    "runner.data.read_images",
+    "runner.data.read_rows",
+    "runner.data.scikit",
+    "runner.data.synthetic",
+    "runner.data.table",
+    "runner.data.TableReader",
+    "runner.data.text",
+    "runner.data.TextReader",
+    "runner.data.tokens",
+    "runner.data.TokensReader",
+    "runner.models.Autoencoder",
+    "runner.models.CNN",
+    "runner.models.GPT",
+    "runner.models.ImageInputs",
+    "runner.models.Linear",
+    "runner.models.MLP",
+    "runner.models.Prepared",
+    "runner.models.Recurrent",
+    "runner.models.ResNet",
+    "runner.models.Scaled",
+    "runner.models.TableColumns",
+    "runner.models.timm_model",
+    "runner.models.Transformer",
+    "runner.models.transformers_model",
+    "runner.models.ViT",
+    "runner.training.warmup_cosine",
+    "runner.tasks.Autoencoding",
+    "runner.tasks.Classification",
+    "runner.tasks.Language",
+    "runner.tasks.Own",
+    "runner.tasks.Regression",
 )
 FUNCTION = "function"
 METRIC = ("torchmetrics.metric.Metric",)
@@ -85,6 +86,13 @@ def is_part(thing: Any, home: str) -> bool:
     if inspect.isclass(thing):
         return any(f"{base.__module__}.{base.__qualname__}" in kinds for base in thing.__mro__)
     return FUNCTION in kinds and inspect.isfunction(thing)
+
+
+def public_name(path: str, names: tuple[str, ...] = PARTS) -> str | None:
+    """Of `names`, the one that a path to a module of ours means: runner.models.mlp.MLP is runner.models.MLP. None: no such one."""
+    if not path.startswith("runner.") or path in names:
+        return None
+    return next((name for name in names if name.rpartition(".")[2] == path.rpartition(".")[2]), None)
 
 
 def under(path: str, prefixes: tuple[str, ...]) -> bool:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from runner.config.allowed import LIBRARIES, PARTS, is_part, under
+from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.packages import install
 from runner.errors import Fault, RunnerError, nearest
 
@@ -29,7 +29,7 @@ ALLOW_VARIABLE = "RUNNER_ALLOW"
 #: folders of a checkout, whose names nobody's own modules have
 NO_OWN_CODE = ("conf", "runner", "tests")
 #: stands around a model where its data needs that (runner.config.nodes)
-PREPARED = "runner.models.with_preprocessing.Prepared"
+PREPARED = "runner.models.Prepared"
 #: packages that --allow does not open: what of them is a part is listed
 OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
@@ -94,7 +94,9 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
     Raises: RunnerError when it is not allowed or not there.
     """
     if target in PARTS:
-        return _import(target)[0]
+        return _part(target)
+    if (public := public_name(target)) is not None:
+        raise RunnerError(otherwise_named(target, public))
     own = (own_prefixes(target) if own_code else ()) + more
     if not under(target, LIBRARIES + own):
         raise RunnerError(Fault(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
@@ -110,6 +112,13 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         )
         raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
     return thing
+
+
+def otherwise_named(target: str, public: str) -> Fault:
+    """What is said of a path to a module of ours: a person wrote it, or a run of a version whose files lay elsewhere."""
+    so = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
+    again = "a run of an earlier version, whose files have the other name, can be trained again with this one"
+    return Fault(f"_target_={target}", so, f"_target_={public}; {again}")
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
@@ -201,6 +210,13 @@ def _refused_argument(path: str, name: str, value: Any, thing: Any, takes: list[
     hits = nearest(name, takes) or takes
     write = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
     return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", write)
+
+
+def _part(target: str) -> Any:
+    """One of our own, from the module that its package says."""
+    package, _, name = target.rpartition(".")
+    home = _import_module(package, target).HOMES[name]
+    return getattr(_import_module(f"{package}.{home}", target), name)
 
 
 def _import(target: str) -> tuple[Any, str]:

@@ -16,17 +16,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config.instantiate import locate
+from runner.config.allowed import public_name
+from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
 from runner.errors import Fault, RunnerError, nearest
 
 #: what conf/ itself names; not imported here, for that takes time
 OURS = (
-    "runner.cli.check_first.CheckFirst",
-    "runner.sweep.grid.Grid",
-    "runner.sweep.search.sweeper.Search",
-    "runner.sweep.launchers.local.Slots",
-    "runner.sweep.launchers.ray.RayCluster",
+    "runner.cli.CheckFirst",
+    "runner.sweep.Grid",
+    "runner.sweep.Search",
+    "runner.sweep.Slots",
+    "runner.sweep.RayCluster",
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
     "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
@@ -162,6 +163,8 @@ def _target_faults(path: str, target: str) -> list[Fault]:
     if target in OURS:
         return []
     try:
+        if (public := public_name(target, OURS)) is not None:
+            raise RunnerError(otherwise_named(target, public))
         locate(target, more=PLUGINS)
     except RunnerError as error:
         return [Fault(f"{path}.{fault.asked}", fault.so, fault.write) for fault in error.faults]

@@ -18,7 +18,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import instantiate, origin, run_files
-from runner.config.instantiate import locate
+from runner.config.allowed import public_name
+from runner.config.instantiate import locate, otherwise_named
 from runner.config.secrets import ENVIRONMENT
 from runner.config.trust import DEFAULTS
 from runner.config.validate import value
@@ -133,7 +134,11 @@ def _look(file: Path) -> str:
 
 def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
     if isinstance(node, dict):
-        if (target := node.get("_target_")) is not None and _is_foreign(str(target)):
+        target = node.get("_target_")
+        if target is not None and (public := public_name(str(target))) is not None:  # trust would not help
+            fault = otherwise_named(target, public)
+            yield Fault(f"{key}.{fault.asked}", fault.so, fault.write)
+        elif target is not None and _is_foreign(str(target)):
             so = f"{whose}, and names code that is neither the runner's nor torch's"
             yield Fault(f"{key}._target_={target}", so, write)
         for name, child in node.items():

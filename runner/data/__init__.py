@@ -1,1 +1,54 @@
 """Sources (files, built-in sets) go in; splits of tensors and loaders come out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+#: public name -> the module that defines it
+HOMES = {
+    "array_inputs": "array_data",
+    "arrays": "array_data",
+    "digits": "builtin.digits",
+    "Features": "builtin.plane",
+    "huggingface": "hub.datasets",
+    "images": "vision.images",
+    "mnist1d": "builtin.mnist1d",
+    "playground": "builtin.playground",
+    "read_images": "vision.reader",
+    "read_rows": "hub.reader",
+    "scikit": "builtin.scikit",
+    "synthetic": "builtin.synthetic",
+    "table": "tables.table",
+    "TableReader": "tables.reader",
+    "text": "language.text",
+    "TextReader": "language.text",
+    "tokens": "language.tokens",
+    "TokensReader": "language.tokens",
+    "write_tokens": "language.tokens",
+}
+__all__ = [*HOMES]
+
+if TYPE_CHECKING:
+    from runner.data.array_data import array_inputs as array_inputs
+    from runner.data.array_data import arrays as arrays
+    from runner.data.builtin.digits import digits as digits
+    from runner.data.builtin.mnist1d import mnist1d as mnist1d
+    from runner.data.builtin.plane import Features as Features
+    from runner.data.builtin.playground import playground as playground
+    from runner.data.builtin.scikit import scikit as scikit
+    from runner.data.builtin.synthetic import synthetic as synthetic
+    from runner.data.hub.datasets import huggingface as huggingface
+    from runner.data.hub.reader import read_rows as read_rows
+    from runner.data.language.text import TextReader as TextReader
+    from runner.data.language.text import text as text
+    from runner.data.language.tokens import TokensReader as TokensReader
+    from runner.data.language.tokens import tokens as tokens
+    from runner.data.language.tokens import write_tokens as write_tokens
+    from runner.data.tables.reader import TableReader as TableReader
+    from runner.data.tables.table import table as table
+    from runner.data.vision.images import images as images
+    from runner.data.vision.reader import read_images as read_images
+else:
+    from runner.config.exports import exports
+
+    __getattr__, __dir__ = exports(__name__, HOMES)

@@ -17,6 +17,7 @@ from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
 from runner.errors import Fault, RunnerError, nearest
 
+READER = "runner.data.array_inputs"
 #: of inputs without targets, read at a time
 ROWS_A_CHUNK = 65_536
 #: the last column of a table of floats is taken as classes up to so many different whole numbers
@@ -43,8 +44,7 @@ def arrays(
     Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
     settings: dict[str, Any] = {"kind": kind, "keep_integers": not float_inputs, "origin": path}
-    target = f"{array_inputs.__module__}.{array_inputs.__name__}"
-    reader = {"_target_": target, "_partial_": True, "inputs": inputs, "float_inputs": float_inputs}
+    reader = {"_target_": READER, "_partial_": True, "inputs": inputs, "float_inputs": float_inputs}
     with ExitStack() as stack:
         found = stack.enter_context(opened(path, key="data.path"))
         if targets_path is not None:

@@ -1,1 +1,46 @@
 """Sizes go in; plain torch modules come out. A person's own class, named by `_target_`, stands on the same footing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+#: public name -> the module that defines it
+HOMES = {
+    "Autoencoder": "autoencoder",
+    "CNN": "cnn",
+    "GPT": "gpt",
+    "ImageInputs": "image_inputs",
+    "Linear": "linear",
+    "MLP": "mlp",
+    "Prepared": "with_preprocessing",
+    "Recurrent": "recurrent",
+    "ResNet": "resnet",
+    "Scaled": "scaled_outputs",
+    "TableColumns": "table_inputs",
+    "timm_model": "external",
+    "Transformer": "transformer",
+    "transformers_model": "external",
+    "ViT": "vit",
+}
+__all__ = [*HOMES]
+
+if TYPE_CHECKING:
+    from runner.models.autoencoder import Autoencoder as Autoencoder
+    from runner.models.cnn import CNN as CNN
+    from runner.models.external import timm_model as timm_model
+    from runner.models.external import transformers_model as transformers_model
+    from runner.models.gpt import GPT as GPT
+    from runner.models.image_inputs import ImageInputs as ImageInputs
+    from runner.models.linear import Linear as Linear
+    from runner.models.mlp import MLP as MLP
+    from runner.models.recurrent import Recurrent as Recurrent
+    from runner.models.resnet import ResNet as ResNet
+    from runner.models.scaled_outputs import Scaled as Scaled
+    from runner.models.table_inputs import TableColumns as TableColumns
+    from runner.models.transformer import Transformer as Transformer
+    from runner.models.vit import ViT as ViT
+    from runner.models.with_preprocessing import Prepared as Prepared
+else:
+    from runner.config.exports import exports
+
+    __getattr__, __dir__ = exports(__name__, HOMES)

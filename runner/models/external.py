@@ -68,7 +68,7 @@ def timm_model(
             raise
         raise RunnerError(_not_reached(f"model.name={name} model.pretrained=true", error)) from error
     sizes = {"name": name, "input_shape": list(input_shape), "out_features": out_features, "settings": settings}
-    model.made_anywhere = {"_target_": f"{__name__}.timm_model", **sizes}
+    model.made_anywhere = {"_target_": "runner.models.timm_model", **sizes}
     return model  # type: ignore[no-any-return]
 
 
@@ -132,7 +132,7 @@ def transformers_model(
         key: value for key, value in json.loads(settings.to_json_string()).items() if key != "transformers_version"
     }
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
-    made.made_anywhere = {"_target_": f"{__name__}.transformers_model", **sizes, "config": plain}
+    made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
     return made
 
 

@@ -20,8 +20,8 @@ from runner.errors import Fault, RunnerError, nearest
 from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
-ARRAYS = "runner.data.array_data.array_inputs"
-IMAGES = "runner.data.vision.reader.read_images"
+ARRAYS = "runner.data.array_inputs"
+IMAGES = "runner.data.read_images"
 
 
 def existing(path: str) -> Path:

@@ -1,1 +1,26 @@
 """A model and a batch on the device go in; the loss to learn from and what to report come out, as 0-d tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+#: public name -> the module that defines it
+HOMES = {
+    "Autoencoding": "autoencoding",
+    "Classification": "classification",
+    "Language": "language",
+    "Own": "custom",
+    "Regression": "regression",
+}
+__all__ = [*HOMES]
+
+if TYPE_CHECKING:
+    from runner.tasks.autoencoding import Autoencoding as Autoencoding
+    from runner.tasks.classification import Classification as Classification
+    from runner.tasks.custom import Own as Own
+    from runner.tasks.language import Language as Language
+    from runner.tasks.regression import Regression as Regression
+else:
+    from runner.config.exports import exports
+
+    __getattr__, __dir__ = exports(__name__, HOMES)

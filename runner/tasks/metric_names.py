@@ -45,19 +45,19 @@ def is_rising(name: str) -> bool:
 
 #: of the tasks that come with the package; what another task reports, only its first trial tells
 REPORTED = {
-    "runner.tasks.classification.Classification": ("loss", "accuracy"),
-    "runner.tasks.regression.Regression": ("loss", "mae"),
-    "runner.tasks.autoencoding.Autoencoding": ("loss", "mae"),
-    "runner.tasks.language.Language": ("loss", "accuracy"),
+    "runner.tasks.Classification": ("loss", "accuracy"),
+    "runner.tasks.Regression": ("loss", "mae"),
+    "runner.tasks.Autoencoding": ("loss", "mae"),
+    "runner.tasks.Language": ("loss", "accuracy"),
 }
 #: what follows from them, over a whole split
 DERIVED = {
-    "runner.tasks.regression.Regression": ("rmse",),
-    "runner.tasks.autoencoding.Autoencoding": ("rmse",),
-    "runner.tasks.language.Language": ("perplexity", "bits_per_byte"),
+    "runner.tasks.Regression": ("rmse",),
+    "runner.tasks.Autoencoding": ("rmse",),
+    "runner.tasks.Language": ("perplexity", "bits_per_byte"),
 }
 #: tasks whose loss can be another one than the squared error, which is reported beside it then
-OF_NUMBERS = ("runner.tasks.regression.Regression", "runner.tasks.autoencoding.Autoencoding")
+OF_NUMBERS = ("runner.tasks.Regression", "runner.tasks.Autoencoding")
 
 
 def metrics_of(task: Any, reported: Sequence[str] | None = None, *, whole: bool = True) -> list[str] | None:

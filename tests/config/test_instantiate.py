@@ -110,10 +110,24 @@ def test_a_typo_in_the_module_offers_the_nearest_file(own_folder):
     assert "our_networks" not in refused({"_target_": "our_network.Net"}, own_code=False)
 
 
-@pytest.mark.parametrize("target", ["runner.models.mlp.MPL", "runner.model.mlp.MLP", "runner.models.MLP"])
+@pytest.mark.parametrize("target", ["runner.models.MPL", "runner.models.mlp.MPL", "runner.model.MPL"])
 def test_a_typo_in_one_of_our_own_offers_the_nearest(target):
     text = refused({"_target_": target})
-    assert "write: _target_=runner.models.mlp.MLP, or your own class" in text and "--allow" not in text
+    assert "write: _target_=runner.models.MLP, or your own class" in text and "--allow" not in text
+
+
+@pytest.mark.parametrize("target", ["runner.models.mlp.MLP", "runner.model.mlp.MLP", "runner.MLP"])
+def test_one_of_our_own_has_one_name(target, monkeypatch):
+    monkeypatch.setenv(ALLOW_VARIABLE, "runner")
+    for settings in ({}, {"own_code": False}):
+        text = refused({"_target_": target}, **settings)
+        assert "have one name each, and this is runner.models.MLP" in text
+        assert "write: _target_=runner.models.MLP; a run of an earlier version" in text and "--allow" not in text
+
+
+def test_a_part_whose_module_cannot_be_imported_tells_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "runner.models.mlp", None)
+    assert "runner.models.mlp" in refused({"_target_": "runner.models.MLP"})
 
 
 def test_an_allowed_package_that_is_not_there_offers_the_nearest_file(own_folder, monkeypatch):

@@ -11,15 +11,15 @@ from runner.errors import RunnerError
 
 SOUND = """defaults: [schema, base, _self_]
 seed: 0
-data: {_target_: runner.data.builtin.digits.digits, name: digits}
-model: {_target_: runner.models.mlp.MLP, in_features: '${facts.in_features}', hidden_sizes: [8]}
+data: {_target_: runner.data.digits, name: digits}
+model: {_target_: runner.models.MLP, in_features: '${facts.in_features}', hidden_sizes: [8]}
 optimizer: {_target_: torch.optim.Adam, _partial_: true, lr: 0.001}
 tracking: {uri: '${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}', experiment: '${oc.env:MLFLOW_EXPERIMENT_NAME,null}'}
 """
 
 #: what is put in its place, and the key that the message names
 HOSTILE = {
-    "code of the folder": (("runner.models.mlp.MLP", "hostile.Net"), "model._target_=hostile.Net"),
+    "code of the folder": (("runner.models.MLP", "hostile.Net"), "model._target_=hostile.Net"),
     "the system": (("torch.optim.Adam", "os.system"), "optimizer._target_=os.system"),
     "through torch": (("torch.optim.Adam", "torch.nn.modules.linear.torch.os.system"), "optimizer._target_=torch.nn"),
     "in a list": (("[8]", "[{_target_: hostile.Net}]"), "model.hidden_sizes[0]._target_"),
@@ -80,7 +80,7 @@ def test_what_is_not_as_the_runner_writes_it_is_refused(case, trusted, hostile):
 def test_allow_does_not_count(hostile, monkeypatch):
     monkeypatch.setenv("RUNNER_ALLOW", "hostile")
     with pytest.raises(RunnerError, match="came from a store"):
-        clear(SOUND.replace("runner.models.mlp.MLP", "hostile.Net"))
+        clear(SOUND.replace("runner.models.MLP", "hostile.Net"))
 
 
 def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):

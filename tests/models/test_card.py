@@ -10,7 +10,7 @@ from runner.models.card import Card, read_card, write_card
 
 CARD = Card(
     model={"_target_": "my_models.Net", "inputs": 3},
-    task={"_target_": "runner.tasks.classification.Classification"},
+    task={"_target_": "runner.tasks.Classification"},
     reader={"_target_": "my_data.Reader", "columns": ["a", "b"]},
     classes=("no", "yes"),
     targets=(),

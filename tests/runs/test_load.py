@@ -72,7 +72,7 @@ def test_weights_of_another_model(run, copy):
         ({"model": {"_target_": "os.system", "command": "touch owned"}}, "os.system is not a part"),
         ({"task": {"_target_": "subprocess.run", "args": "touch owned"}}, "subprocess.run is not a part"),
         (
-            {"model": {"_target_": "runner.models.mlp.MLP", "in_features": "${oc.env:HOME}"}},
+            {"model": {"_target_": "runner.models.MLP", "in_features": "${oc.env:HOME}"}},
             "would be filled in once more",
         ),
         ({"model": {"_target_": "<oc.env:NO_SUCH_NAME_HERE>"}}, "takes a value of its model from the environment"),
@@ -108,3 +108,38 @@ def test_a_device_that_is_not_here_is_told(run, copy):
     for words in (("evaluate", str(copy), "device=cuda:97"), (*list(verbs(copy))[1], "device=cuda:97")):
         code, _, err = run(*words)
         assert code == 2 and "device=cuda:97" in err
+
+
+#: what a run of a version whose files lay elsewhere has in its files
+FORMER = {
+    "runner.models.MLP": "runner.models.mlp.MLP",
+    "runner.tasks.Classification": "runner.tasks.classification.Classification",
+}
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_run_of_a_version_whose_files_lay_elsewhere(is_own, run, copy):
+    for name in origin.SIGNED:
+        text = (copy / name).read_text()
+        for public, former in FORMER.items():
+            assert public in text
+            text = text.replace(public, former)
+        (copy / name).write_text(text)
+    if is_own:
+        origin.sign(copy, "")
+    assert origin.is_own(copy) == is_own
+    said = (
+        "so:    runner.models.mlp.MLP is not a part",
+        "this is runner.models.MLP",
+        "can be trained again with this one",
+    )
+    refused(run, copy, *said)
+    for words in (
+        ("resume", str(copy), "train.num_epochs=9"),
+        ("reproduce", str(copy)),
+        ("serve", str(copy)),
+        ("-cd", str(copy), "-cn", "rerun"),
+    ):
+        code, _, err = run(*words)
+        assert code == 2 and all(text in err for text in said), err
+        assert "--trust" not in err and "Traceback" not in err

@@ -59,7 +59,7 @@ NUMBERS = ["nan", "inf", "-inf", "-1", "0", "1", "2", "3", "0.5", ".5", "1e-400"
 TEXTS = ["''", '""', "a", "x" * 300, "é😀", "'a b'", '"it\'s"', "'\\''", "auto", "none", "off", "min", "val/loss", "a/b", "../a",
          "/proc/nope/x", "~", "-", "--", "'#'", "'a: b'", "'%'", "'a\tb'", "'*'", "NOPE", "???", "a=b", "'['", "'1'", "1.2.3",
          "${oc.env:NOT_SET}", "${oc.env:NUM}", "${nothing}", "${model}", "${.}", "${facts.num_steps}", "'${'", "${now:%Y}",
-         "${hydra:job.num}", "runner.models.mlp.MLP", "torch.nn.Linear", "torch.optim.LBFGS", "os.getcwd", "nn.Linear"]  # fmt: skip
+         "${hydra:job.num}", "runner.models.MLP", "torch.nn.Linear", "torch.optim.LBFGS", "os.getcwd", "nn.Linear"]  # fmt: skip
 OTHERS = ["null", "true", "false", "[]", "{}", "[null]", "[[]]", "{a:1}", "{'':1}", "{_target_:torch.nn.ReLU}", "{_target_:a}",
           "[1,2]", "[a,1.5,null]", "{a:{b:[{}]}}", "[0]", "[-1]", "[true]", "{1:2}", "{_partial_:true}", "[" * 30 + "]" * 30, ""]  # fmt: skip
 KEYWORDS = ["train.num_step", "modle", "optimizer.lr", "lr", "model.dropout", "data.limit", "train", "hydra.run.dir", "a.b.c", "",

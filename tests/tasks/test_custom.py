@@ -64,7 +64,7 @@ def test_it_is_built_from_yaml(own_folder):
         "def loss(model, batch, scale=1.0):\n    return model(batch[0]).mean() * scale\n"
     )
     function = {"_target_": "my_tasks.loss", "_partial_": True, "scale": 2.0}
-    task = build({"_target_": "runner.tasks.custom.Own", "function": function}, key="task")
+    task = build({"_target_": "runner.tasks.Own", "function": function}, key="task")
     assert task(MODEL, BATCH)["loss"].item() == 2.0
 
 

@@ -261,7 +261,7 @@ def test_a_persons_own_object_or_function_counts_each_row_the_same():
 
 def test_a_value_for_each_class_is_named_by_it():
     logits, targets = classes(4)
-    task = build({"_target_": "runner.tasks.classification.Classification", "num_classes": 4,
+    task = build({"_target_": "runner.tasks.Classification", "num_classes": 4,
                   "metrics": {"f1": {**F1, "average": "none"}}}, key="task")  # fmt: skip
     found = measured(task, logits, targets, labels=("a cat", "dog/wolf", "ox", "ant"))
     expected = sk.f1_score(targets.numpy(), logits.argmax(1).numpy(), average=None)

@@ -60,6 +60,6 @@ class Argument(nn.Module):
 def test_a_constructor_that_fails(own_folder, name, write):
     (own_folder / "failing_nets.py").write_text(NETS)
     node = {"_target_": f"failing_nets.{name}", "i": 3}
-    for around in (node, {"_target_": "runner.models.with_preprocessing.Prepared", "model": node}):
+    for around in (node, {"_target_": "runner.models.Prepared", "model": node}):
         with pytest.raises(RunnerError, match=f"(?s)asked: model._target_=failing_nets.{name}.*write: {write}"):
             build(around, key="model")

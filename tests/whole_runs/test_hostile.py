@@ -80,7 +80,7 @@ TARGETS = {
     "a node that is made late": "{_target_: torch.nn.Sequential, _args_: ['\\${oc.create:{_target_:os.makedirs,name:PWNED}}']}",
     "a resolver that is not there": "{_target_: torch.nn.Linear, in_features: '${eval:1}', out_features: 1}",
     "a Python object": "!!python/object/apply:os.makedirs [PWNED]",
-    "what writes token files": "{_target_: runner.data.language.tokens.write_tokens, texts: [owned], path: PWNED.bin}",
+    "what writes token files": "{_target_: runner.data.write_tokens, texts: [owned], path: PWNED.bin}",
     "the runner itself": "{_target_: runner.cli.main, argv: [ui]}",
 }
 
@@ -124,7 +124,7 @@ HYDRAS = {
     "a callback by a name made late": "callbacks: {x: {_target_: '${hydra.job.name}', name: PWNED}}",
     "a launcher": f"launcher: {{{CALL}}}",
     "a sweeper": f"sweeper: {{{CALL}}}",
-    "a part of a launcher": f"launcher: {{_target_: runner.sweep.launchers.local.Slots, x: {{{CALL}}}}}",
+    "a part of a launcher": f"launcher: {{_target_: runner.sweep.Slots, x: {{{CALL}}}}}",
     "a handler of the job's log": "job_logging: {handlers: {x: {'()': os.makedirs, name: PWNED}}}",
     "a handler's class": "job_logging: {handlers: {file: {class: os.makedirs, filename: PWNED}}}",
     "a filter of the job's log": "job_logging: {filters: {x: {'()': os.makedirs, name: PWNED}}}",

@@ -67,7 +67,7 @@ def playground(
 
 
 def _with_features(features: list[str], train_rows: Any) -> Around:
-    return Around(before={"_target_": "runner.data.builtin.plane.Features", "names": features}, keeps_inputs=False)
+    return Around(before={"_target_": "runner.data.Features", "names": features}, keeps_inputs=False)
 
 
 Uniform = Callable[[int, float, float], Tensor]

@@ -22,7 +22,7 @@ from runner.data.vision.decode import checked_mode, checked_size
 from runner.data.vision.statistics import normalised
 from runner.errors import Fault, RunnerError
 
-READER = "runner.data.hub.reader.read_rows"
+READER = "runner.data.read_rows"
 
 
 def huggingface(

@@ -16,7 +16,7 @@ from runner.data.language.windows import TokenWindows, check_windows, facts_of_t
 from runner.data.source import Source
 from runner.errors import Fault, RunnerError, nearest
 
-READER = "runner.data.language.text.TextReader"
+READER = "runner.data.TextReader"
 
 
 def text(

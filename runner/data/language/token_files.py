@@ -51,9 +51,7 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     """
     if file.suffix not in ENDINGS:
         so = f"token files end in {' or '.join(ENDINGS)}"
-        raise RunnerError(
-            Fault(asked, so, "data=text for text files, or a file of runner.data.language.tokens.write_tokens")
-        )
+        raise RunnerError(Fault(asked, so, "data=text for text files, or a file of runner.data.write_tokens"))
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
     told = remembered(file)

@@ -17,7 +17,7 @@ from runner.data.language.windows import ChunkWindows, check_windows, facts_of_t
 from runner.data.source import Source
 from runner.errors import Fault, RunnerError
 
-READER = "runner.data.language.tokens.TokensReader"
+READER = "runner.data.TokensReader"
 #: of a prediction's block
 TOKENS_A_BLOCK = 2**22
 MOST_TOKENS = 2**31 - 1  # kinds: batches are int32

@@ -9,7 +9,7 @@ from runner.data.tables.encoder import Columns, columns_of
 from runner.data.tables.forms import Form
 from runner.data.tables.target import Target
 
-TARGET = "runner.data.tables.reader.TableReader"
+TARGET = "runner.data.TableReader"
 
 
 def reader_node(columns: Columns, target: Target, form: Form | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from runner.data.source import Around
 
-COLUMNS, SCALED = "runner.models.table_inputs.TableColumns", "runner.models.scaled_outputs.Scaled"
+COLUMNS, SCALED = "runner.models.TableColumns", "runner.models.Scaled"
 #: read at a time; what is computed of them takes some ten times as much
 CHUNK_FLOATS = 2**18
 

@@ -14,7 +14,7 @@ from runner.data.vision.decode import CHANNELS, checked_mode, checked_size, size
 from runner.data.vision.folders import Found, found_splits
 from runner.data.vision.statistics import normalised
 
-READER = "runner.data.vision.reader.read_images"
+READER = "runner.data.read_images"
 
 
 def images(

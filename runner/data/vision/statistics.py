@@ -17,7 +17,7 @@ from runner.device.placement import num_rows
 MOST_ROWS = 16_384
 #: rows read at a time
 BLOCK = 64
-NORMALISED = "runner.models.image_inputs.ImageInputs"
+NORMALISED = "runner.models.ImageInputs"
 
 
 def normalised(rows: Any) -> Around:

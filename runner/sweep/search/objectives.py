@@ -11,7 +11,7 @@ from runner.tasks.metric_names import REPORTED, is_of_a_class, is_rising, metric
 
 SPLITS = ("train", "val", "test")
 #: data that never comes with a val or test split of its own
-WITHOUT_SPLITS = ("runner.data.builtin.digits.digits", "runner.data.builtin.synthetic.synthetic")
+WITHOUT_SPLITS = ("runner.data.digits", "runner.data.synthetic")
 SPEEDS = ("speed/samples_per_second", "speed/steps_per_second")
 
 Goals = tuple[dict[str, str], ...]  # as the ledger has them: {"metric": ..., "direction": ...}

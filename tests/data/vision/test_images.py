@@ -354,7 +354,7 @@ def test_runs_with_the_images_in_memory_and_with_workers_are_the_same(own_folder
     assert resident["metrics"]["val/loss"] == streamed["metrics"]["val/loss"]
     assert resident["metrics"]["test/accuracy"] == streamed["metrics"]["test/accuracy"] > 0.8
     card = json.loads(Path("resident/model.json").read_text())
-    assert card["model"]["before"]["_target_"] == "runner.models.image_inputs.ImageInputs"
+    assert card["model"]["before"]["_target_"] == "runner.models.ImageInputs"
     assert card["classes"] == list(CLASSES)
     assert card["reader"]["size"] == [8, 8]
 

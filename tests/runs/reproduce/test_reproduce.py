@@ -272,8 +272,8 @@ def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
     client = MlflowClient(uri.partition("=")[2])
     sound = Path(client.download_artifacts(run_id, "rerun.yaml", ".")).read_text()
     for old, new in {
-        "_target_: runner.models.mlp.MLP": "_target_: my_models.Net",
-        "_target_: runner.data.builtin.digits.digits": "_target_: os.system\n  command: touch was_imported",
+        "_target_: runner.models.MLP": "_target_: my_models.Net",
+        "_target_: runner.data.digits": "_target_: os.system\n  command: touch was_imported",
         "defaults: [schema, base, _self_]": "defaults: [schema, base, _self_]\nhydra: {run: {dir: elsewhere}}",
     }.items():
         assert old in sound

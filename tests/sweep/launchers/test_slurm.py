@@ -129,7 +129,7 @@ def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     assert "there is no Slurm on this machine" in caught.value.faults[0].so
 
 
-@pytest.mark.parametrize("target", ["runner.sweep.launchers.local.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])
+@pytest.mark.parametrize("target", ["runner.sweep.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])
 def test_what_needs_no_slurm_is_not_asked_for_it(target, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     check_there(settings(target))

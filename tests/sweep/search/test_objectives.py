@@ -66,8 +66,8 @@ def test_as_many_directions_as_metrics():
 
 def config(**changes):
     made = {
-        "task": {"_target_": "runner.tasks.classification.Classification"},
-        "data": {"_target_": "runner.data.builtin.digits.digits", "val_fraction": 0.1, "test_fraction": 0.1},
+        "task": {"_target_": "runner.tasks.Classification"},
+        "data": {"_target_": "runner.data.digits", "val_fraction": 0.1, "test_fraction": 0.1},
         "train": {"early_stopping": {"metric": None, "mode": None, "patience": None}},
     }
     return OmegaConf.merge(made, OmegaConf.create(changes))
@@ -83,7 +83,7 @@ def config(**changes):
         ("valid/loss", {}, "hydra.sweeper.metric=val/loss"),
         ("val/", {}, "hydra.sweeper.metric=val/loss"),
         ("val/mae", {}, "hydra.sweeper.metric="),
-        ("val/mae", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
+        ("val/mae", {"task": {"_target_": "runner.tasks.Regression"}}, None),
         ("val/dice", {"task": {"_target_": "my_tasks.Segmentation"}}, None),
         ("dice", {"task": {"_target_": "my_tasks.Segmentation"}}, "hydra.sweeper.metric="),
         ("val/f1", {"task": {"metrics": ["f1", "auroc"]}}, None),
@@ -92,9 +92,9 @@ def config(**changes):
         ("val/auroc", {"task": {"metrics": ["auroc"]}}, None),
         ("val/auroc", {}, "hydra.sweeper.metric="),
         ("train/f1", {"task": {"metrics": ["f1"]}}, "hydra.sweeper.metric=val/f1"),
-        ("val/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, None),
-        ("train/rmse", {"task": {"_target_": "runner.tasks.regression.Regression"}}, "hydra.sweeper.metric=val/rmse"),
-        ("train/mse", {"task": {"_target_": "runner.tasks.regression.Regression", "loss": "huber"}}, None),
+        ("val/rmse", {"task": {"_target_": "runner.tasks.Regression"}}, None),
+        ("train/rmse", {"task": {"_target_": "runner.tasks.Regression"}}, "hydra.sweeper.metric=val/rmse"),
+        ("train/mse", {"task": {"_target_": "runner.tasks.Regression", "loss": "huber"}}, None),
         ("val/loss", {"data": {"val_fraction": 0}}, "data.val_fraction=0.1, or hydra.sweeper.metric=train/loss"),
         ("test/loss", {"data": {"test_fraction": 0}}, "data.test_fraction=0.1"),
         ("val/loss", {"data": {"val_fraction": 0, "_target_": "my_data.with_splits"}}, None),

@@ -1,0 +1,26 @@
+"""Where a package's public names lie goes in; the two functions come out by which it has them, each loaded when asked for.
+
+What YAML, rerun.yaml and model.json name is what a package exports, never the module that it lies in: so files can move. And a
+package that is imported loads none of them: torch is not on the way to --help (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The package's `__getattr__` and `__dir__`. homes: public name -> the module below the package that defines it."""
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return load, names

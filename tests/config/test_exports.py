@@ -1,0 +1,108 @@
+"""The public names: what conf/ and the files of a run name, wherever it lies."""
+
+import ast
+import importlib
+import pickle
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.config.allowed import PARTS, public_name
+from runner.config.trust import OURS, hydra_faults
+from runner.version import PACKAGES
+
+LAZY = ("runner.data", "runner.models", "runner.tasks", "runner.training", "runner.sweep")
+#: for a person's own code, and no part: it writes
+FOR_CODE = {"runner.data.write_tokens"}
+
+
+def targets(node):
+    """Every `_target_` at any depth."""
+    if isinstance(node, dict):
+        yield from [node["_target_"]] if "_target_" in node else []
+        for child in node.values():
+            yield from targets(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from targets(child)
+
+
+def test_every_target_of_conf_is_what_a_package_exports():
+    named = set()
+    for file in (PACKAGES / "conf").rglob("*.yaml"):
+        named |= set(targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False)))
+    ours = {target for target in named if target.startswith("runner.")}
+    assert len(ours) > 25
+    for target in ours:
+        package, _, name = target.rpartition(".")
+        assert name in importlib.import_module(package).__all__, target
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_every_public_name_loads_and_is_typed_as_what_it_is(package):
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(module.__file__).read_text())
+    typed = {
+        alias.asname: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(f"{package}.")
+        for alias in node.names
+    }
+    assert typed == {name: f"{package}.{home}" for name, home in module.HOMES.items()}
+    for name in module.__all__:
+        thing = getattr(module, name)
+        assert (thing.__module__, thing.__name__) == (typed[name], name)
+        assert name in dir(module)
+    assert not hasattr(module, "nothing_of_the_kind")
+
+
+def test_what_a_package_exports_is_what_a_configuration_may_name():
+    exported = {f"{name}.{public}" for name in LAZY for public in importlib.import_module(name).__all__}
+    ours = {name for name in OURS if name.startswith("runner.sweep.")}
+    assert exported == set(PARTS) | FOR_CODE | ours and not FOR_CODE & set(PARTS)
+
+
+@pytest.mark.parametrize("package", (*LAZY, "runner.cli"))
+def test_no_module_has_a_public_name(package):
+    """The first import of it would put the module in the place of what is exported."""
+    module = importlib.import_module(package)
+    assert not {item.name for item in pkgutil.iter_modules(module.__path__)} & set(module.__all__)
+
+
+def test_a_package_that_is_imported_loads_nothing_big():
+    code = (
+        f"import sys, {', '.join(LAZY)}; print([name for name in ('torch', 'numpy', 'hydra') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n", done.stdout
+
+
+def test_what_is_pickled_goes_by_its_module():
+    import runner.models
+
+    assert b"runner.models.mlp" in pickle.dumps(runner.models.MLP)
+    assert pickle.loads(pickle.dumps(runner.models.MLP)) is runner.models.MLP
+
+
+@pytest.mark.parametrize(
+    ("path", "public"),
+    [
+        ("runner.data.digits.digits", "runner.data.digits"),
+        ("runner.optim.warmup_cosine", "runner.training.warmup_cosine"),
+        ("runner.data.digits", None),
+        ("runner.data.nothing", None),
+        ("my_models.MLP", None),
+    ],
+)
+def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
+    assert public_name(path) == public
+
+
+def test_a_launcher_by_its_module_is_offered_by_its_name():
+    (fault,) = hydra_faults(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
+    assert fault.asked == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
+    assert fault.write.startswith("_target_=runner.sweep.Slots;")
