@@ -246,9 +246,10 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
         if error.name == name:
             raise RunnerError(_no_module(name, target)) from None
         so = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
-        raise RunnerError(
-            Fault(f"_target_={target}", so, f"pip install {error.name}, or take that import out")
-        ) from error
+        write = f"pip install {error.name}, or take that import out"
+        if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
+            write = "that import as this version has it, or take it out"
+        raise RunnerError(Fault(f"_target_={target}", so, write)) from error
     except Exception as error:
         so = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
         raise RunnerError(Fault(f"_target_={target}", so, "the same once that line is mended")) from error

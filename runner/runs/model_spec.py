@@ -22,7 +22,7 @@ HOW = {
     "pt2": "torch.export.load(FILE).module()(inputs)",
     "mlflow": "mlflow.pyfunc.load_model(FOLDER).predict(inputs), or mlflow models serve -m FOLDER --env-manager local",
 }
-OF_COLUMNS = f"{HOW['mlflow']}, where the package runner is installed; inputs: a DataFrame with these columns"
+OF_COLUMNS = f"{HOW['mlflow']}, where this runner is installed, from its checkout or its wheel; inputs: a DataFrame with these columns"
 
 
 def about(

@@ -13,7 +13,7 @@ import runner
 from runner import cli
 from runner.cli.options import asked
 from runner.errors import RunnerError
-from runner.version import PACKAGES
+from runner.version import DISTRIBUTION, PACKAGES
 
 REPOSITORY = PACKAGES
 OFF = "tracking.enabled=false"
@@ -315,6 +315,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(own_folder / "site")
+    assert wheel.name.startswith(f"{DISTRIBUTION.replace('-', '_')}-")
     assert "runner/conf/config.yaml" in names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
     work = own_folder / "empty"
@@ -327,6 +328,9 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
         "_target_: my_models.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(own_folder / "site")}
+    told = [sys.executable, "-P", "-c", "from runner.config.packages import install; print(install('search'))"]
+    told = subprocess.run(told, cwd=work, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == 'pip install "optuna>=4.9" cmaes\n'  # of the wheel's metadata
     command = [sys.executable, "-m", "runner", "model=net", "train.num_epochs=2", "hydra.run.dir=run"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -160,6 +160,13 @@ def test_a_module_that_does_not_import_tells_the_real_cause_and_line(own_folder)
     assert "my_models.py:2" in text
 
 
+def test_a_module_of_ours_that_is_not_there_is_not_to_be_installed(own_folder):
+    (own_folder / "my_models.py").write_text("from runner.models.nothing import Net\n")
+    text = refused({"_target_": "my_models.Net"})
+    assert "it needs the module runner.models.nothing" in text and "my_models.py:1" in text
+    assert "pip" not in text
+
+
 def test_a_syntax_error_is_told_with_its_line(own_folder):
     (own_folder / "my_models.py").write_text("class Net(:\n    pass\n")
     assert "my_models.py:1" in refused({"_target_": "my_models.Net"})

@@ -1,25 +1,89 @@
+import re
 import tomllib
+from pathlib import Path
 
-from runner.config.packages import EXTRAS, install
-from runner.version import PACKAGES
+import pytest
 
-ROOT = PACKAGES
+from runner.config import packages
+from runner.config.packages import install
+from runner.version import DISTRIBUTION, PACKAGES
+
+PROJECT = tomllib.loads((PACKAGES / "pyproject.toml").read_text())["project"]
+#: what is read: all that a person may copy a line from
+PAGES = ("runner", "conf", "tests", "README.md", "pyproject.toml", ".constraints.txt", ".ci", ".github")
 
 
-def test_the_packages_are_those_of_the_extras():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {name: tuple(extras[name]) for name in EXTRAS} == EXTRAS
+@pytest.fixture
+def installed(own_folder, monkeypatch):
+    """As from a wheel: no pyproject.toml beside it, and metadata such as hatchling writes."""
+    lines = [
+        f"{name}; extra == '{extra}'" for extra, names in PROJECT["optional-dependencies"].items() for name in names
+    ]
+    place = own_folder / f"{DISTRIBUTION.replace('-', '_')}-9.dist-info"
+    place.mkdir()
+    head = ["Metadata-Version: 2.4", f"Name: {DISTRIBUTION}", "Version: 9", "Requires-Dist: numpy"]
+    (place / "METADATA").write_text("\n".join([*head, *(f"Requires-Dist: {line}" for line in lines), ""]))
+    monkeypatch.setattr(packages, "PACKAGES", own_folder)
+    monkeypatch.syspath_prepend(own_folder)
 
 
-def test_a_bound_is_in_quotes_for_the_shell():
+def test_in_a_checkout_it_is_an_extra_of_it(own_folder, monkeypatch):
+    assert install("search") == f'pip install -e "{PACKAGES}[search]"'
+    monkeypatch.chdir(PACKAGES)
+    assert install("search") == 'pip install -e ".[search]"'
+
+
+def test_elsewhere_the_packages_are_named_and_a_bound_is_in_quotes(installed):
     assert install("search") == 'pip install "optuna>=4.9" cmaes'
+    assert install("slurm") == "pip install hydra-submitit-launcher"
+    for extra, names in PROJECT["optional-dependencies"].items():
+        assert install(extra).replace('"', "").split()[2:] == names
+
+
+@pytest.mark.parametrize("text", ['[project]\nname = "somebody-elses"\n', "[tool]\n", "no toml"])
+def test_a_project_of_somebody_elses_is_no_checkout_of_ours(text, installed, own_folder):
+    (own_folder / "pyproject.toml").write_text(text)
+    assert install("timm") == "pip install timm"
+
+
+def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", own_folder)
+    monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
+    assert install("search") == "the packages of the extra search in the runner's pyproject.toml"
+
+
+def test_every_extra_that_a_message_names_is_there():
+    code = "\n".join(path.read_text() for path in (PACKAGES / "runner").rglob("*.py"))
+    named = set(re.findall(r"\binstall\(['\"](\w+)['\"]\)", code)) | {"timm", "transformers", "onnx"}
+    assert len(named) > 6 and named <= PROJECT["optional-dependencies"].keys()
+
+
+def strangers(text):
+    """What lines with `pip install` name that is called much like the runner."""
+    for line in re.findall(r"pip3? install ([^\n`&|]*)", text.replace("\\", "")):
+        for word in re.findall(r"[\w.-]+", line):
+            if "runner" in re.sub(r"[\W_]", "", word.lower()) or word == "DISTRIBUTION":
+                yield word
 
 
 def test_no_message_and_no_page_installs_a_strangers_package():
-    """`runner` on the public index is another project."""
-    found = [path for path in ROOT.rglob("*") if path.suffix in (".py", ".md", ".yaml", ".toml", ".txt")]
-    found = [path for path in found if path.relative_to(ROOT).parts[0] in ("runner", "conf", "tests", "README.md")]
-    assert len(found) > 300
+    """`runner` on the public index is another project, and what is called as ours may come to be one."""
+    assert PROJECT["name"] == DISTRIBUTION != "runner"
+    found = [path for page in PAGES for path in (PACKAGES / page, *(PACKAGES / page).rglob("*")) if path.is_file()]
+    texts = {
+        path: path.read_text(errors="ignore")
+        for path in found
+        if path.suffix not in (".png", ".pyc") and path != Path(__file__)
+    }
+    assert len(texts) > 600
     said = "runner" + "["  # and as a pattern
-    texts = {path: path.read_text().replace("\\", "") for path in found}
-    assert not [path for path, text in texts.items() if said in text or "pip install " + "runner" in text]
+    assert not [path for path, text in texts.items() if said in text.replace("\\", "")]
+    assert not {path: words for path, text in texts.items() if (words := [*strangers(text)])}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["runner", '"runner[search]"', "-U torch_experiment.runner", "'Runner>=1'", "numpy runner", "{DISTRIBUTION}"],
+)
+def test_a_line_that_would_is_seen(words):
+    assert [*strangers(f"say `pip install {words}` and no more")]

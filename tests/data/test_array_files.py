@@ -3,6 +3,7 @@ import builtins
 import numpy as np
 import pytest
 
+from runner.config.packages import install
 from runner.data import array_files
 from runner.data.array_files import TABLE, existing, opened
 from runner.errors import RunnerError
@@ -138,4 +139,4 @@ def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert fault("a.safetensors").write == "pip install safetensors"
+    assert fault("a.safetensors").write == install("safetensors")

@@ -10,6 +10,7 @@ from sklearn import metrics as sk
 from torch import nn
 
 from runner.config.instantiate import build
+from runner.config.packages import install
 from runner.device.backends import precision
 from runner.device.placement import place
 from runner.errors import RunnerError
@@ -317,7 +318,7 @@ def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
     with pytest.raises(RunnerError) as caught:
         Classification(num_classes=3, metrics=["f1"])
-    assert caught.value.faults[0].write == 'pip install "torchmetrics>=1.4"'
+    assert caught.value.faults[0].write == install("metrics")
 
 
 @pytest.mark.parametrize(

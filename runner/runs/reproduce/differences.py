@@ -19,7 +19,7 @@ from runner.experiment import provenance
 from runner.experiment.run_record import data_digest
 from runner.runs.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original
 from runner.training.parts import Parts
-from runner.version import __version__
+from runner.version import DISTRIBUTION, __version__
 
 UNKNOWN = "not known"
 MOST_PACKAGES = 3  # named, of those that decide nothing by themselves
@@ -131,7 +131,7 @@ def _versions(original: Original) -> Iterator[Difference]:
         return
     before, now = provenance.packages(text), provenance.packages(provenance.environment())
     differ = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
-    differ = [name for name in differ if name != "runner"]
+    differ = [name for name in differ if name not in ("runner", DISTRIBUTION)]  # told above
     deciding = [name for name in ("python", *provenance.DECIDING, "platform") if name in differ]
     for name in deciding:
         yield Difference(name, before.get(name, "not installed"), now.get(name, "not installed"))

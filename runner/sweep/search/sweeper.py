@@ -23,7 +23,6 @@ from runner.sweep.sweep import Plan, run_sweep
 
 KEY = "hydra.sweeper"
 BY_NUMBER = "${hydra.job.num}"
-INSTALL = install("search")
 
 
 class Search(Sweeper):
@@ -123,7 +122,11 @@ def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Faul
 def _missing_packages(settings: Settings) -> list[Fault]:
     needed = ["optuna", *(["cmaes"] if settings.sampler == "cmaes" else [])]
     return [
-        Fault(f"hydra/sweeper=optuna, sampler={settings.sampler}", f"the package {name} is not installed", INSTALL)
+        Fault(
+            f"hydra/sweeper=optuna, sampler={settings.sampler}",
+            f"the package {name} is not installed",
+            install("search"),
+        )
         for name in needed
         if find_spec(name) is None
     ]

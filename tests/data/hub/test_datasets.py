@@ -3,6 +3,7 @@
 import builtins
 import json
 import pickle
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 import runner
 from runner.config.instantiate import build
+from runner.config.packages import install
 from runner.data.language.text_rows import TextRows
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
@@ -376,8 +378,8 @@ def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
 
     file = write_tokenizer(tmp_path / "tokenizer.json")
     monkeypatch.setattr(builtins, "__import__", without)
-    assert refused("a/b").write == 'pip install "datasets>=4" tokenizers'
-    with pytest.raises(RunnerError, match="pip install tokenizers"):
+    assert refused("a/b").write == install("huggingface")
+    with pytest.raises(RunnerError, match=re.escape(install("text"))):
         TextRows(Path(file).read_text(), 4)
 
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
 from waiting import LONGEST
 
+from runner.config.packages import install
 from runner.errors import RunnerError
 from runner.sweep.launchers.slurm import PLUGIN, check_there
 
@@ -119,7 +120,7 @@ def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     with pytest.raises(RunnerError) as caught:
         check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
     assert caught.value.faults[0].asked == "hydra/launcher=slurm"
-    assert caught.value.faults[0].write == "pip install hydra-submitit-launcher"
+    assert caught.value.faults[0].write == install("slurm")
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
