@@ -330,7 +330,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
     environment = {**os.environ, "PYTHONPATH": str(own_folder / "site")}
     told = [sys.executable, "-P", "-c", "from runner.config.packages import install; print(install('search'))"]
     told = subprocess.run(told, cwd=work, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout == 'pip install "optuna>=4.9" cmaes\n'  # of the wheel's metadata
+    assert told.stdout == 'pip install cmaes "optuna>=4.9"\n'  # of the wheel's metadata, in which they are sorted
     command = [sys.executable, "-m", "runner", "model=net", "train.num_epochs=2", "hydra.run.dir=run"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
