@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from runner.device.hardware import GIB, Gpu, Hardware, diagnose
 from runner.device.unavailable import why_not
@@ -51,7 +50,7 @@ def parse(value: Any) -> tuple[str, ...]:
 
     Raises: RunnerError for every form that is none, with the nearest one that is.
     """
-    if OmegaConf.is_list(value) or isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         items = list(value)
         if not items:
             raise RunnerError(Fault("device=[]", "the list names no device", "device=auto, or 'device=[cuda:1,cpu]'"))

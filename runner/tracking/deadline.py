@@ -18,9 +18,8 @@ from typing import Any
 import requests
 from mlflow.utils import request_utils
 
-from runner.tracking.mlflow_store import TOO_LONG
+from runner.tracking.answer_limit import MOST_BYTES, TOO_LONG
 
-MOST_BYTES = 32 << 20  # a page of 25,000 points, the longest that is asked for, has 3 MB
 ADAPTER = "TCPKeepAliveHTTPAdapter"  # what MLflow makes its sessions with
 
 _limits = threading.local()  # of the request that this thread is sending: `seconds`, None for a file's download

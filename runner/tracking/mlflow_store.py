@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from runner.config.importing import loading
 from runner.tracking import store_uri
+from runner.tracking.answer_limit import TOO_LONG
 from runner.tracking.mlflow_names import MOST_NAME, cut
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ TIMEOUT, TIMEOUT_SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT", "20"  # of a whole ans
 
 MOST_NAMES = 10  # NAME, NAME-2, ...: deleted experiments that are gone past
 MOST_TEXT = 100_000  # of an error's words: MLflow puts the whole answer into them
-TOO_LONG = "an answer of more than 32 MiB"
 
 
 class RunGoneError(Exception):

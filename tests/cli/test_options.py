@@ -61,7 +61,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "said"), MISTAKES)
-def test_a_mistake_says_what_to_write(words, said, run):
+def test_a_mistake_says_what_to_write(words, said, at_home, run):
     import shlex
 
     before = set(Path().rglob("*"))

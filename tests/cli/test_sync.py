@@ -14,7 +14,7 @@ from runner.tracking.journal import Journal
 
 
 @pytest.fixture(autouse=True)
-def nowhere(own_folder, monkeypatch):
+def nowhere(own_folder, monkeypatch, patience):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 

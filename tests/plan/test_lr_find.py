@@ -49,6 +49,12 @@ def test_the_running_mean_begins_with_the_first_value():
     assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    """The current folder is an empty one, and not the one that the command writes into."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
 WORDS = ["model=mlp", "model.hidden_sizes=[16]", "device=cpu", "data.limit=400", "train.batch_size=32"]
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from runner.device.placement import num_rows
-from runner.experiment.plots.draw import Plane, Results, Shown
+from runner.experiment.plots.predictions import Plane, Results, Shown
 from runner.tasks.task import Predicting
 
 MOST_ROWS = 10_000

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.experiment.plots import style
-from runner.experiment.plots.draw import Results
+from runner.experiment.plots.predictions import Results
 
 #: lines that can be told apart
 MOST_CLASSES = 20

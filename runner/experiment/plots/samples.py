@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.experiment.plots import style
-from runner.experiment.plots.draw import Results, Shown
+from runner.experiment.plots.predictions import Results, Shown
 
 COLUMNS = 8
 MOST_LABELS = 3

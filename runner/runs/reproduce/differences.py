@@ -17,7 +17,7 @@ from runner.device import Choice, Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment import provenance
 from runner.experiment.run_record import data_digest
-from runner.runs.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original
+from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RERUN, Original
 from runner.training.parts import Parts
 from runner.version import DISTRIBUTION, __version__
 

@@ -13,7 +13,7 @@ import numpy as np
 from runner.config.untrusted import cleared, trusting
 from runner.errors import Fault, RunnerError
 from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points
-from runner.runs.reproduce.original import DIFF, ENVIRONMENT, RERUN, Original, num_steps_of
+from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RERUN, Original, num_steps_of
 from runner.tracking import mlflow_store, store_uri
 
 if TYPE_CHECKING:

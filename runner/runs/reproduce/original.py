@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
 from runner.runs import find
-from runner.runs.reproduce.compare import Points, last_step
+from runner.runs.reproduce.fetch import fetched
+from runner.runs.reproduce.recorded import Original, num_steps_of
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_series
-
-RERUN, ENVIRONMENT, DIFF = "rerun.yaml", "environment.txt", "git.diff"
-
-
-@dataclass(frozen=True)
-class Original:
-    """A run that was."""
-
-    name: str  # its folder, or its id and the store that it lies on
-    run_id: str | None  # in MLflow; None: it was not tracked
-    folder: Path  # that holds its rerun.yaml and, where it has them, its environment.txt and git.diff
-    store: str | None  # the URI that it was fetched from; None: `folder` is its own
-    status: str  # finished, pruned, killed, failed; as a store says it: finished, killed, failed, running
-    tags: Mapping[str, str]
-    dataset: Mapping[str, Any]  # its name, digest and profile; empty where nothing is known
-    num_steps: int | None  # that it was to have
-    series: Mapping[str, Points]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that it measured."""
-        return last_step(self.series)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it went as far as it was to go, as far as can be told."""
-        return self.status == "finished" and (self.num_steps is None or self.last_step >= self.num_steps)
-
-    def read(self, name: str) -> str | None:
-        """The text of one of its files; None where it has none."""
-        path = self.folder / name
-        return path.read_text(errors="replace") if path.is_file() else None
 
 
 @contextmanager
@@ -59,8 +26,6 @@ def original(wanted: str, *, uri: str, trusted: bool) -> Iterator[Original]:
     Raises: RunnerError where there is no such run, and for what its configuration may not hold.
     """
     if _lies_on_a_store(wanted):
-        from runner.runs.reproduce.fetch import fetched
-
         with fetched(wanted, uri=uri, trusted=trusted) as found:
             yield found
     else:
@@ -71,14 +36,6 @@ def default_uri(overrides: list[str]) -> str:
     """The store that these words name, or the environment, or the one of this folder."""
     given = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("tracking.uri=")]
     return given[-1].strip("'\"") if given else os.environ.get("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
-
-
-def num_steps_of(params: Mapping[str, Any]) -> int | None:
-    """How many steps a run was to have, by its parameters."""
-    try:
-        return int(params["facts.num_steps"])
-    except (KeyError, ValueError):
-        return None
 
 
 def _lies_on_a_store(wanted: str) -> bool:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from runner.runs.reproduce import original as originals
 from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, last_step
-from runner.runs.reproduce.original import Original
+from runner.runs.reproduce.recorded import Original
 
 if TYPE_CHECKING:
     from runner.experiment.given import Checked

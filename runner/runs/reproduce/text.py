@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, is_reproduced, overall
 from runner.runs.reproduce.differences import Difference
-from runner.runs.reproduce.original import Original
+from runner.runs.reproduce.recorded import Original
 
 FILE = "reproduce.json"
 HEAD = ("metric", "points", "verdict", "largest relative difference", "first at step")

@@ -7,7 +7,8 @@ from PIL import Image
 
 from runner.experiment.plots import style
 from runner.experiment.plots.calibration import reliability
-from runner.experiment.plots.draw import Plane, Results, Shown, draw_results
+from runner.experiment.plots.draw import draw_results
+from runner.experiment.plots.predictions import Plane, Results, Shown
 from runner.experiment.plots.samples import as_images
 from runner.tasks.metric_names import PLOTS
 

@@ -129,7 +129,7 @@ def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
 
 def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
     script = (
-        "import os\nfrom runner.sweep import worker\n"
+        "import os\nfrom runner.sweep.launchers import worker\n"
         "with worker.folder_for_now() as folder:\n"
         "    (folder / 'x').touch()\n"
         "    os.kill(os.getpid(), 15)\n"

@@ -1,0 +1,69 @@
+"""Journals written by hand, an empty store, and MLflow with our patience."""
+
+import gc
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+from runner.tracking import mlflow_store
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """MLflow with our settings; the threads of its artifact stores end with them."""
+    for name, value in mlflow_store.SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    yield
+    if any(thread.name.startswith("Mlflow") for thread in threading.enumerate()):
+        gc.collect()
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """A sqlite store, made once: its migrations take two seconds."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    with mlflow_store.settings():
+        mlflow_store.open_store(f"sqlite:///{path}")
+    return path
+
+
+def start(journal, **fields):
+    """Appends a start as app writes it; the fields given win."""
+    given = {
+        "uid": uuid.uuid4().hex,
+        "experiment": "digits",
+        "run_name": "mlp digits cpu",
+        "start_ms": 1_700_000_000_000,
+        "params": {"optimizer.lr": "0.1"},
+        "tags": {"device": "cpu"},
+        "system_metrics": False,
+    }
+    journal.event("start", **{**given, **fields})
+
+
+def rows(journal, first, count, *, names=("train/loss", "train/accuracy")):
+    """Appends `count` steps from `first` on; a value tells its step and its column."""
+    steps = np.arange(first, first + count)
+    values = steps[:, None] + np.arange(len(names)) / 10
+    journal.points(names, steps, 1_700_000_000_000 + steps, values)
+
+
+def end(journal, status="FINISHED"):
+    journal.event("end", status=status, end_ms=1_700_000_100_000)
+
+
+def history(client, run_id, name):
+    """[(step, time_ms, value), ...] of one metric, by step."""
+    return sorted((point.step, point.timestamp, point.value) for point in client.get_metric_history(run_id, name))
+
+
+@pytest.fixture
+def write():
+    """The functions that fill a journal, and the one that reads a store."""
+
+    class Write:
+        start, rows, end, history = map(staticmethod, (start, rows, end, history))
+
+    return Write

@@ -1,0 +1,160 @@
+"""The house stands as its plan says: what lies where, what imports what, and how much a function is handed."""
+
+import ast
+
+import pytest
+
+from runner.version import HERE, PACKAGES
+
+TESTS = PACKAGES / "tests"
+ROOMS = {path.parent.name for path in HERE.glob("*/__init__.py")}
+LOOSE = {"__init__.py", "__main__.py", "README.md", "errors.py", "py.typed", "version.py"}
+PLAIN = ["training", "tracking", "distributed", "data", "models", "tasks", "inspection", "device"]  # they know no YAML
+HEAVY = {"torch", "mlflow", "optuna", "ray"}
+MOST_PARAMETERS = 7
+#: functions of the main path that are handed more, each with its own number; one that is mended leaves this list
+HANDED_MORE = {"runner.experiment.plots.collect.collect": 11}
+
+
+def modules():
+    return {".".join(path.relative_to(PACKAGES).with_suffix("").parts).removesuffix(".__init__"): path for path in HERE.rglob("*.py")}  # fmt: skip
+
+
+MODULES = modules()
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def imported(tree):
+    """Full names of what the statements of a tree import, from modules and of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                own = f"{node.module}.{alias.name}"
+                yield own if own in MODULES else node.module
+
+
+def at_module_level(tree):
+    """What importing the module imports: nothing of functions' bodies or of `if TYPE_CHECKING`."""
+
+    def statements(body):
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+            yield node
+            yield from statements([each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)])
+
+    plain = [node for node in statements(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return set(imported(ast.Module(plain, [])))
+
+
+def room(name):
+    return name.removeprefix("runner").lstrip(".").partition(".")[0]
+
+
+def circles(graph):
+    """Groups of names that reach each other, each sorted."""
+
+    def reached(start):
+        seen, ahead = set(), [start]
+        while ahead:
+            for name in graph[ahead.pop()] - seen:
+                seen.add(name)
+                ahead.append(name)
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    return {tuple(sorted(each for each in reach[name] if name in reach[each])) for name in graph if name in reach[name]}
+
+
+def num_parameters(function):
+    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def handed():
+    """Every function of the main path and how many parameters it has."""
+    return {
+        f"{name}.{node.name}": num_parameters(node)
+        for name, tree in TREES.items()
+        if room(name) in ("cli", "experiment", "training")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def test_fourteen_packages_and_nothing_loose_beside_them():
+    assert len(ROOMS) == 14
+    assert {path.name for path in HERE.iterdir()} - {"__pycache__", "conf"} == ROOMS | LOOSE
+
+
+def test_each_folder_of_tests_is_one_of_a_package():
+    folders = {path.relative_to(TESTS) for path in TESTS.rglob("*") if path.is_dir() and any(path.glob("test_*.py"))}
+    missing = {str(folder) for folder in folders if not (HERE / folder / "__init__.py").is_file()}
+    assert missing == {"support", "bench", "whole_runs"}
+    assert {folder.parts[0] for folder in folders} >= ROOMS
+
+
+@pytest.mark.parametrize("package", PLAIN)
+def test_below_the_experiment_nobody_knows_a_configuration(package):
+    knowing = {
+        name
+        for name, tree in TREES.items()
+        if room(name) == package
+        and (
+            {each.partition(".")[0] for each in imported(tree)} & {"omegaconf", "hydra"}
+            or any(getattr(node, "id", getattr(node, "attr", "")) in ("DictConfig", "ListConfig") for node in ast.walk(tree))
+        )
+    }  # fmt: skip
+    assert not knowing
+
+
+def test_mlflow_is_imported_at_module_level_in_tracking_alone():
+    found = {name for name, tree in TREES.items() if "mlflow" in {each.partition(".")[0] for each in at_module_level(tree)}}  # fmt: skip
+    assert {room(name) for name in found} == {"tracking"}
+
+
+def test_the_way_to_help_loads_nothing_heavy():
+    """Statically, over our own modules: tests/cli/test_dispatch.py measures it, with what these load in turn."""
+    graph = {name: at_module_level(tree) for name, tree in TREES.items()}
+    seen, ahead = set(), ["runner", "runner.__main__", "runner.cli.dispatch"]
+    while ahead:
+        name = ahead.pop()
+        parents = {".".join(name.split(".")[:end]) for end in range(1, name.count(".") + 1)}
+        for each in (graph.get(name, set()) | (parents & MODULES.keys())) - seen:
+            seen.add(each)
+            ahead.append(each)
+    assert "runner.config.compose" in seen
+    assert not {each for each in seen if each.partition(".")[0] in HEAVY}
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_no_circle_within_a_package(package):
+    own = {name for name in MODULES if room(name) == package}
+    assert not circles({name: set(imported(TREES[name])) & own - {name} for name in own})
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {("b", "c")}
+
+
+def test_no_function_of_the_main_path_is_handed_more_than_seven_values():
+    assert {
+        name: number for name, number in handed().items() if number > MOST_PARAMETERS
+    }.items() <= HANDED_MORE.items()
+
+
+@pytest.mark.parametrize("name", HANDED_MORE)
+def test_who_is_handed_more_still_is(name):
+    assert handed().get(name, 0) > MOST_PARAMETERS, f"{name} is mended: take it from the list"
+
+
+def test_each_of_the_longest_files_is_there():
+    source = ast.parse((TESTS / "conftest.py").read_text())
+    (value,) = [node.value for node in source.body if ast.unparse(node).startswith("LONGEST_FILES = ")]
+    names = ast.literal_eval(value).split()
+    assert len(names) == len(set(names))
+    assert not [name for name in names if not (TESTS / f"{name}.py").is_file()]
