@@ -76,6 +76,12 @@ def harmless(text: str) -> str:
     return text.translate(CONTROLS)
 
 
+def first_line(error: object) -> str:
+    """The first line of what an error says, or of a text; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
     """The choices that look most like `word`, best first; empty when none comes near (1: the same)."""
     by_lower = {choice.lower(): choice for choice in choices}

@@ -1,4 +1,4 @@
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 
 def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
@@ -16,3 +16,16 @@ def test_all_faults_are_printed():
 def test_nearest_ignores_case_and_keeps_the_real_spelling():
     assert nearest("relu", ["ReLU", "Tanh"]) == ["ReLU"]
     assert nearest("zzz", ["ReLU"]) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("so\nand so"), "so"),
+        (KeyError(), "KeyError"),
+        (OSError("\n  late \n"), "late"),
+        ("a text\nmore", "a text"),
+    ],
+)
+def test_the_first_line_of_what_an_error_says(error, line):
+    assert first_line(error) == line

@@ -17,7 +17,7 @@ from runner.config import logs
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
-from runner.errors import Fault, RunnerError, report
+from runner.errors import Fault, RunnerError, first_line, report
 from runner.experiment import claim
 from runner.experiment.given import Checked
 
@@ -58,7 +58,7 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
         asked = f"{key}={OmegaConf.select(cfg, above)._get_node(name)._value()}"
-        raise RunnerError(Fault(asked, str(error).splitlines()[0], f"{key}=FOLDER")) from None
+        raise RunnerError(Fault(asked, first_line(error), f"{key}=FOLDER")) from None
 
 
 def check_hydra(hydra: DictConfig) -> None:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.cli.verbs import ANY_KEY, VERBS
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
-        so = f"its value can't be read: {str(error).splitlines()[0]}"
+        so = f"its value can't be read: {first_line(error)}"
         raise RunnerError(Fault(given[-1], so, f"'{key}=...' in quotes")) from None
     except Exception as error:  # YAML's own
         raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None

@@ -12,7 +12,7 @@ from runner.config import validate
 from runner.config.compose import Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
 from runner.config.schema import Config
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
@@ -148,7 +148,7 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         so = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
         return Fault(text, so, f"quotes around it: '{key}=\"{value}\"'")
-    inner = str(cause).splitlines()[0] if cause is not None and str(cause) else ""
+    inner = first_line(cause) if cause is not None and str(cause) else ""
     return Fault(
         text,
         " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
@@ -187,7 +187,7 @@ def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fa
 def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fault:
     kind = validate.kind_of(key)
     if kind is None:
-        return Fault(text, str(cause).splitlines()[0], f"{key}=... with another value")
+        return Fault(text, first_line(cause), f"{key}=... with another value")
     fault = validate.wrong_type(key, value, kind)
     return Fault(text, fault.so, fault.write)
 

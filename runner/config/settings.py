@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.identity import chosen
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 SECTIONS = ("train", "metrics", "placement", "tracking")
 
@@ -38,7 +38,7 @@ class Settings:
             try:
                 found[key] = OmegaConf.to_object(cfg[key])
             except OmegaConfBaseException as error:
-                so = f"it leads to what is known only when the data is there ({str(error).splitlines()[0]})"
+                so = f"it leads to what is known only when the data is there ({first_line(error)})"
                 faults.append(Fault(getattr(error, "full_key", None) or key, so, "a value of its own"))
         if faults:
             raise RunnerError(*faults)

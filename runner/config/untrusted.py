@@ -23,7 +23,7 @@ from runner.config.instantiate import locate, otherwise_named
 from runner.config.secrets import ENVIRONMENT
 from runner.config.trust import DEFAULTS
 from runner.config.validate import value
-from runner.errors import Fault, RunnerError, without_password
+from runner.errors import Fault, RunnerError, first_line, without_password
 
 #: the resolvers of the built-in conf/
 OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:MLFLOW_EXPERIMENT_NAME,null}")
@@ -64,7 +64,7 @@ def cleared(text: str, *, asked: str, look: str, trusted: bool) -> str:
     try:
         node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except Exception as error:  # YAML's and OmegaConf's own
-        so = f"its rerun.yaml can't be read: {str(error).splitlines()[0]}"
+        so = f"its rerun.yaml can't be read: {first_line(error)}"
         raise RunnerError(Fault(asked, so, "a run that this runner has tracked")) from None
     if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
         so = "its rerun.yaml is not as the runner writes it: it draws in other files, or sets Hydra's own keys"

@@ -10,7 +10,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 #: what the only array of a npy file is called
 TABLE = ""
@@ -138,6 +138,6 @@ def _unreadable(file: Path, asked: str, error: Exception) -> Fault:
     if "pickle" in str(error) or "Python objects" in str(error):
         so = "it holds Python objects, which could run code when they are read; only plain arrays are read"
         return Fault(asked, so, "the file saved again from arrays of numbers or texts")
-    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    message = first_line(error)
     so = f"it can't be read as {file.suffix}: {message}"
     return Fault(asked, so, "a whole file, saved by numpy or safetensors")

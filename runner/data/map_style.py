@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, default_collate
 
 from runner.device.placement import map_tensors, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
     try:
         batch = default_collate(rows)
     except (TypeError, RuntimeError) as error:
-        so = f"the rows of the Dataset can't become a batch: {str(error).splitlines()[0]}"
+        so = f"the rows of the Dataset can't become a batch: {first_line(error)}"
         write = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
         raise RunnerError(Fault(asked, so, write)) from error
     return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)

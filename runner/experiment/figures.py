@@ -13,6 +13,7 @@ from runner.config import secrets
 from runner.config.importing import loading
 from runner.config.instantiate import build
 from runner.device.placement import place
+from runner.errors import first_line
 from runner.experiment.plots.collect import collect
 from runner.experiment.plots.curves import draw_curves
 from runner.experiment.plots.draw import draw_results
@@ -45,7 +46,7 @@ def illustrate(parts: Parts, result: Result, folder: Path, *, of: str, say: Say)
         is_text = task.kind == "language"
         return drawn + (_write_sample(parts, plots) if is_text else _draw_predictions(parts, task, plots, of, say))
     except Exception as error:
-        say(f"plots: left out, {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+        say(f"plots: left out, {type(error).__name__}: {first_line(error)}")
         return drawn
 
 

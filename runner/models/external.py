@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.models.checks import choice
 
 #: by head: the class of transformers, and the argument that takes the inputs
@@ -208,4 +208,4 @@ def _not_reached(asked: str, error: Exception) -> Fault:
         "a local folder that save_pretrained() made (config.json, model.safetensors) or model.weights=FILE; for a name on "
         "the hub a network, or one run where there is one and HF_HOME with its cache here"
     )
-    return Fault(asked, f"it can't be had: {(str(error).strip().splitlines() or [type(error).__name__])[0]}", write)
+    return Fault(asked, f"it can't be had: {first_line(error)}", write)

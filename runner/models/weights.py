@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 #: what wrappers put before each name: torch.compile, DataParallel, and modules that hold the model
 PREFIXES = ("_orig_mod.", "module.", "model.")
@@ -95,7 +95,7 @@ def _from_torch(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        so = "it can't be read without running code in it, or is damaged: " + (str(error).splitlines() or [""])[0]
+        so = "it can't be read without running code in it, or is damaged: " + first_line(error)
         write = (
             "torch.save(model.state_dict(), FILE) where it was made, which holds tensors alone, or a .safetensors file"
         )

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
+from runner.errors import first_line
 from runner.experiment.build import prepare_data, prepare_training
 from runner.inspection import call_site
 from runner.inspection.costs import Costs, Speeds
@@ -216,7 +217,7 @@ def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
 def of_error(error: BaseException) -> Finding:
     """A mistake that is none of placement: the run would end with it, too."""
     stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    text = first_line(error) if str(error).strip() else ""
     line, module = call_site.line_of_error(error), call_site.module(stack)
     return Finding(CERTAIN, "error", f"{type(error).__name__}: {text}", line, module)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (*SEPARATORS, ".parquet", ".feather")
@@ -30,7 +30,7 @@ def frames(file: Path, *, as_text: bool = False) -> Iterator[Any]:
     except (RunnerError, GeneratorExit):
         raise
     except Exception as error:  # pandas' and pyarrow's own
-        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = first_line(error)
         so = f"it can't be read as {file.suffix}: {message}"
         raise RunnerError(Fault(f"--input {file}", so, "a whole file, its rows of the same length")) from error
     if not num_rows:

@@ -16,7 +16,7 @@ from runner.data.tables.example import made_up
 from runner.data.tables.node import columns_in
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
@@ -77,7 +77,7 @@ def example(trained: Trained) -> Any:
         try:
             return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
         except Exception as error:
-            so = f"it can't be read: {(str(error).splitlines() or [''])[0]}"
+            so = f"it can't be read: {first_line(error)}"
             raise RunnerError(Fault(str(trained.folder / EXAMPLE), so, "the file as its run wrote it")) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         reader: Any = reader_of(trained)

@@ -17,7 +17,7 @@ from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, backends, check_precision, choose, probe
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
@@ -148,5 +148,5 @@ def _precision_of(folder: Path) -> str:
     try:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own
-        so = f"it can't be read: {str(error).splitlines()[0]}"
+        so = f"it can't be read: {first_line(error)}"
         raise RunnerError(Fault(str(folder / "rerun.yaml"), so, "the file as its run wrote it")) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.device import Hardware
+from runner.errors import first_line
 from runner.experiment.summary import read_summary, write_summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -154,7 +155,7 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause:
     summary = read_summary(folder)
     status = summary.get("status")
     if status in ("finished", "pruned", "failed"):
-        job.state, job.error = status, _first_line(summary.get("error"))
+        job.state, job.error = status, first_line(error) if (error := summary.get("error")) else None
         return summary
     if is_stopped:
         job.state, job.error = "interrupted", None
@@ -180,7 +181,3 @@ def _cause(code: int | None) -> tuple[str, str]:
     if name == "SIGKILL":
         return "killed", "SIGKILL: by the system when memory ran out, or by somebody"
     return "killed", f"{name}, from somewhere else"
-
-
-def _first_line(text: str | None) -> str | None:
-    return text.strip().splitlines()[0] if text and text.strip() else None

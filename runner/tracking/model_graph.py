@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runner.errors import first_line
 from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirem
         about = {"torch": str(torch.__version__), "requirements": requirements}
         (folder / ABOUT).write_text(json.dumps(about) + "\n")
     except Exception as error:
-        log.info("the model has no graph for any number of rows: %s", str(error).partition("\n")[0])
+        log.info("the model has no graph for any number of rows: %s", first_line(error))
         forget_graph(folder)
         return False
     return True

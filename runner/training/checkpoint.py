@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.training.background import Background
 
 #: behind the zip archive that torch writes, as its comment: the SHA-256 of all that stands before. torch itself reads an
@@ -91,7 +91,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
-        so = f"it can't be read as a checkpoint of tensors and plain values: {str(error).strip().splitlines()[0]}"
+        so = f"it can't be read as a checkpoint of tensors and plain values: {first_line(error)}"
         raise _torn(path, so) from error
     if not isinstance(state, dict):
         raise _torn(path, f"it holds a {type(state).__name__} and no state of a run")

@@ -13,7 +13,7 @@ from runner.config.identity import changes, may_change
 from runner.data.loading.order import mixed
 from runner.device import backends
 from runner.distributed.group import Ranks
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import Keeper
 from runner.training.metric_buffer import MetricBuffer
@@ -50,7 +50,7 @@ class Checkpoints:
             _put_back(state, self._parts, progress, self._keeper, buffer)
             _draw_on(state, self._parts, self._ranks)
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
-            so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {_first_line(error)}"
+            so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
             write = "the run in a new folder, or the checkpoint that its own run wrote"
             raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
         return progress
@@ -169,7 +169,3 @@ def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
         backends.set_generator_states(generators[ranks.rank], parts.device)
     else:
         backends.seed_everything(mixed(torch.initial_seed(), state["step"]))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]

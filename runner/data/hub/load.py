@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 #: readers of files that data.path may name. Not all that the library has: some have read pickles, which can run code.
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
@@ -192,7 +192,7 @@ def _explained(asked: str) -> Iterator[None]:
 def _fault(asked: str, error: Exception) -> Fault:
     from datasets import config, exceptions
 
-    lines = [str(cause).strip().splitlines()[0] for cause in (error, error.__cause__) if cause and str(cause).strip()]
+    lines = [first_line(cause) for cause in (error, error.__cause__) if cause and str(cause).strip()]
     said = "; ".join(lines) or type(error).__name__
     if isinstance(error, ConnectionError | exceptions.DatasetNotFoundError):
         is_offline = config.HF_HUB_OFFLINE

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 ENDINGS = (".bin", ".npy")
 DTYPES = ("uint8", "uint16", "uint32")
@@ -112,7 +112,7 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
     try:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
-        so = f"it can't be read as .npy: {str(error).splitlines()[0]}"
+        so = f"it can't be read as .npy: {first_line(error)}"
         raise RunnerError(Fault(asked, so, "a whole file, saved by numpy")) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
         so = f"it holds {tokens.dtype} of shape {tokens.shape}"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 Tokens = NDArray[Any]  # (N,) whole numbers
 KINDS = ("characters", "bytes")
@@ -156,7 +156,7 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
-        so = f"it is no tokenizer.json: {str(error).splitlines()[0]}"
+        so = f"it is no tokenizer.json: {first_line(error)}"
         raise RunnerError(Fault(asked, so, "a file that tokenizers or transformers saved")) from None
     found.no_truncation()
     found.no_padding()

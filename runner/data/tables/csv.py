@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 SEPARATORS = (",", "\t", ";", "|")
@@ -97,7 +97,7 @@ def _unreadable(file: Path, width: int, error: Exception, asked: str) -> Fault:
         return found.faults[0]
     except (csv.Error, OSError, EOFError) as found_error:
         error = found_error
-    so = f"{file.name} can't be read as a table: {str(error).splitlines()[0]}"
+    so = f"{file.name} can't be read as a table: {first_line(error)}"
     return Fault(asked, so, "a whole CSV file, saved as UTF-8")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.data.tables import csv
 from runner.data.tables.forms import Form
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 
 ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
 ENDINGS = (*csv.ENDINGS, *ARROW_ENDINGS)
@@ -98,7 +98,7 @@ class TableFile:
         except pa.ArrowMemoryError:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
-            so = f"{self.path.name} is no whole {kind} file: {str(error).splitlines()[0]}"
+            so = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
             raise RunnerError(
                 Fault(self.asked, so, f"a file written as {kind}, or one with the ending it needs")
             ) from None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
 REGRESSION = "floats for a regression (of a file: data.kind=regression)"
@@ -80,7 +80,7 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        so = f"{called} can't become an array: {str(error).splitlines()[0]}"
+        so = f"{called} can't become an array: {first_line(error)}"
         raise RunnerError(Fault(asked, so, "rows of the same length each, as an array or a tensor")) from None
     if array.ndim == 0:
         so = f"{called} are a single {type(values).__name__}, not an array with a row for each example"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from runner.errors import first_line
 from runner.experiment.plots import boundary, calibration, confusion, residuals, roc, samples
 from runner.experiment.plots.predictions import Results
 
@@ -26,7 +27,7 @@ def draw_results(
             if _drawing(name)(results, path):
                 drawn.append(path)
         except Exception as error:
-            say(f"plots: {path.name} left out: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            say(f"plots: {path.name} left out: {type(error).__name__}: {first_line(error)}")
     return drawn
 
 

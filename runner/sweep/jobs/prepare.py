@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.slots import DevicesFor
 
@@ -56,7 +56,7 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
         try:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
-            so = " ".join(str(error).splitlines()[0].split())
+            so = " ".join(first_line(error).split())
             faults.append(Fault(asked, so, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
             continue
         if is_of_the_sweep(override):

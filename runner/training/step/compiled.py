@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from runner.device import torch_private
 from runner.device.placement import num_rows
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
@@ -75,14 +75,14 @@ def make_compiled(
                 return compiled(batches)
             except (CannotTraceError, _compiling_errors()) as error:
                 _check_compiler(error)
-                why = f"the step can't be one function: {_first_line(error)}"
+                why = f"the step can't be one function: {first_line(error)}"
         say(f"compile: the forward pass alone, as {why}")
         compiled, is_whole = make(compile_forward=torch_compile), False
         try:
             return compiled(batches)
         except _compiling_errors() as error:
             _check_compiler(error)
-            so = f"torch can't compile this model: {_first_line(error)}"
+            so = f"torch can't compile this model: {first_line(error)}"
             raise RunnerError(Fault("train.compile=true", so, "train.compile=false")) from error
 
     return step
@@ -141,8 +141,3 @@ def _check_compiler(error: BaseException) -> None:
     else:
         return
     raise RunnerError(Fault("train.compile=true", so, write)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line and not line.endswith(" raised:")), type(error).__name__)

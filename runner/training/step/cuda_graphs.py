@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, first_line
 from runner.training.step.eager import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
@@ -108,8 +108,7 @@ class Graphed:
             try:
                 self._graphs[key] = self._graphs_of.capture(lambda: self._take(sizes, num))
             except (RuntimeError, CannotTraceError) as error:
-                first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                so = f"the step can't be captured, as something in it needs the host: {first_line}"
+                so = f"the step can't be captured, as something in it needs the host: {first_line(error)}"
                 write = "train.cuda_graph=false (placement.guard=always names what reads the device)"
                 raise RunnerError(Fault("train.cuda_graph=true", so, write)) from error
         self._graphs[key]()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
+from runner.errors import first_line
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 
@@ -82,7 +83,7 @@ def _rows(batch: Any, chosen: slice, rows: int) -> Any:
 
 def explain(error: BaseException, parts: Parts, *, may_split: bool) -> str:
     """What torch said, what takes the memory as far as it can be named, and what to write."""
-    said = str(error).strip().splitlines()[0].rpartition("DefaultCPUAllocator: ")[2]
+    said = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
     weights = _num_bytes(parts.model.state_dict())
     taken = {
         "weights": weights + (_num_bytes(parts.average.model.state_dict()) if parts.average else 0),
