@@ -1,3 +1,5 @@
+import pytest
+
 from runner.errors import Fault, RunnerError, first_line, nearest
 
 
