@@ -104,6 +104,7 @@ RUN = ("device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit
 )
 def test_a_run_says_it_and_takes_them(words, said, threads, own_folder, capsys, monkeypatch):
     monkeypatch.setattr(backends, "THREADS", 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # obeyed, where it is set
     assert cli.main([*RUN, *words, "hydra.run.dir=run"]) == 0
     model = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("model:"))
     assert said in model and ("threads" in model) is bool(said)
