@@ -73,15 +73,12 @@ def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say:
             batches.epoch(0),
             autocast=parts.precision.autocast,
             train=parts.train.epoch(0),
-            classes=parts.source.classes,
-            names=parts.source.targets,
-            split=split,
-            of=of,
-            num_rows_of_split=batches.num_rows,
         )
     finally:
         batches.close()
         parts.train.close()
+    source, num_rows = parts.source, batches.num_rows
+    results = replace(results, classes=source.classes, names=source.targets, split=split, of=of, num_rows=num_rows)
     return draw_results(results, plots, wanted=wanted, say=say)
 
 

@@ -35,16 +35,11 @@ def collect(
     autocast: Autocast,
     most_rows: int = MOST_ROWS,
     train: Iterable[Any] | None = None,
-    classes: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
-    split: str = "test",
-    of: str = "",
-    num_rows_of_split: int | None = None,
 ) -> Results:
     """Predicts up to most_rows rows, and keeps the inputs of the worst. Waits for the device once or twice, at the end.
 
     train: batches of the training split, for its points on the plane of two inputs (None: without them).
-    classes, names, split, of, num_rows_of_split: as Results has them.
+    What the rows are called, and the titles, the caller adds.
     """
     was_training = model.training
     model.eval()
@@ -70,11 +65,6 @@ def collect(
             task.kind,
             _host(torch.cat(said)[:most_rows]).astype(np.float32, copy=False),
             _host(torch.cat(true)[:most_rows]),
-            classes=classes,
-            names=names,
-            split=split,
-            of=of,
-            num_rows=num_rows_of_split,
             worst=_shown(worst.kept),
             first=_shown(first),
             plane=plane,
