@@ -146,4 +146,4 @@ def warm():
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""
-    monkeypatch.setattr("runner.sweep.launchers.local.Nursery", warm.stand_in)
+    monkeypatch.setattr("runner.sweep.launchers.local.ProcessPool", warm.stand_in)

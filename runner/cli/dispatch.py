@@ -13,7 +13,7 @@ from runner.config.compose import (
     make_own_code_importable,
     restored,
 )
-from runner.distributed.environment import place_of
+from runner.distributed.environment import rank_here
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError, report
 from runner.experiment.terminal import leave_unread
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
         return code
     except RunnerError as error:
-        place = place_of(os.environ)
+        place = rank_here(os.environ)
         return (
             MISTAKE if place is not None and place.rank else report(error)
         )  # of several processes the first one tells it

@@ -30,7 +30,7 @@ from runner.config.compose import (
 from runner.config.importing import loading
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.logs import logging_to
-from runner.distributed.environment import Place, place_of
+from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import SECRETS, Fault, RunnerError, report
 from runner.experiment import claim
 from runner.experiment.summary import read_summary
@@ -43,7 +43,7 @@ def train(words: list[str]) -> int:
     if set(completion.FLAGS) & set(words):
         return completion.complete(words, NAMES, lambda: train_composed(words, []))
     flags, overrides = sorted_words(words)
-    place = place_of(os.environ)  # of torchrun or srun
+    place = rank_here(os.environ)  # of torchrun or srun
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
         so = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
         asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
@@ -53,7 +53,7 @@ def train(words: list[str]) -> int:
     return train_composed(flags, overrides)
 
 
-def _follow(flags: list[str], overrides: list[str], place: Place) -> int:
+def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
     """A process beside the first one of a run: no folder and no log of Hydra's."""
     compose = composer(flags)
     with hydra_session(["runner"]):
@@ -165,7 +165,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra
-        place = place_of(os.environ)
+        place = rank_here(os.environ)
         if place is not None and place.rank:  # the first of several processes holds the folder
             return notebook.Result(run_experiment(cfg, folder), folder)
         try:

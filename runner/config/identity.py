@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.secrets import kept
+from runner.config.secrets import for_disk
 
 #: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
 MAY_CHANGE = (
@@ -46,7 +46,7 @@ def flat(cfg: DictConfig) -> dict[str, Any]:
         else:
             found[key] = node
 
-    walk(OmegaConf.to_container(kept(cfg), resolve=False, throw_on_missing=False), "")
+    walk(OmegaConf.to_container(for_disk(cfg), resolve=False, throw_on_missing=False), "")
     return found
 
 

@@ -36,7 +36,7 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", so, write)) from None
 
 
-def parted(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A node as its target takes it, and our settings beside it."""
     usual = SHARED[key][1] if key in SHARED else {}
     taken = set(usual) & argument_names(node) if usual else set()

@@ -32,7 +32,7 @@ _URI = re.compile(
 _WRITTEN_AS_REFERENCE = re.compile(rf"{USER}:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL)
 
 
-def kept(cfg: DictConfig) -> DictConfig:
+def for_disk(cfg: DictConfig) -> DictConfig:
     """The configuration as a run keeps it to be run again: its ${...} stay, its passwords do not.
 
     A store with a password is looked for in MLFLOW_TRACKING_URI the next time.
@@ -47,7 +47,7 @@ def kept(cfg: DictConfig) -> DictConfig:
     return kept_config
 
 
-def shown(cfg: DictConfig) -> dict[str, Any]:
+def for_display(cfg: DictConfig) -> dict[str, Any]:
     """The resolved values as they may be shown to anybody."""
     real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
     with _unread_environment():
@@ -83,7 +83,7 @@ def shown_uri(cfg: DictConfig) -> str:
             return ""
 
 
-def hide(folder: Path, uri: str) -> None:
+def mask_folder(folder: Path, uri: str) -> None:
     """Takes passwords out of what Hydra has noted in a run's folder, .hydra/*.yaml."""
     mask = masker(uri)
     for file in sorted((folder / ".hydra").glob("*.yaml")):

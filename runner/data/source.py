@@ -21,7 +21,7 @@ GIVEN = ("val", "test")
 
 
 @dataclass(frozen=True)
-class Around:
+class Preprocessing:
     """What stands around the model, fitted on the training split: nodes of modules, which `build()` makes.
 
     They hold plain values alone (means, categories), so that the model can be made again where the data is not.
@@ -45,7 +45,7 @@ class Source:
     notes: tuple[str, ...] = ()  # what was chosen of it without being asked for, a line each: shown on the screen
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
     targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of the labels of which a row has several
-    around: Callable[[Any], Around] | None = None  # asked with the rows of the training split
+    around: Callable[[Any], Preprocessing] | None = None  # asked with the rows of the training split
     finish: nn.Module | None = (
         None  # finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
     )

@@ -13,7 +13,7 @@ FIRST_PORT, NUM_PORTS = 15_000, 10_000
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One process of several; `local` counts those of its own machine."""
 
     rank: int
@@ -25,7 +25,7 @@ class Place:
     by: str  # torchrun | srun
 
 
-def place_of(environ: Mapping[str, str], *, first_host: Callable[[str], str] | None = None) -> Place | None:
+def rank_here(environ: Mapping[str, str], *, first_host: Callable[[str], str] | None = None) -> RankInfo | None:
     """The place that the environment names; None for a process that is alone. Costs nothing, but a `scontrol` in Slurm.
 
     first_host: of a list of hosts as Slurm writes it (None: `scontrol` is asked).
@@ -39,7 +39,7 @@ def place_of(environ: Mapping[str, str], *, first_host: Callable[[str], str] | N
         local_num = _number(environ, "LOCAL_WORLD_SIZE", str(num))
         port = _number(environ, "MASTER_PORT", "29500")
         address = environ.get("MASTER_ADDR", "127.0.0.1")
-        return _sound(Place(rank, num, local_rank, local_num, address, port, "torchrun"))
+        return _sound(RankInfo(rank, num, local_rank, local_num, address, port, "torchrun"))
     if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:  # the second: srun's own, not of a batch script
         num = _number(environ, "SLURM_STEP_NUM_TASKS")
         if num <= 1:
@@ -50,7 +50,7 @@ def place_of(environ: Mapping[str, str], *, first_host: Callable[[str], str] | N
         port = FIRST_PORT + _number(environ, "SLURM_JOB_ID", "0") % NUM_PORTS
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
         address = (first_host or _first_host)(nodes) or environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-        return _sound(Place(rank, num, local_rank, local_num, address, port, "srun"))
+        return _sound(RankInfo(rank, num, local_rank, local_num, address, port, "srun"))
     return None
 
 
@@ -82,7 +82,7 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
     return int(text)
 
 
-def _sound(place: Place) -> Place:
+def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
         so = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
         raise RunnerError(Fault(f"what {place.by} has set", so, "unset RANK WORLD_SIZE LOCAL_RANK"))

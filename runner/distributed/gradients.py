@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
 
 
-class Together:
+class SharedGradients:
     """The training step's view of a model that several processes train. Nobody else sees it.
 
     What is wrapped is the task with the model in it, not the model: a task may call parts of the model, or call it twice,
@@ -44,7 +44,7 @@ class Together:
             raise RunnerError(Fault("several processes", so, write)) from error
         return values
 
-    def parted(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
         """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows.
 
         Gradients travel with the last one alone.
@@ -55,7 +55,7 @@ class Together:
                 yield batch, weight
 
 
-class TogetherInParts:
+class ShardedGradients:
     """The same of a model that lies in parts.
 
     Gradients travel with each batch of a group: whole ones, kept until the last, would take the memory that parts save.
@@ -64,8 +64,8 @@ class TogetherInParts:
     def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
         self.task, self._num = shards.within(task), num
 
-    def parted(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
-        """As Together.parted()."""
+    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+        """As SharedGradients.own_batches()."""
         return _weighted(shares, self._num)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.distributed import messages as told
-from runner.distributed.environment import Place
+from runner.distributed.environment import RankInfo
 
 T = TypeVar("T")
 
@@ -37,19 +37,19 @@ class Ranks(Protocol):
         """The mean over all, likewise."""
         ...
 
-    def alike(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Gives the tensors the first one's values, in place."""
         ...
 
-    def highest(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The highest of each number; between the hosts, without the devices."""
         ...
 
-    def from_first(self, thing: T) -> T:
+    def broadcast_object(self, thing: T) -> T:
         """What the first one has: small, plain objects. Waits for it."""
         ...
 
-    def gathered(self, thing: T) -> list[T]:
+    def gather(self, thing: T) -> list[T]:
         """What each has, in order, where is_first; else nothing."""
         ...
 
@@ -69,16 +69,16 @@ class Alone:
     def mean(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def alike(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         pass
 
-    def highest(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         return list(numbers)
 
-    def from_first(self, thing: T) -> T:
+    def broadcast_object(self, thing: T) -> T:
         return thing
 
-    def gathered(self, thing: T) -> list[T]:
+    def gather(self, thing: T) -> list[T]:
         return [thing]
 
     def leave(self) -> None:
@@ -107,22 +107,22 @@ class Group:
     def mean(self, tensor: Tensor) -> Tensor:
         return self.total(tensor) / self.num
 
-    def alike(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
             torch.distributed.broadcast(tensor, 0)
 
-    def highest(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         told = torch.tensor(numbers, dtype=torch.float64)
         torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MAX, group=self._hosts)
         found: list[float] = told.tolist()
         return found
 
-    def from_first(self, thing: T) -> T:
+    def broadcast_object(self, thing: T) -> T:
         things = [thing]
         torch.distributed.broadcast_object_list(things, 0, group=self._hosts, device=torch.device("cpu"))
         return things[0]
 
-    def gathered(self, thing: T) -> list[T]:
+    def gather(self, thing: T) -> list[T]:
         found: list[Any] | None = [None] * self.num if self.is_first else None
         torch.distributed.gather_object(thing, found, 0, group=self._hosts)
         return found or []
@@ -144,7 +144,7 @@ def is_lost(error: BaseException) -> bool:
     return is_torchs and any(each in str(error) for each in words)
 
 
-def join(place: Place, *, backend: str, device: torch.device) -> Group:
+def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
     """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices."""
     distributed: Any = torch.distributed  # its names are there, and not typed
     if device.type != "cpu":

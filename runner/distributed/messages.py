@@ -34,7 +34,7 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class LastWords:
+class Failure:
     """Why a process could not go on."""
 
     rank: int
@@ -60,7 +60,7 @@ def given_in(folder: Path) -> Handover:
 
 def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
     """Leaves a process's last words; the first ones count, of this attempt."""
-    words = LastWords(rank, time.time(), text, [vars(fault) for fault in faults])
+    words = Failure(rank, time.time(), text, [vars(fault) for fault in faults])
     file = _file(folder, rank, attempt())
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +69,11 @@ def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) ->
         beside.replace(file)
 
 
-def first_words(folder: Path, *, of: int | None = None) -> LastWords | None:
+def first_words(folder: Path, *, of: int | None = None) -> Failure | None:
     """The earliest of the last words, of an attempt (None: this one); a person's mistake goes before all else."""
     number = attempt() if of is None else of
     files = sorted((folder / FOLDER).glob(f"*-{number}.words"))
-    found = [LastWords(**json.loads(file.read_text())) for file in files]
+    found = [Failure(**json.loads(file.read_text())) for file in files]
     return min(found, key=lambda words: (not words.faults, words.text == LOST, words.time), default=None)
 
 

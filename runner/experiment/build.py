@@ -18,10 +18,10 @@ from torch.utils.data import Dataset, Subset
 
 from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build
-from runner.config.nodes import fill_facts, leave_out_unknown_facts, parted, resolved
-from runner.data.loading.batch_transform import Finished
+from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
+from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import Batches, Loading, load
-from runner.data.source import Around, Source, as_source
+from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends
 from runner.device.placement import place, tensors
@@ -107,11 +107,11 @@ def prepare_training(
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
 
-    around = source.around(data.splits.train) if source.around is not None else Around()
+    around = source.around(data.splits.train) if source.around is not None else Preprocessing()
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
-        node, shared = parted(resolved(cfg, "model"), "model")
-        model = build(surrounded(node, around), key="model")
+        node, shared = split_settings(resolved(cfg, "model"), "model")
+        model = build(with_preprocessing(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     leave_out_unknown_facts(cfg, "task")
     task = build(resolved(cfg, "task"), key="task")
@@ -261,7 +261,7 @@ def batches_of(
     batches, why = load(rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training)
     if source.finish is not None:  # a copy each: one is in training mode, the others are not
         finish = place(copy.deepcopy(source.finish), device)
-        batches = Finished(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
+        batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
     return batches, why
 
 
@@ -275,11 +275,11 @@ def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
     return words
 
 
-def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Around) -> Card:
-    shown = secrets.shown(cfg)
+def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessing) -> Card:
+    shown = secrets.for_display(cfg)
     node = getattr(model, "made_anywhere", None)  # of a model that was fetched by name
     return Card(
-        model=surrounded(node or parted(shown["model"], "model")[0], around),
+        model=with_preprocessing(node or split_settings(shown["model"], "model")[0], around),
         task=shown["task"],
         reader=source.reader,
         classes=source.classes,
@@ -301,7 +301,7 @@ def _counted(source: Source, splits: Splits) -> dict[str, Any]:
     return {"class_counts": torch.bincount(labels, minlength=len(source.classes)).tolist()}
 
 
-def surrounded(node: dict[str, Any], around: Around) -> dict[str, Any]:
+def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:
     """The model's node, with what the data needs around it."""
     if around.before is None and around.after is None:
         return node

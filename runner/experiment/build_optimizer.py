@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from runner.config import validate
 from runner.config.compose import CONF
 from runner.config.instantiate import build
-from runner.config.nodes import parted, resolved
+from runner.config.nodes import resolved, split_settings
 from runner.errors import Fault, RunnerError
 from runner.training.optimizer import KERNEL_CHOICES, check_settings, make_optimizer, wants_metric
 
@@ -44,7 +44,7 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
     Raises: RunnerError for what it does not take, the model's parameters among it.
     """
     node = _node(cfg, "optimizer")
-    shared = parted(resolved(cfg, "optimizer"), "optimizer")[1]
+    shared = split_settings(resolved(cfg, "optimizer"), "optimizer")[1]
     if "groups" in shared:
         shared["groups"] = [_numbers(group, node.usual) for group in shared["groups"]]
     try:
@@ -114,7 +114,7 @@ def _node(cfg: DictConfig, key: str, *, but: frozenset[str] = frozenset(), mode:
     but: facts that are not known.
     """
     written = validate.target_node(cfg, key)
-    node = parted(resolved(cfg, key), key)[0]
+    node = split_settings(resolved(cfg, key), key)[0]
     if mode is not None and node.get("mode", "") is None:
         node["mode"] = mode
     made = build(node, key=key)
@@ -199,7 +199,7 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
     if found:
         return found
     known = set(node.usual) | set(inspect.signature(node.make).parameters)
-    for index, group in enumerate(parted(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []):
+    for index, group in enumerate(split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []):
         key = f"optimizer.groups[{index}]"
         own = {name: value for name, value in _numbers(group, node.usual).items() if name != "match"}
         check_settings(own, known, key)

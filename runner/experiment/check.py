@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import validate
 from runner.config.instantiate import faults as target_faults
-from runner.config.nodes import SHARED, parted
+from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
 from runner.device import Choice, Hardware, check_precision, choose, probe
 from runner.errors import Fault, RunnerError
@@ -44,7 +44,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         found += error.faults
     for key in validate.BUILT:
         if OmegaConf.is_dict(validate.value(cfg, key)):
-            node, shared = parted(validate.target_node(cfg, key), key)
+            node, shared = split_settings(validate.target_node(cfg, key), key)
             found += target_faults(node, key=key)
             if key in SHARED:
                 schema, usual = SHARED[key]

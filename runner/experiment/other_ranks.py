@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from runner.config.settings import Settings
 from runner.device import Choice
 from runner.distributed import messages
-from runner.distributed.environment import Place
+from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
 from runner.experiment import processes
 from runner.experiment.check import check_here
@@ -25,7 +25,7 @@ from runner.training.observer import SilentObserver
 from runner.training.signals import Stop, listening
 
 
-def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> dict[str, Any]:
+def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) -> dict[str, Any]:
     """Trains with the others and says nothing: what it prints lies in the run's ranks/RANK.log. Returns how it ended.
 
     choice: the device, where the process that launched this one has chosen it.
@@ -34,7 +34,7 @@ def follow(cfg: DictConfig, place: Place, *, choice: Choice | None = None) -> di
     checked = check_here(cfg, choice=choice)
     (own,) = processes.devices_here(cfg, checked, place, given=Given(choice=choice))
     ranks = processes.joined(place, own)
-    folder = Path(ranks.from_first(""))
+    folder = Path(ranks.broadcast_object(""))
     settings = Settings.of(cfg)
     with _log(folder / messages.FOLDER / f"{place.rank}.log"):
         try:

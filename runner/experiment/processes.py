@@ -20,7 +20,7 @@ from runner.device import Choice, parse
 from runner.device.backends import seed_everything
 from runner.device.per_process import backend_of, device_of_process, devices_of_processes
 from runner.distributed import messages
-from runner.distributed.environment import Place, place_of
+from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, join
 from runner.errors import Fault, RunnerError
 from runner.experiment.build import prepare
@@ -32,9 +32,9 @@ from runner.experiment.summary import FILE, read_summary, write_summary
 from runner.training.parts import Parts
 
 
-def place_here(cfg: DictConfig) -> Place | None:
+def place_here(cfg: DictConfig) -> RankInfo | None:
     """Where torchrun, srun or our own launcher has put this process; None: it is alone. Raises: RunnerError."""
-    place = place_of(os.environ)
+    place = rank_here(os.environ)
     count = validate.value(cfg, "train.num_processes")
     if place is not None and count not in ("auto", place.num):
         so = f"{place.by} has started {place.num} processes"
@@ -43,7 +43,7 @@ def place_here(cfg: DictConfig) -> Place | None:
     return place
 
 
-def devices_here(cfg: DictConfig, checked: Checked, place: Place | None, *, given: Given) -> tuple[Choice, ...]:
+def devices_here(cfg: DictConfig, checked: Checked, place: RankInfo | None, *, given: Given) -> tuple[Choice, ...]:
     """The device of each process that this one is to start; of one that is a member already, its own.
 
     Raises: RunnerError for what several processes can't do, and for devices that are not there.
@@ -68,14 +68,16 @@ def devices_here(cfg: DictConfig, checked: Checked, place: Place | None, *, give
     return found_all
 
 
-def joined(place: Place | None, choice: Choice) -> Ranks:
+def joined(place: RankInfo | None, choice: Choice) -> Ranks:
     """This process among the others; it waits until all are there."""
     if place is None:
         return Alone()
     return join(place, backend=backend_of(choice.here), device=torch.device(choice.here))
 
 
-def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: Place | None) -> Parts:
+def prepare_in_turn(
+    cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: RankInfo | None
+) -> Parts:
     """build.prepare(); the first process goes first, so that what is fetched or made ready once lies there for the others.
 
     Each draws numbers of its own from then on, the first one those of a run alone.
@@ -86,11 +88,11 @@ def prepare_in_turn(cfg: DictConfig, ranks: Ranks, device: torch.device, *, fold
 
         divide = dividing(device, ranks.num)
     if not ranks.is_first:
-        ranks.from_first(None)
+        ranks.broadcast_object(None)
     goes_on = any((folder / "checkpoints").glob("last*.pt"))
     parts = prepare(cfg, device, goes_on=goes_on, num_processes=place.local_num if place else 1, divide=divide)
     if ranks.is_first:
-        ranks.from_first(None)
+        ranks.broadcast_object(None)
     else:
         seed_everything(mixed(cfg.seed, ranks.rank))
     return parts

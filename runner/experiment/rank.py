@@ -13,7 +13,7 @@ from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.logs import logging_to
 from runner.config.untrusted import trusting
 from runner.distributed import messages
-from runner.distributed.environment import Place, place_of
+from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import RunnerError
 
 #: a process that is ended after another one has died says so later than that one
@@ -25,7 +25,7 @@ def main(folder: Path) -> int:
     from runner.distributed.group import is_lost
     from runner.experiment.launch import die_with
 
-    place = place_of(os.environ)
+    place = rank_here(os.environ)
     given = messages.given_in(folder)
     assert place is not None
     (folder / messages.FOLDER / f"{place.rank}.pid").write_text(str(os.getpid()))
@@ -45,7 +45,7 @@ def main(folder: Path) -> int:
     return 1
 
 
-def _train(folder: Path, place: Place, given: messages.Handover) -> int:
+def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
     """Returns 1 where the run failed; one that was asked to end has come to its end."""
     compose = composer(["-cd", str(folder / messages.FOLDER), "-cn", "rerun"])
     with hydra_session(["runner"]), trusting():  # the process that launched this one has written it

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from runner.config.secrets import masker, shown
+from runner.config.secrets import for_display, masker
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.device import Choice, backends
@@ -167,7 +167,7 @@ def parameters(cfg: DictConfig) -> dict[str, str]:
         else:
             flat[key] = str(node) if node is not None else "null"
 
-    walk({key: node for key, node in shown(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
+    walk({key: node for key, node in for_display(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
     return flat
 
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.config.importing import loading
-from runner.config.secrets import hide, kept
+from runner.config.secrets import for_disk, mask_folder
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.distributed.group import Ranks
@@ -81,7 +81,7 @@ class Session:
         session = cls(cfg, folder, settings=settings, machine=machine, given=given)
         folder.mkdir(parents=True, exist_ok=True)
         session.say(f"device: {machine.choice.device} ({machine.choice.reason})")
-        hide(folder, settings.tracking.uri)
+        mask_folder(folder, settings.tracking.uri)
         forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
         with session._publishing() as session._publisher:
             with loading():
@@ -245,5 +245,5 @@ class Clock:
 
 def rerun_text(cfg: DictConfig) -> str:
     """What rerun.yaml says: the run's own keys; how a sweep was run, or a plan made, is no part of running it again."""
-    saved = kept(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")]))
+    saved = for_disk(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")]))
     return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(saved)

@@ -15,7 +15,7 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.jobs.slots import DevicesFor
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.progress_table import Table
 from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
@@ -37,7 +37,7 @@ class Source(Protocol):
         ...
 
 
-class Places(Protocol):
+class JobLauncher(Protocol):
     """What a launcher does for a sweep, beside Hydra's own interface."""
 
     is_here: bool  # whether the jobs run on the machine that asks
@@ -48,7 +48,7 @@ class Places(Protocol):
         """Which devices a job's policy may take where the jobs run; raises a RunnerError for none. It pickles."""
         ...
 
-    def nursery(self) -> Nursery:
+    def nursery(self) -> ProcessPool:
         """Processes on this machine that have torch, to check the jobs in."""
         ...
 
@@ -105,7 +105,7 @@ class Books:
         self.table.ended(job, summary)
 
 
-def conduct(source: Source, places: Places, books: Books, *, stop: Stop, grace_seconds: float) -> None:
+def conduct(source: Source, places: JobLauncher, books: Books, *, stop: Stop, grace_seconds: float) -> None:
     """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop."""
     deadline: float | None = None  # for jobs that were told to end
     while True:
@@ -132,7 +132,7 @@ def conduct(source: Source, places: Places, books: Books, *, stop: Stop, grace_s
             books.note_end(job, summary)
 
 
-def _start(source: Source, places: Places, books: Books) -> None:
+def _start(source: Source, places: JobLauncher, books: Books) -> None:
     """Fills the free places. A job whose device is busy waits, and those behind it may go first."""
     while True:
         for prepared in list(books.waiting):

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
-from runner.config.secrets import kept
+from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary, write_summary
@@ -95,7 +95,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         with Ledger(sweep.folder) as book:
             if is_new:
                 book.begin(sweep)
-                OmegaConf.save(kept(config), sweep.folder / "multirun.yaml")
+                OmegaConf.save(for_disk(config), sweep.folder / "multirun.yaml")
             hands = Hands(sweep, book, config, context, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)

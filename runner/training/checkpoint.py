@@ -103,7 +103,7 @@ def before(path: Path) -> Path:
     return path.with_name(f"{path.stem}-before{path.suffix}")
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes a run's checkpoints beside training, the two newest of each name; one overtaken while it waits is skipped.
 
     `notes`: what was wrong with a file when it was read, and what was taken instead.

@@ -161,7 +161,9 @@ class Evaluation:
         if self._ranks.num == 1:
             return None
         models = [self._parts.model, self._parts.kept_model]
-        self._ranks.alike([buffer for model in models for buffer in model.buffers()])  # each has seen rows of its own
+        self._ranks.broadcast_(
+            [buffer for model in models for buffer in model.buffers()]
+        )  # each has seen rows of its own
         return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
 
     def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -179,4 +181,4 @@ class Evaluation:
     def _is_stopping(self, *, together: bool) -> bool:
         """Whether this process was asked to end; together: whether any was."""
         is_asked = self._stop.signal is not None
-        return bool(self._ranks.highest([float(is_asked)])[0]) if together else is_asked
+        return bool(self._ranks.all_reduce_max([float(is_asked)])[0]) if together else is_asked

@@ -27,7 +27,7 @@ from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints
 from runner.training.step.choose import choose_steps
 from runner.training.step.split_batch import explain
-from runner.training.stopping import AskedAlone, AskedTogether
+from runner.training.stopping import CommonStopCondition, OwnStopCondition
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -122,7 +122,9 @@ class _Training:
                 limits=limits,
                 evaluate=self.end_epoch,
                 keep=self.keep,
-                asked=AskedAlone(self.stop, limits) if alone else AskedTogether(self.stop, limits, self.ranks),
+                asked=OwnStopCondition(self.stop, limits)
+                if alone
+                else CommonStopCondition(self.stop, limits, self.ranks),
                 gives_up=self.gives_up,
             )
             self.buffer.pull(is_end=self.result.ending != "stopped")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runner.training.progress import Progress
 from runner.training.signals import StoppedError
-from runner.training.stopping import Asked, Limits
+from runner.training.stopping import Limits, StopCondition
 
 
 class Epochs(Protocol):
@@ -28,7 +28,7 @@ def train(
     limits: Limits,
     evaluate: Callable[[], Mapping[str, float]],
     keep: Callable[[str], None],
-    asked: Asked,
+    asked: StopCondition,
     gives_up: Callable[[Mapping[str, float]], bool] | None = None,
 ) -> str:
     """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).

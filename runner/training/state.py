@@ -15,7 +15,7 @@ from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
 from runner.training.background import Background
-from runner.training.checkpoint import Keeper
+from runner.training.checkpoint import CheckpointWriter
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.parts import Parts
 from runner.training.progress import Progress
@@ -34,7 +34,7 @@ class Checkpoints:
     ) -> None:
         """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known."""
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
-        self._keeper = Keeper(folder / "checkpoints", background, writes=ranks.is_first)
+        self._keeper = CheckpointWriter(folder / "checkpoints", background, writes=ranks.is_first)
 
     def restore(self, buffer: MetricBuffer) -> Progress:
         """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
@@ -104,7 +104,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
     """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
-    generators = ranks.gathered(backends.generator_states(parts.device))
+    generators = ranks.gather(backends.generator_states(parts.device))
     return {
         "format": 3,
         "step": progress.step,
@@ -138,7 +138,9 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
         raise RunnerError(*faults)
 
 
-def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: Keeper, buffer: MetricBuffer) -> None:
+def _put_back(
+    state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: MetricBuffer
+) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are no numbers")
     _load_model(parts, parts.model, state["model"])

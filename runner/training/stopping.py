@@ -37,7 +37,7 @@ class Limits:
         )
 
 
-class Asked(Protocol):
+class StopCondition(Protocol):
     """What is asked after each step: "stopped" and "max_seconds" end the training, "save" wants a checkpoint, None goes on."""
 
     def __call__(self, step: int, *, at_once: bool = False) -> str | None:
@@ -45,7 +45,7 @@ class Asked(Protocol):
         ...
 
 
-class AskedAlone:
+class OwnStopCondition:
     """The answers of one process; costs a look at the clock."""
 
     def __init__(self, stop: Stop, limits: Limits) -> None:
@@ -71,7 +71,7 @@ def _is_due(limits: Limits, step: int, seconds: float) -> bool:
     return by_steps or (limits.save_every_seconds is not None and seconds >= limits.save_every_seconds)
 
 
-class AskedTogether:
+class CommonStopCondition:
     """Asks each process by itself, and all of them every so many steps, as many as take about half a second.
 
     How many is worked out from numbers that all have: each comes to the same steps. The first one's clock is everybody's.
@@ -81,7 +81,7 @@ class AskedTogether:
         own = replace(limits, save_every_steps=None)  # steps are counted by all
         if not ranks.is_first:
             own = replace(own, save_every_seconds=None, max_seconds=None)
-        self._alone, self._ranks, self._save_every_steps = AskedAlone(stop, own), ranks, limits.save_every_steps
+        self._alone, self._ranks, self._save_every_steps = OwnStopCondition(stop, own), ranks, limits.save_every_steps
         self._heard: str | None = None  # here, and not told yet
         self._next: int | None = None  # the step at which all are asked
         self._step, self._since = 0, time.monotonic()
@@ -91,7 +91,7 @@ class AskedTogether:
         if not at_once and self._next is not None and step < self._next:
             return self._by_steps(step)
         seconds = (time.monotonic() - self._since) / max(1, step - self._step)
-        number, seconds = self._ranks.highest([float(WORDS.index(self._heard)), seconds])
+        number, seconds = self._ranks.all_reduce_max([float(WORDS.index(self._heard)), seconds])
         num_steps = min(int(SECONDS_BETWEEN / max(seconds, 1e-9)), 2 * max(1, step - self._step))
         self._next = step + max(1, min(num_steps, MOST_STEPS_BETWEEN))
         self._step, self._since = step, time.monotonic()

@@ -1,6 +1,6 @@
 """What a checkpoint costs the loop, and how long a run takes to end: `python tests/bench/checkpoint.py --repeats 5`.
 
-The pause is what Keeper.keep() takes, beside it torch.save of the same state where the loop waits for it. Then real runs
+The pause is what CheckpointWriter.keep() takes, beside it torch.save of the same state where the loop waits for it. Then real runs
 of the same size are sent a SIGTERM; from there to their exit everything is saved, drawn and handed to the tracker.
 """
 
@@ -22,7 +22,7 @@ from table import header
 from torch import nn
 
 from runner.training.background import Background
-from runner.training.checkpoint import Keeper
+from runner.training.checkpoint import CheckpointWriter
 
 WIDTH, FEATURES = 1024, 64
 DEPTHS = {10: 2, 100: 24, 400: 95}  # by MB of parameters: layers of WIDTH
@@ -41,7 +41,7 @@ def pauses(depth: int, repeats: int) -> tuple[list[float], float, float]:
     state, kept, written, waited = state_of(depth), [], [], []
     with tempfile.TemporaryDirectory() as folder:
         background = Background()
-        keeper = Keeper(Path(folder), background)
+        keeper = CheckpointWriter(Path(folder), background)
         for _ in range(repeats + 1):
             began = time.perf_counter()
             keeper.keep("last", state)

@@ -3,7 +3,7 @@
 import pytest
 
 from runner import cli
-from runner.distributed.environment import Place, place_of
+from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import RunnerError
 
 TORCHRUN = {
@@ -28,15 +28,15 @@ SRUN = {
 
 
 def place(environ, host="node7"):
-    return place_of(environ, first_host=lambda nodes: host)
+    return rank_here(environ, first_host=lambda nodes: host)
 
 
 def test_torchrun():
-    assert place(TORCHRUN) == Place(3, 4, 1, 2, "node1", 1234, "torchrun")
+    assert place(TORCHRUN) == RankInfo(3, 4, 1, 2, "node1", 1234, "torchrun")
 
 
 def test_srun():
-    assert place(SRUN) == Place(5, 7, 1, 3, "node7", 15_042, "srun")
+    assert place(SRUN) == RankInfo(5, 7, 1, 3, "node7", 15_042, "srun")
 
 
 def test_srun_without_scontrol_goes_by_the_launching_node():

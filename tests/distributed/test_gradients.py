@@ -6,7 +6,7 @@ from torch import distributed, nn
 
 from runner.data.loading.shard import Rows, Share
 from runner.device.backends import precision
-from runner.distributed.gradients import Together
+from runner.distributed.gradients import SharedGradients
 from runner.errors import RunnerError
 from runner.training.step.train_step import StepOptions, make_step
 
@@ -39,14 +39,14 @@ def first(model, batch):
 
 def made(task, **settings):
     model = Two()
-    together = Together(model, task, num=1, **{"unused_parameters": False, **settings})
+    together = SharedGradients(model, task, num=1, **{"unused_parameters": False, **settings})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = make_step(
         model,
         together.task,
         optimizer=optimizer,
         precision=precision("fp32", device=CPU),
-        options=StepOptions(own_batches=together.parted),
+        options=StepOptions(own_batches=together.own_batches),
     )
     return model, step
 
@@ -69,9 +69,9 @@ def test_a_step_is_that_of_one_process_also_where_the_task_calls_parts_of_the_mo
 
 
 def test_a_batch_counts_by_its_rows_of_all():
-    together = Together(Two(), both, num=1, unused_parameters=False)
+    together = SharedGradients(Two(), both, num=1, unused_parameters=False)
     halves = [Share("a", Rows(0, 2, 2, 4)), Share("b", Rows(0, 1, 0, 6))]
-    assert [(batch, weight) for batch, weight in together.parted(halves)] == [("a", 0.2), ("b", 0.0)]
+    assert [(batch, weight) for batch, weight in together.own_batches(halves)] == [("a", 0.2), ("b", 0.0)]
 
 
 def test_unused_parameters_are_told_with_the_key_that_allows_them():

@@ -13,7 +13,7 @@ from torch import distributed, nn
 
 from runner.data.loading.shard import Rows, Share
 from runner.device.backends import precision
-from runner.distributed.gradients import TogetherInParts
+from runner.distributed.gradients import ShardedGradients
 from runner.distributed.sharding import blocks, dividing
 from runner.errors import RunnerError
 from runner.training.optimizer import AveragedWeights
@@ -102,7 +102,7 @@ def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
         precision=precision("fp32", device=CPU),
         clip_grad_norm=0.1,
         average=average,
-        options=StepOptions(own_batches=TogetherInParts(shards, task, num=num).parted if shards else None),
+        options=StepOptions(own_batches=ShardedGradients(shards, task, num=num).parted if shards else None),
     )
     values = []
     for _ in range(steps):

@@ -6,7 +6,7 @@ import pytest
 
 from runner.config.compose import composer, hydra_session
 from runner.device import Choice, Gpu, Hardware
-from runner.distributed.environment import Place
+from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
 from runner.experiment import processes
 from runner.experiment.given import Checked, Given
@@ -18,7 +18,7 @@ GPUS = Hardware(
     torch_version="2.13",
     cuda=(Gpu("H100", 80 * GIB, 70 * GIB, (9, 0)), Gpu("H100", 80 * GIB, 60 * GIB, (9, 0))),
 )
-SECOND = Place(1, 2, 1, 2, "node", 1234, "torchrun")
+SECOND = RankInfo(1, 2, 1, 2, "node", 1234, "torchrun")
 
 
 def composed(*words):

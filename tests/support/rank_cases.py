@@ -59,19 +59,19 @@ FEW = (
 def main(root: Path) -> None:
     from runner import run
     from runner.distributed import sharding
-    from runner.distributed.environment import place_of
+    from runner.distributed.environment import rank_here
     from runner.distributed.group import Group, join
     from runner.experiment import processes, session
 
     session.illustrate = lambda *args, **more: []  # pictures take longer than the training
     sharding.Shards = partial(sharding.Shards, block=1000)  # small models have blocks, too
-    place = place_of(os.environ)
+    place = rank_here(os.environ)
     if place is not None:
         import torch
 
         group = join(place, backend="gloo", device=torch.device("cpu"))
         Group.leave = lambda self: None  # for the next case
-        processes.joined = lambda place, choice: (group.highest([0.0]), group)[
+        processes.joined = lambda place, choice: (group.all_reduce_max([0.0]), group)[
             1
         ]  # it waits for all, as the real one does
     for name in CASES if place is None or place.num == 2 else FEW:

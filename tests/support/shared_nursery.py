@@ -1,7 +1,7 @@
 """Sweeps go in; their jobs, and whole commands, are forked from one process a session, which is warm already.
 
 with opened() as warm:
-    warm.stand_in                                        # the class in the place of a sweep's Nursery, in this process
+    warm.stand_in                                        # the class in the place of a sweep's ProcessPool, in this process
     warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
 
 A command is a process with a session, a folder and an environment of its own. Its nursery's warm process is forked from
@@ -29,7 +29,7 @@ from waiting import LONGEST
 
 from runner import cli
 from runner.sweep.launchers import local, worker
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 from runner.sweep.search import preload as search_preload
 
@@ -43,7 +43,7 @@ class Warm:
     def __init__(self) -> None:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         threads = os.environ.get("OMP_NUM_THREADS", "1")
-        self.nursery = Nursery({"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}, preload=PRELOAD)
+        self.nursery = ProcessPool({"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}, preload=PRELOAD)
         self.codes: dict[int, int | None] = {}
         self.commands: list[Command] = []
         self.stand_in = type("Shared", (Shared,), {"warm": self})
@@ -124,7 +124,7 @@ class Command:
         self.wait()
 
 
-class Shared(Nursery):
+class Shared(ProcessPool):
     """A sweep's nursery as the sweep sees it: what it is given runs in the sweep's folder and environment."""
 
     warm: Warm
@@ -213,11 +213,11 @@ def run(payload: bytes) -> int:
     words = pickle.loads(payload)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     sys.argv = ["runner", *words]
-    Nursery._start_warm = _fork_warm
+    ProcessPool._start_warm = _fork_warm
     return cli.main()
 
 
-def _fork_warm(nursery: Nursery) -> Forked:
+def _fork_warm(nursery: ProcessPool) -> Forked:
     requests, asks = os.pipe()
     pid = os.fork()
     if pid:

@@ -26,7 +26,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a checkout that is not installed
 
 from runner.plan.simulator import simulated_device
-from runner.sweep.launchers.process_pool import Nursery, call
+from runner.sweep.launchers.process_pool import ProcessPool, call
 
 SUPPORT = Path(__file__).resolve().parent
 #: what takes a process that simulates seconds to import
@@ -58,10 +58,10 @@ def simulated_command(device: str, *words: str, **settings) -> subprocess.Comple
 
 
 @functools.cache
-def _warm() -> Nursery:
+def _warm() -> ProcessPool:
     """One for all the tests of this process: each function is called in a fork of it, which begins with torch imported."""
     paths = os.pathsep.join(map(str, (SUPPORT.parents[1], SUPPORT)))
-    nursery = Nursery({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, preload=HEAVY)
+    nursery = ProcessPool({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, preload=HEAVY)
     outlived.STAY.add(nursery._warm.pid)
     atexit.register(nursery.close)
     return nursery

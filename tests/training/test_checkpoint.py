@@ -12,7 +12,7 @@ import torch
 
 from runner.errors import RunnerError
 from runner.training.background import Background
-from runner.training.checkpoint import Keeper, TornError, before, load, save
+from runner.training.checkpoint import CheckpointWriter, TornError, before, load, save
 
 
 def state(step=7):
@@ -93,7 +93,7 @@ def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "last-before.pt"}
     (tmp_path / "last.pt").write_bytes(b"torn")
     background = Background()
-    keeper = Keeper(tmp_path, background)
+    keeper = CheckpointWriter(tmp_path, background)
     assert keeper.last()["step"] == 2
     assert keeper.notes == ["last.pt is torn; the one before it is taken, of step 2"]
     background.close()
@@ -102,7 +102,7 @@ def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
 def test_what_it_builds_on_is_settled_before_it(tmp_path):
     seen = []
     background = Background(lambda: seen.append((tmp_path / "last.pt").exists()))
-    Keeper(tmp_path, background).keep("last", {"step": 1})
+    CheckpointWriter(tmp_path, background).keep("last", {"step": 1})
     background.close()
     assert not seen[0] and seen[-1]
 
@@ -112,7 +112,7 @@ def test_where_none_is_whole_nothing_is_begun_anew(tmp_path):
     (tmp_path / "last.pt").write_bytes(b"torn")
     background = Background()
     with pytest.raises(TornError):
-        Keeper(tmp_path, background).last()
+        CheckpointWriter(tmp_path, background).last()
     background.close()
 
 
@@ -170,7 +170,7 @@ def test_there_is_one_at_every_moment(tmp_path, monkeypatch):
 
 def test_training_goes_on_and_the_snapshot_stays(tmp_path):
     background, live = Background(), state(1)
-    keeper = Keeper(tmp_path, background)
+    keeper = CheckpointWriter(tmp_path, background)
     keeper.keep("best", live)
     live["model"]["weight"].add_(1)
     background.close()
@@ -179,7 +179,7 @@ def test_training_goes_on_and_the_snapshot_stays(tmp_path):
 
 def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypatch):
     background, began, gate = Background(), threading.Event(), threading.Event()
-    keeper = Keeper(tmp_path, background)
+    keeper = CheckpointWriter(tmp_path, background)
 
     def slow(kept, path):
         began.set()
@@ -198,7 +198,7 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypat
 def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
     """Its rows may still wait to be journaled: after a kill between the two they would be nowhere."""
     background, gate, seen = Background(), threading.Event(), []
-    keeper = Keeper(tmp_path, background)
+    keeper = CheckpointWriter(tmp_path, background)
     background.do(gate.wait)
     keeper.keep("last", state(1))
     background.do(lambda: seen.append((tmp_path / "last.pt").exists()))
@@ -211,7 +211,7 @@ def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
 
 def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
     background, gate = Background(), threading.Event()
-    keeper = Keeper(tmp_path, background)
+    keeper = CheckpointWriter(tmp_path, background)
     addresses = []
 
     def keep(step):

@@ -18,7 +18,7 @@ from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
 from runner.training.step.eager import Rates, StepByStep
 from runner.training.step.train_step import make_step
-from runner.training.stopping import AskedAlone, Limits
+from runner.training.stopping import Limits, OwnStopCondition
 
 CPU = torch.device("cpu")
 BATCHES = 5  # an epoch: 50 rows, 10 a batch
@@ -72,7 +72,7 @@ def run(
         limits=limits,
         evaluate=lambda: {"val/loss": value} if (value := next(epochs, None)) is not None else {},
         keep=lambda name: kept.update([name]),
-        asked=AskedAlone(stop or Stop(), limits),
+        asked=OwnStopCondition(stop or Stop(), limits),
         gives_up=gives_up,
     )
     buffer.pull()
@@ -161,7 +161,7 @@ def test_checkpoints_by_steps(background):
 def test_checkpoints_by_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("runner.training.stopping.time", SimpleNamespace(monotonic=lambda: now[0]))
-    asked, saved = AskedAlone(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
+    asked, saved = OwnStopCondition(Stop(), Limits(num_epochs=9, num_steps=99, save_every_seconds=1.0)), []
     for step in range(1, 17):
         now[0] = step / 4
         saved += [now[0]] if asked(step) == "save" else []

@@ -8,7 +8,7 @@ import pytest
 
 from runner.training import stopping
 from runner.training.signals import Stop
-from runner.training.stopping import AskedTogether, Limits
+from runner.training.stopping import CommonStopCondition, Limits
 
 
 class Circle:
@@ -25,7 +25,7 @@ class Member:
     def __init__(self, circle, rank):
         self.circle, self.rank, self.num, self.is_first = circle, rank, circle.num, rank == 0
 
-    def highest(self, numbers):
+    def all_reduce_max(self, numbers):
         circle = self.circle
         circle.told[self.rank] = numbers
         circle.barrier.wait(20)
@@ -42,7 +42,7 @@ def steps(num, limits, *, signals: dict[int, int], num_steps=400, seconds: Calla
     def work(rank):
         stop = Stop()
         now.value = 0.0
-        asked = AskedTogether(stop, limits, circle.of(rank))
+        asked = CommonStopCondition(stop, limits, circle.of(rank))
         for step in range(1, num_steps + 1):
             now.value += seconds(rank)
             if signals.get(rank) == step:
@@ -104,8 +104,8 @@ def test_the_first_ones_clock_says_when_a_checkpoint_is_due_and_when_it_is_over(
 def test_at_an_epochs_end_an_end_is_heard_at_once_and_a_checkpoint_later(run, monkeypatch):
     told = iter([[1.0, 0.0], [1.0, 0.0]])
     member = Member(Circle(1), 0)
-    monkeypatch.setattr(member, "highest", lambda numbers: next(told))
-    asked = AskedTogether(Stop(), Limits(num_epochs=1, num_steps=10), member)
+    monkeypatch.setattr(member, "all_reduce_max", lambda numbers: next(told))
+    asked = CommonStopCondition(Stop(), Limits(num_epochs=1, num_steps=10), member)
     assert asked(1, at_once=True) is None
     asked._next = 2
     assert asked(2) == "save"

@@ -219,7 +219,7 @@ def test_what_is_written_down_by_hand(monkeypatch):
             "home": "${oc.env:HOME}",
         }
     )
-    kept = secrets.kept(cfg)
+    kept = secrets.for_disk(cfg)
     assert kept.tracking.uri == "http://me:***@host"
     assert OmegaConf.to_container(kept)["data"] == {
         "url": "s3://me:***@there",
@@ -230,7 +230,7 @@ def test_what_is_written_down_by_hand(monkeypatch):
             "x://${oc.env:HOME}:***@c",
         ],
     }
-    found = secrets.shown(cfg)
+    found = secrets.for_display(cfg)
     assert (found["same"], found["home"]) == ("s3://me:***@there", "<oc.env:HOME>")
     assert found["data"]["ref"] == "s3://me:<oc.env:HOME>@there"
     assert secrets.filled_in(found)["home"] == os.environ["HOME"] == cfg.home

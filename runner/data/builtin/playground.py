@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runner.data.builtin.plane import check_features
 from runner.data.loading.order import ROWS, generator
-from runner.data.source import Around, Source, facts_of
+from runner.data.source import Preprocessing, Source, facts_of
 from runner.errors import Fault, RunnerError, nearest
 
 RADIUS = 5.0
@@ -66,8 +66,8 @@ def playground(
     )
 
 
-def _with_features(features: list[str], train_rows: Any) -> Around:
-    return Around(before={"_target_": "runner.data.Features", "names": features}, keeps_inputs=False)
+def _with_features(features: list[str], train_rows: Any) -> Preprocessing:
+    return Preprocessing(before={"_target_": "runner.data.Features", "names": features}, keeps_inputs=False)
 
 
 Uniform = Callable[[int, float, float], Tensor]

@@ -15,7 +15,7 @@ from runner.data.loading.shard import Shard, Share
 from runner.device.placement import num_bytes
 
 
-class Finished:
+class TransformedBatches:
     """Batches that a module finishes on the device: module(batch, draws) -> batch, in training mode for the training split.
 
     Whatever is random in it comes from `draws`, (B, module.num_draws) float32 in [0, 1): drawn on the host for a whole

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.data.source import Around
+from runner.data.source import Preprocessing
 
 COLUMNS, SCALED = "runner.models.TableColumns", "runner.models.Scaled"
 #: read at a time; what is computed of them takes some ten times as much
@@ -54,7 +54,7 @@ def fit(
     flagged: Sequence[int] = (),
     normalize: bool = True,
     scale_targets: bool = False,
-) -> Around:
+) -> Preprocessing:
     """Means, spreads and the categories that occur, of these rows alone. sizes: as in TableColumns.
 
     train_rows: (inputs, targets) tensors, or a Dataset of whole batches, of which 1 MiB is read at a time.
@@ -86,9 +86,9 @@ def fit(
         "seen": seen,
     }
     if targets is None:
-        return Around(before, keeps_inputs=False)
+        return Preprocessing(before, keeps_inputs=False)
     after = {"_target_": SCALED, "means": targets.mean.tolist(), "spreads": targets.spread().tolist()}
-    return Around(before, after, keeps_inputs=False)
+    return Preprocessing(before, after, keeps_inputs=False)
 
 
 def _chunks(rows: Any, width: int) -> Iterator[tuple[Any, Any]]:

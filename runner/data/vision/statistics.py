@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.map_style import batch_of
-from runner.data.source import Around
+from runner.data.source import Preprocessing
 from runner.device.placement import num_rows
 
 #: of a Dataset so many rows are read, evenly spread: enough for four digits, and decoding more takes as long as training
@@ -20,13 +20,13 @@ BLOCK = 64
 NORMALISED = "runner.models.ImageInputs"
 
 
-def normalised(rows: Any) -> Around:
+def normalised(rows: Any) -> Preprocessing:
     """The node that takes the rows' images to a mean of 0 and a spread of 1, for `Source.around`.
 
     rows: (images (N, C, H, W) uint8, ...) or a Dataset of such; of a Dataset at most 16,384 rows are read, here.
     """
     mean, std = channel_statistics(rows)
-    return Around(before={"_target_": NORMALISED, "mean": mean, "std": std})
+    return Preprocessing(before={"_target_": NORMALISED, "mean": mean, "std": std})
 
 
 def channel_statistics(rows: Any) -> tuple[list[float], list[float]]:

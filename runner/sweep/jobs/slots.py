@@ -14,7 +14,7 @@ DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """A slot of a device; one job at a time runs in it."""
 
     device: str  # cpu, cuda:1, mps, xpu:0
@@ -28,14 +28,14 @@ class Place:
         return self.device if self.number == 0 else f"{self.device} ({self.number + 1})"
 
 
-def places(hardware: Hardware, slots: Mapping[str, int]) -> list[Place]:
+def places(hardware: Hardware, slots: Mapping[str, int]) -> list[Slot]:
     """Every slot of the machine: the devices with the most free memory first, the CPU last."""
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
     usable.sort(key=lambda name: (name == "cpu", -(devices[name].free_bytes or 0)))
     most = max((slots[name.partition(":")[0]] for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
-    return [Place(name, number) for number in range(most) for name in usable if number < slots[_kind(name)]]
+    return [Slot(name, number) for number in range(most) for name in usable if number < slots[_kind(name)]]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     return ()
 
 
-def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -> Place | None:
+def pick(devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot]) -> Slot | None:
     """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory."""
     jobs = Counter(place.device for place in busy)
     wanted = set(devices)
@@ -63,14 +63,14 @@ def pick(devices: Iterable[str], free: Iterable[Place], busy: Iterable[Place]) -
     return min(fitting, key=lambda place: jobs[place.device], default=None)  # min keeps the order of `free`
 
 
-def choice_at(place: Place, policy: tuple[str, ...]) -> Choice:
+def choice_at(place: Slot, policy: tuple[str, ...]) -> Choice:
     """The device of a job in its place. A process that is given one GPU calls it cuda:0."""
     automatic = f"{policy[0]}: the sweep's free slot with the fewest jobs and the most free memory"
     reason = "as asked" if place.device in policy else automatic
     return Choice(place.device, reason, "cuda:0" if place.kind == "cuda" else place.device)
 
 
-def environment_of(place: Place, *, visible: str | None) -> dict[str, str]:
+def environment_of(place: Slot, *, visible: str | None) -> dict[str, str]:
     """What a job in this place sees of the machine.
 
     visible: CUDA_VISIBLE_DEVICES as it is here, which numbers the GPUs that the sweep sees.

@@ -16,11 +16,11 @@ from runner.sweep.jobs.prepare import Prepared, compose, examine
 from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.launchers.process_pool import call
 from runner.sweep.mlflow_parent import experiment_of, shown
-from runner.sweep.scheduler import Places, settle
+from runner.sweep.scheduler import JobLauncher, settle
 
 
 def run_batch(
-    places: Places, context: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
+    places: JobLauncher, context: Any, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Runs the jobs; each result holds the job's best value, or the reason why it failed. No ledger, no report."""
     jobs = [

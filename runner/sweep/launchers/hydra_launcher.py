@@ -20,7 +20,7 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers.local import CONSOLE
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 from runner.training.signals import listening
 
@@ -49,15 +49,15 @@ class Foreign:
         self._batch: list[tuple[Prepared, Assignment]] = []
         self._began = 0.0
         self._is_stopping = False
-        self._nursery: Nursery | None = None
+        self._nursery: ProcessPool | None = None
 
     @property
     def devices_for(self) -> DevicesFor:
         return devices_for if self.is_here else anywhere
 
-    def nursery(self) -> Nursery:
+    def nursery(self) -> ProcessPool:
         if self._nursery is None:
-            self._nursery = Nursery({}, preload=("torch",))
+            self._nursery = ProcessPool({}, preload=("torch",))
         return self._nursery
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:

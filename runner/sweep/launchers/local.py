@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from runner.device import Hardware
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
-from runner.sweep.jobs.slots import DevicesFor, Place, choice_at, devices_for, environment_of, pick, places, threads_of
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.jobs.slots import DevicesFor, Slot, choice_at, devices_for, environment_of, pick, places, threads_of
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 
 PRELOAD = ("runner.sweep.launchers.preload",)
@@ -33,9 +33,9 @@ class Slots(Launcher):
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
-        self._free: list[Place] = []
-        self._busy: dict[int, Place] = {}
-        self._nurseries: dict[str, Nursery] = {}
+        self._free: list[Slot] = []
+        self._busy: dict[int, Slot] = {}
+        self._nurseries: dict[str, ProcessPool] = {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._config = hydra_context, config
@@ -49,14 +49,14 @@ class Slots(Launcher):
     def devices_for(self) -> DevicesFor:
         return devices_for
 
-    def nursery(self, place: Place | None = None) -> Nursery:
+    def nursery(self, place: Slot | None = None) -> ProcessPool:
         """The warm process for a place; without one, that which sees the whole machine."""
         key = place.device if place is not None and place.kind == "cuda" else ""
         if key not in self._nurseries:
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
             if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
-            self._nurseries[key] = Nursery(environment, preload=self.preload)
+            self._nurseries[key] = ProcessPool(environment, preload=self.preload)
         return self._nurseries[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
@@ -97,7 +97,7 @@ class Slots(Launcher):
         )
         return choice.device
 
-    def _share_memory(self, config: DictConfig, place: Place) -> None:
+    def _share_memory(self, config: DictConfig, place: Slot) -> None:
         """Jobs that share a GPU get equal parts of its memory, where the person says nothing else."""
         if place.kind == "cuda" and self._slots["cuda"] > 1 and config.backends.cuda.memory_fraction is None:
             config.backends.cuda.memory_fraction = 1 / self._slots["cuda"]

@@ -35,7 +35,7 @@ class Ended:
     is_interrupted: bool = False  # its time was over; it has saved its state and may go on
 
 
-class Nursery:
+class ProcessPool:
     """Starts jobs in processes of one environment. Its own process has imported `preload`, jobs begin with it.
 
     One thread may use it. `fileno()` is readable when `ended()` has news.
@@ -180,7 +180,7 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def call(nursery: Nursery, function: Callable[..., Any], *arguments: Any) -> Any:
+def call(nursery: ProcessPool, function: Callable[..., Any], *arguments: Any) -> Any:
     """`function(*arguments)` in a process of the nursery's; waits for it. Function and values must pickle.
 
     Raises: what it raised; RuntimeError when the process ended without an answer, with what it said.

@@ -25,7 +25,7 @@ from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.launchers import ray_connection
 from runner.sweep.launchers.job_files import pack, unpack, variables_of
 from runner.sweep.launchers.local import CONSOLE
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
 from runner.sweep.launchers.ray_worker import Arrival, Home, Site
 from runner.sweep.launchers.worker import Request
@@ -71,7 +71,7 @@ class RayCluster(Launcher):
         self._resources = dict(resources or {})
         self._runtime_env = OmegaConf.to_container(OmegaConf.create(dict(runtime_env or {})), resolve=True)
         self._connection: ray_connection.Connection | None = None
-        self._nursery: Nursery | None = None
+        self._nursery: ProcessPool | None = None
         self._stays: dict[int, Stay] = {}
         self._ready: set[Any] = set()  # arrivals and ends that are there
         self._looked_at = 0.0
@@ -89,9 +89,9 @@ class RayCluster(Launcher):
     def devices_for(self) -> DevicesFor:
         return functools.partial(devices_in, has_gpus=self._connected().num("GPU") > 0)
 
-    def nursery(self) -> Nursery:
+    def nursery(self) -> ProcessPool:
         if self._nursery is None:
-            self._nursery = Nursery({}, preload=("torch",))
+            self._nursery = ProcessPool({}, preload=("torch",))
         return self._nursery
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.sweep.launchers.job_files import pack, unpack
-from runner.sweep.launchers.process_pool import Nursery
+from runner.sweep.launchers.process_pool import ProcessPool
 from runner.sweep.launchers.worker import Request
 
 LOOK_SECONDS = 0.1
@@ -48,7 +48,7 @@ class Site:
         if self._is_home and Path(home.folder).is_dir():
             os.chdir(home.folder)  # relative paths in the configuration mean the person's
         self._luggage = None if self._is_home else tempfile.mkdtemp(prefix="runner-job-")
-        self._nursery = Nursery(environment)
+        self._nursery = ProcessPool(environment)
 
     async def arrived(self) -> Arrival:
         import ray

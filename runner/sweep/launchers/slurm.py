@@ -23,7 +23,7 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers.hydra_launcher import link_console, overrides_of
-from runner.sweep.launchers.process_pool import Ended, Nursery
+from runner.sweep.launchers.process_pool import Ended, ProcessPool
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
@@ -50,15 +50,15 @@ class Scheduled:
         self._folders: dict[int, Path] = {}
         self._asked_at = time.monotonic()
         self._is_stopping = False
-        self._nursery: Nursery | None = None
+        self._nursery: ProcessPool | None = None
 
     @property
     def devices_for(self) -> DevicesFor:
         return devices_for if self.is_here else anywhere
 
-    def nursery(self) -> Nursery:
+    def nursery(self) -> ProcessPool:
         if self._nursery is None:
-            self._nursery = Nursery({}, preload=("torch",))
+            self._nursery = ProcessPool({}, preload=("torch",))
         return self._nursery
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:

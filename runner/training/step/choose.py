@@ -11,7 +11,7 @@ from runner.config.settings import Settings
 from runner.data.loading.loaders import Batches
 from runner.data.loading.shard import Shard, Sharded
 from runner.device.backends import overruns
-from runner.distributed.gradients import Together, TogetherInParts
+from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.training.loop import Epochs
@@ -55,7 +55,7 @@ def choose_steps(
             average=parts.average,
             options=StepOptions(
                 wrap_learning=split.wrap if split else None,
-                own_batches=several.parted if several else None,
+                own_batches=several.own_batches if several else None,
                 **options,
             ),
         )
@@ -81,13 +81,13 @@ def choose_steps(
     )
 
 
-def _of_several(parts: Parts, settings: Settings, *, num: int) -> Together | TogetherInParts | None:
+def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradients | ShardedGradients | None:
     """What several processes take a step with; None for one alone."""
     if num == 1:
         return None
     if parts.shards is not None:
-        return TogetherInParts(parts.shards, parts.task, num=num)
-    return Together(parts.model, parts.task, num=num, unused_parameters=settings.placement.unused_parameters)
+        return ShardedGradients(parts.shards, parts.task, num=num)
+    return SharedGradients(parts.model, parts.task, num=num, unused_parameters=settings.placement.unused_parameters)
 
 
 def _compiling(parts: Parts, *, is_alone: bool) -> Compiling:

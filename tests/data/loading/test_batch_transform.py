@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from runner.data.loading.batch_transform import Finished
+from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.resident import Resident
 from runner.data.loading.streamed import Streamed
 
@@ -28,7 +28,7 @@ def rows(count=53):
 
 def finished(kind=Resident, *, is_training=True, seed=0):
     batches = kind(rows(), batch_size=10, device=CPU, seed=seed, shuffle=is_training)
-    return Finished(batches, Shifted(), device=CPU, seed=seed, is_training=is_training)
+    return TransformedBatches(batches, Shifted(), device=CPU, seed=seed, is_training=is_training)
 
 
 def all_of(batches, number, **kwargs):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.data.loading.batch_transform import Finished
+from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.resident import Resident
 from runner.data.loading.shard import Shard, Sharded
 from runner.data.loading.streamed import Streamed
@@ -67,7 +67,7 @@ class Shifted(nn.Module):
 
 @pytest.mark.parametrize("loader", [0, 1])
 def test_what_is_drawn_for_a_row_is_the_same_whoever_has_it(loader):
-    batches = Finished(loaders()[loader], Shifted(), device=CPU, seed=5, is_training=True)
+    batches = TransformedBatches(loaders()[loader], Shifted(), device=CPU, seed=5, is_training=True)
     whole = list(batches.epoch(2, first_batch=1))
     parts = [list(batches.epoch(2, first_batch=1, shard=Shard(rank, 2))) for rank in range(2)]
     for batch, shares in zip(whole, zip(*parts, strict=True), strict=True):

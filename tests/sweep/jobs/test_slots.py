@@ -2,7 +2,7 @@ import pytest
 
 from runner.device import Gpu, Hardware, parse
 from runner.errors import RunnerError
-from runner.sweep.jobs.slots import Place, choice_at, devices_for, environment_of, pick, places, threads_of
+from runner.sweep.jobs.slots import Slot, choice_at, devices_for, environment_of, pick, places, threads_of
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -71,22 +71,22 @@ def test_jobs_spread_over_the_devices_before_two_share_one():
         taken.append(place)
     assert [place.device for place in taken] == ["cuda:1", "cuda:2", "cuda:0"] * 2
     assert pick(["cuda:0", "cuda:1", "cuda:2"], free, taken) is None
-    assert pick(["cpu"], free, taken) == Place("cpu")
+    assert pick(["cpu"], free, taken) == Slot("cpu")
 
 
 def test_a_busy_device_is_left_for_one_that_is_not():
-    free = [Place("cuda:1", 1), Place("cuda:0")]
-    assert pick(["cuda:0", "cuda:1"], free, [Place("cuda:1")]) == Place("cuda:0")
+    free = [Slot("cuda:1", 1), Slot("cuda:0")]
+    assert pick(["cuda:0", "cuda:1"], free, [Slot("cuda:1")]) == Slot("cuda:0")
 
 
 @pytest.mark.parametrize(
     ("place", "visible", "expected"),
     [
-        (Place("cuda:1"), None, {"CUDA_VISIBLE_DEVICES": "1"}),
-        (Place("cuda:1"), "4,6", {"CUDA_VISIBLE_DEVICES": "6"}),
-        (Place("cuda:0", 1), "GPU-ab, GPU-cd", {"CUDA_VISIBLE_DEVICES": "GPU-ab"}),
-        (Place("cpu"), "0,1", {"CUDA_VISIBLE_DEVICES": ""}),
-        (Place("mps"), None, {}),
+        (Slot("cuda:1"), None, {"CUDA_VISIBLE_DEVICES": "1"}),
+        (Slot("cuda:1"), "4,6", {"CUDA_VISIBLE_DEVICES": "6"}),
+        (Slot("cuda:0", 1), "GPU-ab, GPU-cd", {"CUDA_VISIBLE_DEVICES": "GPU-ab"}),
+        (Slot("cpu"), "0,1", {"CUDA_VISIBLE_DEVICES": ""}),
+        (Slot("mps"), None, {}),
     ],
 )
 def test_a_job_sees_its_own_gpu_alone(place, visible, expected):
@@ -94,11 +94,11 @@ def test_a_job_sees_its_own_gpu_alone(place, visible, expected):
 
 
 def test_a_job_on_one_gpu_of_many_says_which_and_torch_gets_the_first():
-    choice = choice_at(Place("cuda:2"), parse("cuda:2"))
+    choice = choice_at(Slot("cuda:2"), parse("cuda:2"))
     assert (choice.device, choice.here, choice.reason) == ("cuda:2", "cuda:0", "as asked")
-    choice = choice_at(Place("cuda:2"), parse("auto"))
+    choice = choice_at(Slot("cuda:2"), parse("auto"))
     assert choice.reason.startswith("auto: ")
-    assert choice_at(Place("cpu"), parse("cpu")).here == "cpu"
+    assert choice_at(Slot("cpu"), parse("cpu")).here == "cpu"
 
 
 @pytest.mark.parametrize(("cpu", "num_cpus", "expected"), [(1, 8, None), (2, 8, 4), (3, 8, 2), (8, 4, 1)])

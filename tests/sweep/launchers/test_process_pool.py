@@ -14,7 +14,7 @@ import psutil
 import pytest
 from waiting import LONGEST
 
-from runner.sweep.launchers.process_pool import FORKS, Ended, Nursery, call
+from runner.sweep.launchers.process_pool import FORKS, Ended, ProcessPool, call
 from runner.sweep.launchers.worker import Request
 from runner.version import PACKAGES
 
@@ -25,7 +25,7 @@ KINDS = [True, False] if FORKS else [False]
 @pytest.fixture(params=KINDS, ids=lambda forks: "fork" if forks else "spawn")
 def nursery(request):
     environment = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)]), "CUDA_VISIBLE_DEVICES": "3"}
-    opened = Nursery(environment, preload=["statistics"], forks=request.param)
+    opened = ProcessPool(environment, preload=["statistics"], forks=request.param)
     yield opened
     opened.close()
 
@@ -122,7 +122,7 @@ def test_closing_ends_what_still_runs(nursery, tmp_path):
 @pytest.mark.parametrize("forks", KINDS)
 def test_closing_does_not_wait_until_it_is_warm(forks, tmp_path):
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)")
-    nursery = Nursery({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
+    nursery = ProcessPool({"PYTHONPATH": str(tmp_path)}, preload=["slow_to_import"], forks=forks)
     nursery.close()
     assert nursery._warm.returncode == -signal.SIGTERM
 
@@ -151,7 +151,7 @@ def test_a_call_gives_the_answer_or_what_was_raised(nursery):
 
 @pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
 def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
-    nursery = Nursery({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
+    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
     nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
     pids = wait_for(tmp_path / "pids")
     nursery.ended()
@@ -166,8 +166,8 @@ def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
 @pytest.mark.parametrize("cares", ["yes", "no"])
 def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
     script = (
-        "import sys, time; from runner.sweep.launchers.process_pool import Nursery; from runner.sweep.launchers.worker import Request\n"
-        "nursery = Nursery({}, forks=sys.argv[1] == 'True')\n"
+        "import sys, time; from runner.sweep.launchers.process_pool import ProcessPool; from runner.sweep.launchers.worker import Request\n"
+        "nursery = ProcessPool({}, forks=sys.argv[1] == 'True')\n"
         "nursery.start(Request(0, 'jobs_for_nursery:wait', sys.argv[2].encode(), sys.argv[3], grace_seconds=0.3))\n"
         "print(nursery._warm.pid, flush=True)\n"
         "time.sleep(600)"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from runner import run
-from runner.data.loading.batch_transform import Finished
+from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.resident import Resident
 from runner.device.backends import precision
 from runner.errors import RunnerError
@@ -27,7 +27,7 @@ from runner.training.signals import Stop
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphed, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
 from runner.training.step.train_step import StepOptions, make_step
-from runner.training.stopping import AskedAlone, Limits
+from runner.training.stopping import Limits, OwnStopCondition
 
 
 class Repeated:
@@ -95,7 +95,7 @@ def trained(
     rows = torch.rand(150, 1, 4, 4, generator=draw), torch.randint(3, (150,), generator=draw)
     data = Resident(rows, batch_size=4, device=device, seed=0, shuffle=True)
     if augmented:
-        data = Finished(data, Shift().to(device), device=device, seed=0, is_training=True)
+        data = TransformedBatches(data, Shift().to(device), device=device, seed=0, is_training=True)
     windows, kept = [], []
     background = Background()
     buffer = MetricBuffer(device, windows.append, background=background, pull_every=20, every=every)
@@ -123,7 +123,7 @@ def trained(
             limits=bounds,
             graphs=graphed,
         )
-    asked = AskedAlone(Stop(), bounds)
+    asked = OwnStopCondition(Stop(), bounds)
 
     def keep(_):
         kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))

@@ -24,7 +24,7 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
 from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
-from runner.training.stopping import AskedAlone, Limits
+from runner.training.stopping import Limits, OwnStopCondition
 
 NUM_STEPS = 12
 
@@ -78,7 +78,7 @@ def reads_of(
                 limits=limits,
                 evaluate=dict,
                 keep=lambda name: None,
-                asked=AskedAlone(Stop(), limits),
+                asked=OwnStopCondition(Stop(), limits),
             )
     finally:
         batches.close()
