@@ -93,4 +93,9 @@ def _hang(text: str) -> str:
 
 
 class DeletedError(OSError):
-    """Somebody has deleted the journal; it was written once more, for what follows."""
+    """Somebody has deleted a run's folder; its journal is written once more, for what follows."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the run's folder was deleted while it trained; its points are kept, what else it held is gone"
+        )

@@ -113,9 +113,7 @@ class Journal:
                 raise ValueError("the journal is closed")
             if not os.fstat(self._fd).st_nlink:  # 1 us; what is written to it would be in no folder
                 self._write_anew()
-                raise DeletedError(
-                    "the run's folder was deleted while it trained; its points are kept, what else it held is gone"
-                )
+                raise DeletedError
             os.lseek(self._fd, self._end, os.SEEK_SET)  # not O_APPEND: what a failed write left behind is overwritten
             try:
                 if os.write(self._fd, record) < len(record):

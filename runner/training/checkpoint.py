@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import DeletedError, Fault, RunnerError, first_line
 from runner.training.background import Background
 
 #: behind the zip archive that torch writes, as its comment: the SHA-256 of all that stands before. torch itself reads an
@@ -49,6 +49,7 @@ def save(state: dict[str, Any], path: Path) -> None:
     """Writes beside `path`, then renames: a reader or a crash meets the old file or the new one, never a half.
 
     What `path` was before is kept as NAME-before.pt. Costs a hash of the file beside the writing, some 1 s for 1 GB.
+    Raises: OSError, a DeletedError where the folder goes meanwhile.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
@@ -65,9 +66,12 @@ def save(state: dict[str, Any], path: Path) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)  # on a full disk that is room for the last words
         raise
-    if path.exists():
-        _also_as(before(path), path)
-    beside.replace(path)
+    try:
+        if path.exists():
+            _also_as(before(path), path)
+        beside.replace(path)
+    except FileNotFoundError as error:  # it was there a moment ago
+        raise DeletedError from error
     if os.name == "posix":  # the renames themselves must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runner.errors import RunnerError
+from runner.errors import DeletedError, RunnerError
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter, TornError, before, load, save
 
@@ -240,3 +241,12 @@ def test_what_the_disk_said_while_torch_was_writing_is_what_is_raised(tmp_path):
         save({"model": torch.zeros(100_000)}, tmp_path / "last.pt")
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
     assert is_same(load(tmp_path / "last.pt"), state(1))
+
+
+def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    save({"step": 1}, folder / "last.pt")
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), shutil.rmtree(folder)))
+    with pytest.raises(DeletedError, match="folder was deleted while it trained"):
+        save({"step": 2}, folder / "last.pt")
