@@ -1,0 +1,12 @@
+"""What `train` hands on to the run that it starts."""
+
+from runner import cli
+from runner.experiment import check
+
+
+def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch):
+    looked, probe = [], check.probe
+    monkeypatch.setattr(check, "probe", lambda: looked.append(1) or probe())
+    words = ["model=linear", "device=cpu", "data.limit=200", "train.num_steps=1", "task.plots=false"]
+    assert cli.main([*words, "tracking.enabled=false"]) == 0
+    assert len(looked) == 1
