@@ -21,7 +21,7 @@ CODE = """
 import torch
 from torch import nn
 
-from runner.data.source import Around, from_arrays
+from runner.data.source import Preprocessing, from_arrays
 from dataclasses import replace
 
 
@@ -42,7 +42,7 @@ class Doubled(nn.Module):
 
 
 def around(rows):
-    return Around(before={"_target_": "bring.Centred", "mean": rows[0].mul(2).mean(0).tolist()})
+    return Preprocessing(before={"_target_": "bring.Centred", "mean": rows[0].mul(2).mean(0).tolist()})
 
 
 def data():

@@ -19,7 +19,7 @@ MY_ROWS = """
 import csv
 import torch
 from torch import nn
-from runner.data.source import Around, Source, facts_of
+from runner.data.source import Preprocessing, Source, facts_of
 from runner.errors import Fault, RunnerError
 
 
@@ -72,7 +72,7 @@ def table(path, target="kind", several=0, like=None):
     def around(train):
         known = train[0]
         before = {"_target_": "my_rows.Scale", "means": known.mean(0).tolist(), "spreads": known.std(0).tolist()}
-        return Around(before, None if classes else {"_target_": "my_rows.Back", "spread": float(train[1].std())})
+        return Preprocessing(before, None if classes else {"_target_": "my_rows.Back", "spread": float(train[1].std())})
 
     return Source(
         "table", (inputs, targets), facts_of(inputs, targets, num_classes=len(classes) or None),
