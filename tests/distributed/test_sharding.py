@@ -102,7 +102,7 @@ def trained(model, task, *, steps, rank=0, num=1, divide=None, states=None):
         precision=precision("fp32", device=CPU),
         clip_grad_norm=0.1,
         average=average,
-        options=StepOptions(own_batches=ShardedGradients(shards, task, num=num).parted if shards else None),
+        options=StepOptions(own_batches=ShardedGradients(shards, task, num=num).own_batches if shards else None),
     )
     values = []
     for _ in range(steps):

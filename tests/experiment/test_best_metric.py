@@ -5,12 +5,12 @@ from omegaconf import OmegaConf
 
 from runner.experiment.best_metric import best_of, metric_faults
 
-TASKS = "runner.tasks"
 
-
-def config(metric, target="classification.Classification", **task):
+def config(metric, target="Classification", **task):
     stopping = {"metric": metric, "mode": None, "patience": None}
-    return OmegaConf.create({"train": {"early_stopping": stopping}, "task": {"_target_": f"{TASKS}.{target}", **task}})
+    return OmegaConf.create(
+        {"train": {"early_stopping": stopping}, "task": {"_target_": f"runner.tasks.{target}", **task}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,17 @@ def config(metric, target="classification.Classification", **task):
         ("val/loss", {}, None),
         ("val/f1", {"metrics": ["f1"]}, None),
         ("val/f1_cat", {"metrics": {"f1": {}}}, None),
-        ("val/rmse", {"target": "regression.Regression"}, None),
-        ("val/mse", {"target": "regression.Regression", "loss": "mae"}, None),
-        ("val/perplexity", {"target": "language.Language"}, None),
-        ("val/anything", {"target": "own.Own"}, None),
+        ("val/rmse", {"target": "Regression"}, None),
+        ("val/mse", {"target": "Regression", "loss": "mae"}, None),
+        ("val/perplexity", {"target": "Language"}, None),
+        ("val/anything", {"target": "Own"}, None),
         ("val/acuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("accuracy", {}, "train.early_stopping.metric=val/accuracy"),
         ("train/accuracy", {}, "train.early_stopping.metric=val/accuracy"),
-        ("train/anything", {"target": "own.Own"}, "train.early_stopping.metric=val/loss"),
+        ("train/anything", {"target": "Own"}, "train.early_stopping.metric=val/loss"),
         ("val/f1", {}, "task.metrics=[f1] beside it, or"),
-        ("val/accuracy", {"target": "regression.Regression"}, "train.early_stopping.metric=val/loss"),
-        ("val/mse", {"target": "regression.Regression", "loss": "mse"}, "train.early_stopping.metric=val/rmse"),
+        ("val/accuracy", {"target": "Regression"}, "train.early_stopping.metric=val/loss"),
+        ("val/mse", {"target": "Regression", "loss": "mse"}, "train.early_stopping.metric=val/rmse"),
     ],
 )
 def test_a_name_that_no_epoch_would_have(metric, task, write):
@@ -52,5 +52,5 @@ def test_what_a_person_says_is_better_counts():
 
 @pytest.mark.parametrize("metric", ["val", "val/"])
 def test_a_split_alone_is_no_metric(metric):
-    (fault,) = metric_faults(config(metric, "own.Own"))
+    (fault,) = metric_faults(config(metric, "Own"))
     assert "val/..." in fault.so
