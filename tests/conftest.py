@@ -47,7 +47,7 @@ data/tables/test_rows plan/test_zoo bench/test_peers tasks/test_language whole_r
 whole_runs/test_metrics training/step/test_split_batch whole_runs/test_signals experiment/test_build
 sweep/search/test_pruning whole_runs/test_conf tracking/test_publisher sweep/search/test_job_source
 experiment/test_claim sweep/report/test_page_in_a_browser sweep/test_messages runs/test_export
-whole_runs/test_simulated sweep/launchers/test_hydra_launcher tracking/test_mlflow_store cli/test_notebook
+whole_runs/test_simulated tracking/test_mlflow_store cli/test_notebook
 experiment/test_build_optimizer tracking/test_uploader device/test_backends tracking/test_damage runs/test_of_tables
 training/test_cpu_threads distributed/test_sharding models/test_every_model sweep/jobs/test_prepare runs/test_predict
 data/hub/test_datasets plan/test_memory runs/test_evaluate

@@ -135,6 +135,8 @@ class CheckFirst(Callback):
         hydra_plugins.register()
         try:
             check_hydra(config.hydra)
+            if faults := hydra_plugins.part_faults(config.hydra):
+                raise RunnerError(*faults)
             if config.sweep.resume is None:
                 check_place(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:

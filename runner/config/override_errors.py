@@ -172,6 +172,8 @@ def not_an_override(text: str, known: list[str], verbs: list[str]) -> Fault:
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fault:
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        options = [option for option in options if option != "basic"]  # Hydra's own, which a sweep refuses
     listed = ", ".join(sorted(options))
     hits = nearest(value, options) or sorted(options)
     if not options:

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, OmegaConf
 
 from runner import sweep
+from runner.errors import Fault
+
+#: what a sweep's ledger, checks and ends are made for; another plugin of Hydra's has none of them
+PARTS = {
+    "launcher": ("runner.sweep.Slots", "runner.sweep.RayCluster", "hydra_plugins.hydra_submitit_launcher."),
+    "sweeper": ("runner.sweep.Grid", "runner.sweep.Search"),
+}
+SO = {
+    "launcher": "a sweep's jobs run in the slots of this machine, on Ray, or in Slurm's queue",
+    "sweeper": "a sweep is a grid, or a search by Optuna",
+}
+WRITE = {"launcher": ("slots", "ray", "slurm"), "sweeper": ("grid", "optuna")}
 
 
 def register() -> None:
@@ -16,3 +29,16 @@ def register() -> None:
     for name in sweep.__all__:
         Plugins.instance().register(plugin := getattr(sweep, name))
         Plugins.instance().class_name_to_class[f"runner.sweep.{name}"] = plugin  # Hydra has it by its module alone
+
+
+def part_faults(hydra: DictConfig) -> list[Fault]:
+    """Launchers and sweepers of others: installed they may be, but the runner does not work with them."""
+    found = []
+    for part, known in PARTS.items():
+        target = str(OmegaConf.select(hydra, f"{part}._target_"))
+        if not target.startswith(known):
+            choice = OmegaConf.select(hydra, f"runtime.choices.hydra/{part}")
+            asked = f"hydra/{part}={choice}" if choice else f"hydra.{part}._target_={target}"
+            write = " or ".join(f"hydra/{part}={name}" for name in WRITE[part])
+            found.append(Fault(asked, SO[part], write))
+    return found

@@ -18,6 +18,7 @@ QUIET = ["hydra.run.dir=run", "hydra.output_subdir=null", "hydra/job_logging=non
 def composed(monkeypatch, own_folder):
     """What `python -m runner WORDS` hands to a job, all of Hydra's own with it; `calls` are the compositions for that."""
     monkeypatch.setattr(CheckFirst, "on_run_start", lambda self, config, **more: None)
+    monkeypatch.setattr(CheckFirst, "on_multirun_start", lambda self, config, **more: None)
     calls = []
 
     def counted(loader, *settings, **more):

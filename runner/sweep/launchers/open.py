@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 
 from runner.sweep.jobs.run_job import task
 from runner.sweep.launchers import slurm
-from runner.sweep.launchers.hydra_launcher import Foreign
 from runner.sweep.launchers.local import Slots
 
 
 @contextmanager
 def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] = ()) -> Iterator[Any]:
-    """The launcher that hydra/launcher names; one that is not ours is wrapped (submitit for Slurm, basic, joblib, ...).
+    """The launcher that hydra/launcher names: one of ours, or submitit's in our hands.
 
     imports: modules that all jobs share, for launchers whose processes are warm.
     """
@@ -25,8 +24,6 @@ def open_launcher(context: Any, config: DictConfig, *, imports: tuple[str, ...] 
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
     if str(config.hydra.launcher._target_).startswith(slurm.PLUGIN):
         launcher = slurm.Scheduled(launcher, config)
-    elif not hasattr(launcher, "devices_for"):
-        launcher = Foreign(config, context)
     if isinstance(launcher, Slots):
         launcher.preload += imports
     try:

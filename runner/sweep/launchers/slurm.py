@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import shutil
 import signal
 import time
@@ -20,9 +21,9 @@ from runner.device import Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs.prepare import Prepared
-from runner.sweep.jobs.run_job import Assignment, task
+from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
-from runner.sweep.launchers.hydra_launcher import link_console, overrides_of
+from runner.sweep.launchers.local import CONSOLE
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
@@ -131,6 +132,45 @@ class Scheduled:
         told = "its process ended" if self.is_here else f"Slurm says {state} of job {job.job_id}"
         code = None if state in ENDED_BY_OTHERS else 1
         return Ended(number, code, f"{told}, and it left no summary")
+
+
+def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list[str]:
+    """What submitit gets, which hands on nothing but overrides.
+
+    The store is said, too: where such a job composes again, nobody looks at what the folder of somebody else names.
+    """
+    words = prepared.job.overrides
+    is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
+    return [
+        *words,
+        *([] if is_named else [f"tracking.uri={_quoted(_written(prepared.config.tracking, 'uri'))}"]),
+        f"hydra.sweep.dir={folder}",
+        f"hydra.sweep.subdir='{prepared.job.folder_name}'",
+        f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
+    ]
+
+
+def link_console(log: Path, folder: Path) -> None:
+    """Makes what a job printed its console.log: the file itself, for no command reads a run's folder with a symbolic
+    link that leads out of it."""
+    link = folder / CONSOLE
+    with suppress(OSError):  # where there are no links
+        folder.mkdir(exist_ok=True)
+        if link.is_symlink() or (link.exists() and link.stat().st_nlink > 1):  # of an earlier part
+            link.unlink()
+        link.hardlink_to(log)  # not over a file that the job has of that name
+
+
+def _written(node: DictConfig, name: str) -> str:
+    """A value as it stands there, its ${...} not followed: what the environment holds is no word of a command."""
+    child: Any = node._get_node(name)
+    return str(child._value())
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar reads it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 def check_there(config: DictConfig) -> None:

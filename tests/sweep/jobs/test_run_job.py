@@ -5,7 +5,7 @@ from hydra.core.hydra_config import HydraConfig
 from runner.config import compose
 from runner.config.trust import check_folder
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
-from runner.sweep.launchers.hydra_launcher import link_console
+from runner.sweep.launchers.slurm import link_console
 
 
 def assigned(**fields):
@@ -18,7 +18,7 @@ def test_an_assignment_passes_through_any_command_line():
     assert Assignment.from_text(given.as_text()) == given
 
 
-def test_what_a_foreign_launcher_s_job_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
+def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(tmp_path):
     for number, said in enumerate(("first", "second")):  # a job that goes on has another log
         log = tmp_path / f"{number}.log"
         log.write_text(said)

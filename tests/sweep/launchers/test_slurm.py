@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 import simulated_slurm
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
 from waiting import LONGEST
 
 from runner.config.packages import install
 from runner.errors import RunnerError
-from runner.sweep.launchers.slurm import PLUGIN, check_there
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.run_job import Assignment
+from runner.sweep.launchers.slurm import PLUGIN, check_there, overrides_of
 
 pytest.importorskip("submitit")
 slow = pytest.mark.slow
@@ -113,6 +118,19 @@ def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
     assert [state for state, _, _ in states(home).values()] == ["interrupted"] * 2
     assert sorted(path.name for path in slurm.glob("*.cancelled")) == ["100_0.cancelled", "100_1.cancelled"]
     wait_for(lambda: not jobs_in(home))
+
+
+@pytest.mark.parametrize("uri", ["${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", r"http://it's\here\'s/a,b=c\\"])
+def test_a_job_that_is_composed_again_is_told_the_store(uri):
+    config = OmegaConf.create({"tracking": {"uri": uri}})
+    assigned = Assignment("sweep", "1", "digits", "seed=1")
+    words = overrides_of(Prepared(Job(0, ("seed=1",), "seed=1"), config), assigned, Path("swept"))
+    (word,) = [word for word in words if word.startswith("tracking.uri=")]
+    assert OverridesParser.create().parse_override(word).value() == uri
+    named = Prepared(Job(0, ("tracking.uri=http://mine",), ""), config)
+    assert [word for word in overrides_of(named, assigned, Path("swept")) if "tracking" in word] == [
+        "tracking.uri=http://mine"
+    ]
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
