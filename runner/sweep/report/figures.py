@@ -1,8 +1,7 @@
-"""The page's plots as plain dicts for plotly.js: curves, a search's course, what each key does."""
+"""The page's plots: curves, a search's course, what its keys did. Imports plotly: half a second."""
 
 from __future__ import annotations
 
-import base64
 import html
 import math
 import textwrap
@@ -11,42 +10,53 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runner.sweep.report.ranking import Goal
+from runner.sweep.report import number_format
 from runner.sweep.report.report import Report
-from runner.sweep.report.results import LOSS, Curve, Result
+from runner.sweep.report.results import LOSS, Result
 
-NUM_COLORS = 10  # of the page's palette, --c0 to --c9
+#: seen on white and on black, as all that follows: the page has both
+COLORS = ("#3f7fc4", "#d9772b", "#3d9a6a", "#c0577b", "#8b74c0", "#9a7650", "#c2991f", "#43a0b5", "#858d94", "#93a13a")
+ACCENT, MUTED = COLORS[0], COLORS[8]
+GOOD, MIDDLE, BAD = (33, 118, 199), (128, 146, 168), (206, 158, 110)
+THEME = {
+    "template": "none",
+    "paper_bgcolor": "rgba(0,0,0,0)",
+    "plot_bgcolor": "rgba(0,0,0,0)",
+    "font": {"family": "system-ui, sans-serif", "size": 12.5, "color": MUTED},
+    "margin": {"l": 56, "r": 18, "t": 14, "b": 46},
+    "hovermode": "closest",
+    "hoverlabel": {"align": "left"},
+    "showlegend": False,
+    "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    "height": 380,
+}
+AXIS = {"gridcolor": "rgba(128,128,128,.2)", "zeroline": False, "automargin": True, "title": {"standoff": 12}}
 MOST_CURVES = 200  # SVG stays quick up to here; the best ones are drawn
-GOOD, MIDDLE, BAD = (33, 118, 199), (128, 146, 168), (206, 158, 110)  # seen on white and on black
+MOST_KEYS, MOST_LINES = 10, 300  # of the parallel coordinates: more can't be read
+FEW = 6  # so many numbers or fewer stand as words, evenly spaced
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One plot. A color may be var(--name): the page puts its theme's in."""
+    """One plot."""
 
     name: str  # its id on the page
     title: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
+    plot: Any  # plotly.graph_objects.Figure
     note: str = ""
-    least_width: int = 0  # pixels; on a narrower screen it scrolls
 
 
 def draw_curves(report: Report) -> list[Figure]:
     """The training loss and each goal's metric by step, a line for each job, the best one on top."""
-    results = with_curves(report)
     colors = job_colors(report)
-    names = list(dict.fromkeys([LOSS, *(goal.metric for goal in report.goals)]))
     figures: list[Figure] = []
-    for name in names:
-        shown = [result for result in results if name in result.curves]
-        if any(len(result.curves[name].steps) > 1 for result in shown):
-            lines = [_line(each, each.curves[name], colors[each.job], is_best=each is report.best) for each in shown]
-            axis = _value_axis(name, np.concatenate([result.curves[name].values for result in shown]))
-            layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": axis, "height": 380}
-            figures.append(Figure(f"curve-{len(figures)}", name, lines[::-1], layout))
+    for name in dict.fromkeys([LOSS, *(goal.metric for goal in report.goals)]):
+        shown = [each for each in with_curves(report) if name in each.curves]
+        if any(len(each.curves[name].steps) > 1 for each in shown):
+            lines = [_curve(each, name, colors[each.job], is_best=each is report.best) for each in shown]
+            axis = _value_axis(name, np.concatenate([each.curves[name].values for each in shown]))
+            figures.append(_figure(f"curve-{len(figures)}", name, lines[::-1], xaxis_title_text="step", yaxis=axis))
     return figures
 
 
@@ -55,28 +65,96 @@ def draw_search(report: Report) -> list[Figure]:
     if not report.objectives:
         return []
     if len(report.goals) > 1:
-        return [_front(report, report.goals[0], report.goals[1])]
-    goal = report.goals[0]
+        return [_front(report)]
+    (goal,) = report.goals
     by_number = sorted(report.results, key=lambda result: result.job)
-    whole = [each for each in by_number if each.state == "finished" and each.value(goal.metric) is not None]
-    pruned = [each for each in by_number if each.state == "pruned" and each.value(goal.metric) is not None]
+    known = [each for each in by_number if each.value(goal.metric) is not None]
+    whole, pruned = ([each for each in known if each.state == state] for state in ("finished", "pruned"))
     if not whole:
         return []
     better = np.minimum if goal.mode == "min" else np.maximum
-    so_far = better.accumulate(np.array([each.value(goal.metric) for each in whole], dtype=np.float64))
+    best = better.accumulate(np.array([each.value(goal.metric) for each in whole], dtype=np.float64))
     line = {
         "x": [each.job for each in whole],
-        "y": _listed(so_far),
+        "y": best.tolist(),
         "mode": "lines",
-        "line": {"shape": "hv", "width": 2, "color": "var(--accent)"},
         "name": "best so far",
         "hoverinfo": "skip",
     }
-    data = [line, _dots(whole, goal, "finished", "circle"), _dots(pruned, goal, "pruned", "x-thin")]
-    values = np.array([each.value(goal.metric) for each in (*whole, *pruned)], dtype=np.float64)
-    axis = _value_axis(goal.metric, values)
-    layout = {"xaxis": {"title": {"text": "trial"}}, "yaxis": axis, "showlegend": True, "height": 360}
-    return [Figure("history", "The search's course", [trace for trace in data if trace["x"]], layout)]
+    data = [
+        {**line, "line": {"shape": "hv", "width": 2, "color": ACCENT}},
+        _dots(whole, "job", goal.metric, name="finished", marker={"size": 7, "color": ACCENT}),
+        _dots(pruned, "job", goal.metric, name="pruned", marker={"size": 7, "color": MUTED, "symbol": "x"}),
+    ]
+    axis = _value_axis(goal.metric, np.array([each.value(goal.metric) for each in (*whole, *pruned)], np.float64))
+    layout = {"xaxis_title_text": "trial", "yaxis": axis, "showlegend": True}
+    return [_figure("history", "The search's course", [trace for trace in data if len(trace["x"])], **layout)]
+
+
+def draw_importance(report: Report) -> list[Figure]:
+    """Each key's share of what varied in the first goal."""
+    if not report.importance:
+        return []
+    shares = list(report.importance.items())[::-1]  # plotly counts from below
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [share for _, share in shares],
+        "y": [plain(key) for key, _ in shares],
+        "texttemplate": "%{x:.2f}",
+    }
+    note = "fANOVA over the whole trials; the shares sum to 1."
+    layout = {"xaxis_title_text": "share of the variance", "height": 90 + 40 * len(shares)}
+    return [_figure("importance", "What mattered", [{**bars, "marker": {"color": ACCENT}}], note, **layout)]
+
+
+def draw_parallel(report: Report) -> list[Figure]:
+    """Parallel coordinates, a line for each job; [] for fewer than two keys that differ, or fewer than two jobs with a value.
+
+    Of lines in SVG: plotly's own kind needs WebGL, and eval, which the page's policy refuses.
+    """
+    goals = [goal.metric for goal in report.goals]
+    judged = [each for each in report.results if each.state in ("finished", "pruned")]
+    shown = [each for each in judged if goals and all(_is_finite(each.value(name)) for name in goals)][:MOST_LINES]
+    keys = [key for key in report.keys if len({each.keys.get(key) for each in shown}) > 1]
+    if len(keys) < 2 or len(shown) < 2:
+        return []
+    axes = [_axis([each.keys.get(key, "") for each in shown]) for key in keys[:MOST_KEYS]]
+    axes += [_axis([each.value(name) for each in shown], few=0) for name in goals]
+    titles = [plain(title.rpartition(".")[2], most=16) for title in (*keys[:MOST_KEYS], *goals)]
+    lines = []
+    for rank, result in enumerate(shown):
+        spread = (rank / (len(shown) - 1) - 0.5) * 0.02  # jobs with the same value stay apart by a hair
+        reached = ", ".join(f"{name} {number_format.value(result.value(name))}" for name in goals)
+        line = {
+            "y": [places[rank] + spread for places, _ in axes],
+            "mode": "lines",
+            "line": {"color": shade(rank / (len(shown) - 1)), "width": 3 if result is report.best else 1.4},
+            "opacity": 0.35 if result.state == "pruned" else 0.8,
+            "text": f"{_told(result)}<br>{plain(reached)}",
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        lines.append(line)
+    words = [
+        {"x": x, "y": y, "text": plain(text, most=14), "xanchor": "left", "yshift": 9, "showarrow": False}
+        for x, (_, ticks) in enumerate(axes)
+        for y, text in ticks
+    ]
+    layout = {
+        "xaxis": {
+            "tickvals": [*range(len(axes))],
+            "ticktext": titles,
+            "side": "top",
+            "range": [-0.15, len(axes) - 0.4],
+        },
+        "yaxis": {"visible": False},
+        "annotations": words,
+        "margin_t": 46,
+        "height": 420,
+    }
+    left = f"; {len(keys) - MOST_KEYS} more keys are in report.csv" if len(keys) > MOST_KEYS else ""
+    note = f"A line is a job, from its keys to what it reached; the bluer, the better{left}."
+    return [_figure("parallel", "Keys and what they reached", lines[::-1], note, **layout)]
 
 
 def with_curves(report: Report) -> list[Result]:
@@ -85,13 +163,13 @@ def with_curves(report: Report) -> list[Result]:
 
 
 def job_colors(report: Report) -> dict[int, str]:
-    """Up to NUM_COLORS jobs or groups of seeds get a color each; more are shaded by their rank."""
+    """Few jobs or groups of seeds get a color each; more are shaded by their rank."""
     results = with_curves(report)
     groups = {job: number for number, group in enumerate(report.seeds) for job in group.jobs}
-    if len(results) <= NUM_COLORS:
-        return {result.job: f"var(--c{rank})" for rank, result in enumerate(results)}
-    if report.seeds and len(report.seeds) <= NUM_COLORS:
-        return {each.job: f"var(--c{groups[each.job]})" if each.job in groups else "var(--muted)" for each in results}
+    if len(results) <= len(COLORS):
+        return {result.job: COLORS[rank] for rank, result in enumerate(results)}
+    if report.seeds and len(report.seeds) <= len(COLORS):
+        return {each.job: COLORS[groups[each.job]] if each.job in groups else MUTED for each in results}
     return {result.job: shade(rank / (len(results) - 1)) for rank, result in enumerate(results)}
 
 
@@ -108,19 +186,19 @@ def plain(text: str, *, width: int = 52, most: int = 200) -> str:
     return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(cut, width))
 
 
-def packed(values: NDArray[Any]) -> dict[str, str]:
-    """An array as plotly.js reads it: half as long as its digits. float32 and int32 are enough for a screen."""
-    is_whole = np.issubdtype(values.dtype, np.integer)
-    data = values.astype("<i4" if is_whole else "<f4").tobytes()
-    return {"dtype": "i4" if is_whole else "f4", "bdata": base64.b64encode(data).decode()}
+def _figure(name: str, title: str, data: list[dict[str, Any]], note: str = "", **layout: Any) -> Figure:
+    from plotly import graph_objects  # heavy
+
+    plot = graph_objects.Figure(data, THEME).update_xaxes(AXIS).update_yaxes(AXIS)
+    return Figure(name, title, plot.update_layout(**layout), note)
 
 
-def _line(result: Result, curve: Curve, color: str, *, is_best: bool) -> dict[str, Any]:
-    few = len(curve.steps) < 40
+def _curve(result: Result, name: str, color: str, *, is_best: bool) -> dict[str, Any]:
+    curve = result.curves[name]
     return {
-        "x": packed(curve.steps),
-        "y": packed(curve.values),
-        "mode": "lines+markers" if few else "lines",
+        "x": curve.steps.astype(np.int32),  # half as long on the page, and enough for a screen
+        "y": curve.values.astype(np.float32),
+        "mode": "lines+markers" if len(curve.steps) < 40 else "lines",
         "marker": {"size": 4},
         "line": {"color": color, "width": 2.6 if is_best else 1.2},
         "opacity": 1 if is_best else 0.75,
@@ -130,58 +208,76 @@ def _line(result: Result, curve: Curve, color: str, *, is_best: bool) -> dict[st
     }
 
 
-def _dots(results: Sequence[Result], goal: Goal, name: str, symbol: str) -> dict[str, Any]:
-    is_whole = name == "finished"
-    color = "var(--accent)" if is_whole else "var(--muted)"
+def _dots(results: Sequence[Result], x: str, y: str, **look: Any) -> dict[str, Any]:
+    """A point for each job, at its values of two metrics, or at its number and one."""
     return {
-        "x": [result.job for result in results],
-        "y": _listed([result.value(goal.metric) for result in results]),
-        "text": [plain(result.name) for result in results],
+        "x": [result.job if x == "job" else result.value(x) for result in results],
+        "y": [result.value(y) for result in results],
+        "text": [_told(result) for result in results],
         "mode": "markers",
-        "name": name,
-        "marker": {
-            "symbol": symbol,
-            "size": 7,
-            "color": color,
-            "opacity": 0.8,
-            "line": {"width": 1.6 * (not is_whole), "color": color},
-        },
-        "hovertemplate": f"<b>%{{x}}</b>  %{{text}}<br>%{{y:.5g}}, {name}<extra></extra>",
+        "hovertemplate": "%{text}<br>%{y:.5g}<extra></extra>"
+        if x == "job"
+        else "%{text}<br>%{x:.5g}, %{y:.5g}<extra></extra>",
+        **look,
     }
 
 
-def _front(report: Report, one: Goal, other: Goal) -> Figure:
-    """Two goals against each other; a job that none beats is filled."""
-    data = []
-    for name, is_front in (("beaten by another job", False), ("on the Pareto front", True)):
-        shown = [each for each in report.results if each.state == "finished" and (each.job in report.front) == is_front]
-        shown.sort(key=lambda result: result.value(one.metric) or 0.0)
-        data.append(
-            {
-                "x": _listed([each.value(one.metric) for each in shown]),
-                "y": _listed([each.value(other.metric) for each in shown]),
-                "text": [f"<b>{each.job}</b>  {plain(each.name)}" for each in shown],
-                "mode": "lines+markers" if is_front else "markers",
-                "name": name,
-                "line": {"shape": "linear", "width": 1.5, "dash": "dot", "color": "var(--accent)"},
-                "marker": {"size": 9 if is_front else 7, "color": "var(--accent)" if is_front else "var(--muted)"},
-                "hovertemplate": "%{text}<br>%{x:.5g}, %{y:.5g}<extra></extra>",
-            }
-        )
-    axes = {axis: {"title": {"text": plain(goal.metric)}} for axis, goal in (("xaxis", one), ("yaxis", other))}
-    return Figure("front", "One goal against the other", data, {**axes, "showlegend": True, "height": 400})
+def _front(report: Report) -> Figure:
+    """Two goals against each other; those that none beats are joined."""
+    one, other = (goal.metric for goal in report.goals[:2])
+    finished = [each for each in report.results if each.state == "finished"]
+    front = sorted((each for each in finished if each.job in report.front), key=lambda each: each.value(one) or 0.0)
+    rest = [each for each in finished if each.job not in report.front]
+    line = {"mode": "lines+markers", "line": {"width": 1.5, "dash": "dot"}, "marker": {"size": 9, "color": ACCENT}}
+    data = [
+        _dots(rest, one, other, name="beaten by another job", marker={"size": 7, "color": MUTED}),
+        _dots(front, one, other, name="on the Pareto front", **line),
+    ]
+    layout = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other), "showlegend": True}
+    return _figure("front", "One goal against the other", data, **layout)
 
 
-def _value_axis(name: str, values: NDArray[np.float64]) -> dict[str, Any]:
+def _told(result: Result) -> str:
+    return f"<b>{result.job}</b>  {plain(result.name)}"
+
+
+def _value_axis(name: str, values: np.ndarray[Any, Any]) -> dict[str, Any]:
     """A loss over more than a decade is read on a log axis."""
     values = values[np.isfinite(values)]
     spread = values.max() / values.min() if len(values) and values.min() > 0 else 1.0
-    title = {"title": {"text": plain(name)}}
+    title = {"title_text": plain(name)}
     if spread <= 10 or "loss" not in name:
         return title
     return {**title, "type": "log", "dtick": "D2" if spread < 1000 else 1}
 
 
-def _listed(values: Sequence[float | None] | NDArray[np.float64]) -> list[float | None]:
-    """For JSON: what isn't finite is a gap."""
-    return [None if value is None or not math.isfinite(value) else float(value) for value in values]
+def _axis(values: Sequence[Any], *, few: int = FEW) -> tuple[list[float], list[tuple[float, str]]]:
+    """Where each value lies, from 0 to 1, and what is written beside the axis: words evenly, numbers by their size."""
+    numbers = {value: number for value in values if (number := _number(value)) is not None}
+    if len(numbers) == len(set(values)) and len(set(numbers.values())) > few:
+        low, high = min(numbers.values()), max(numbers.values())
+        is_log = low > 0 and high / low >= 30
+        scale = math.log if is_log else float
+        middle = math.sqrt(low * high) if is_log else (low + high) / 2
+        span = scale(high) - scale(low) or 1.0
+        marks = {f"{mark:.3g}": (scale(mark) - scale(low)) / span for mark in (low, middle, high)}
+        return [(scale(numbers[value]) - scale(low)) / span for value in values], [
+            (y, text) for text, y in marks.items()
+        ]
+    words = sorted(set(values), key=lambda word: (numbers.get(word, math.inf), word))
+    places = {word: number / max(1, len(words) - 1) for number, word in enumerate(words)}
+    return [places[value] for value in values], [(y, word or "–") for word, y in places.items()][
+        :: math.ceil(len(words) / 12)
+    ]
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)

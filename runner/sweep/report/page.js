@@ -6,45 +6,10 @@ addEventListener("error", (event) => { root.dataset.errors = `${root.dataset.err
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const hidden = new Set();
 
-/** "var(--name)" anywhere in a figure becomes the theme's color. */
-function themed(value, style) {
-  if (typeof value === "string") {
-    const name = /^var\((--[a-z0-9]+)\)$/.exec(value);
-    return name ? style.getPropertyValue(name[1]).trim() : value;
-  }
-  if (Array.isArray(value)) return value.map((item) => themed(item, style));
-  if (value === null || typeof value !== "object") return value;
-  return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, themed(item, style)]));
-}
-
-function titled(axis) {
-  return { standoff: 12, ...axis?.title, font: { size: 12.5, color: "var(--muted)" } };
-}
-
-function draw() {
-  const style = getComputedStyle(root);
-  const isTouch = matchMedia("(pointer: coarse)").matches;
-  const axis = { gridcolor: "var(--grid)", zeroline: false, linecolor: "var(--line)", automargin: true };
-  for (const figure of figures) {
-    const layout = {
-      ...figure.layout,
-      autosize: true,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12.5, color: "var(--text)" },
-      margin: { l: 56, r: 18, t: 14, b: 46, ...figure.layout.margin },
-      xaxis: { ...axis, ...figure.layout.xaxis, title: titled(figure.layout.xaxis) },
-      yaxis: { ...axis, ...figure.layout.yaxis, title: titled(figure.layout.yaxis) },
-      hovermode: "closest",
-      hoverlabel: { bgcolor: "var(--card)", bordercolor: "var(--line)", font: { color: "var(--text)" }, align: "left" },
-      showlegend: figure.layout.showlegend ?? false,
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...figure.layout.legend },
-      dragmode: isTouch ? false : "zoom", // a finger scrolls the page
-    };
-    const data = figure.data.map((trace) => ({ ...trace, type: trace.type ?? "scatter", visible: !hidden.has(trace.meta?.job) }));
-    const options = { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
-    Plotly.react(figure.id, themed(data, style), themed(layout, style), options);
-  }
+function draw(figure) {
+  const isTouch = matchMedia("(pointer: coarse)").matches; // a finger scrolls the page
+  const options = { responsive: true, displaylogo: false, displayModeBar: false, doubleClick: "reset" };
+  Plotly.newPlot(figure.id, figure.data, { ...figure.layout, autosize: true, dragmode: isTouch ? false : "zoom" }, options);
 }
 
 function show(chips, isShown) {
@@ -100,6 +65,5 @@ for (const choice of document.querySelectorAll(".choice")) {
     redraw();
   });
 }
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-draw();
+figures.forEach(draw);
 root.dataset.drawn = String(figures.length);

@@ -8,13 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from runner.sweep.report import number_format
+from runner.sweep.report import number_format, tables
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
 NAME = 50  # the name stays in one line up to here, and other columns leave for it
 MOST_NAME = 200
-WORDS = ("jobs", "name", "state", "device")
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
 
@@ -43,7 +42,9 @@ def show(report: Report, console: Console) -> None:
 
 
 def _jobs(report: Report, width: int) -> Table:
-    columns = _job_columns(report)
+    columns = _texts(tables.jobs(report))
+    if "device" in report.keys:
+        columns.pop("device", None)  # the names tell it already
     tests = [title for title in columns if title.startswith("test/")]
     # the first one leaves first; the page and report.csv have them all
     may_leave = ["steps/s", "epoch", "trained", "device", *tests[:0:-1], "samples/s", "state", "step", *tests[:1]]
@@ -71,7 +72,7 @@ def _filled(columns: dict[str, list[str]], *, bold: int | None = None) -> Table:
     """Words to the left, numbers to the right; only words may take several lines. bold: the number of a row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in columns:
-        is_word = title in WORDS
+        is_word = title in tables.WORDS
         table.add_column(Text(title), justify="left" if is_word else "right", overflow="fold", no_wrap=not is_word)
     for number, cells in enumerate(zip(*columns.values(), strict=True)):
         style = "bold" if number == bold else ""
@@ -80,58 +81,13 @@ def _filled(columns: dict[str, list[str]], *, bold: int | None = None) -> Table:
     return table
 
 
-def _job_columns(report: Report) -> dict[str, list[str]]:
-    """Every column by its title, without the empty ones."""
-    results = report.results
-    goals = [goal.metric for goal in report.goals]
-    tests = sorted({name for result in results for name in result.metrics if name.startswith("test/")} - set(goals))
-    kept = [each.best if each.best and each.best.value is not None else None for each in results]
-    said = {"device"} & set(report.keys)  # the names tell it already
-    columns = {
-        "job": [f"{'*' if result.job in report.front else ''}{result.job}" for result in results],
-        "name": [_cut(result.name) for result in results],
-        "state": [result.state for result in results],
-        "device": [result.device or "" if not said else "" for result in results],
-        **{metric: [number_format.value(result.value(metric)) for result in results] for metric in goals},
-        "step": [str(best.step) if best else "" for best in kept],
-        "epoch": [str(best.epoch or "") if best else "" for best in kept],
-        **{name: [number_format.value(result.metrics.get(name)) for result in results] for name in tests},
-        "steps/s": [number_format.speed(result.steps_per_second) for result in results],
-        "samples/s": [number_format.speed(result.samples_per_second) for result in results],
-        "trained": [number_format.seconds(result.seconds_train) for result in results],
-    }
-    return {title: cells for title, cells in columns.items() if any(cells)}
-
-
 def _seeds(report: Report, width: int) -> Table:
-    metrics = list(dict.fromkeys(name for group in report.seeds for name in group.means))
-    columns = {
-        "jobs": [_cut(group.name) for group in report.seeds],
-        "n": [str(len(group.jobs)) for group in report.seeds],
-        **{name: [number_format.mean(group.means.get(name)) for group in report.seeds] for name in metrics},
-    }
-    return _filled(_fit(columns, "jobs", metrics[:0:-1], width))
+    columns = _texts(tables.seeds(report))
+    return _filled(_fit(columns, "jobs", list(columns)[:2:-1], width))
 
 
 def _devices(report: Report, width: int) -> Table:
-    pairs = [(each, row, row is each.rows[0]) for each in report.devices for row in each.rows]
-    factors = [number_format.factor(row.speed_up) for _, row, _ in pairs]
-    columns = {
-        "jobs": [_cut(each.name) if is_reference else "" for each, _, is_reference in pairs],
-        "device": [row.device for _, row, _ in pairs],
-        "samples/s": [number_format.speed(row.samples_per_second) for _, row, _ in pairs],
-        "speed-up": [
-            f"{factor} x" if factor and not pair[2] else "" for factor, pair in zip(factors, pairs, strict=True)
-        ],
-        "to best": [number_format.seconds(row.seconds_to_best) for _, row, _ in pairs],
-        "loss differs by": [
-            "" if is_reference else number_format.difference(row.difference) for _, row, is_reference in pairs
-        ],
-        "at step": [
-            "" if is_reference or not row.difference else str(row.difference_step) for _, row, is_reference in pairs
-        ],
-    }
-    return _filled(_fit(columns, "jobs", ["at step"], width))
+    return _filled(_fit(_texts(tables.devices(report)), "jobs", ["job", "at step"], width))
 
 
 def _causes(results: Sequence[Result]) -> Table:
@@ -143,6 +99,10 @@ def _causes(results: Sequence[Result]) -> Table:
         log = Text(f"  {result.folder}/console.log", style="dim") if result.folder and result.state != "skipped" else ""
         table.add_row(str(result.job), Text(_cut(result.name)), Text.assemble(said, log))
     return table
+
+
+def _texts(columns: tables.Columns) -> dict[str, list[str]]:
+    return {title: [_cut(cell.text) for cell in cells] for title, cells in columns.items()}
 
 
 def _cut(text: str) -> str:

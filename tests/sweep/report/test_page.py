@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import subprocess
@@ -34,11 +35,10 @@ def search_page(search_folder):
 
 def test_a_grid_shows_curves_devices_seeds_and_keys(grid_page):
     drawn = figures(grid_page)
-    assert list(drawn) == ["curve-0", "curve-1", "parallel", "devices", "seeds"]
+    assert list(drawn) == ["curve-0", "curve-1", "parallel"]
     assert len(drawn["curve-0"]["data"]) == len(drawn["curve-1"]["data"]) == 12
-    assert {trace["name"] for trace in drawn["devices"]["data"]} == {"cpu", "cuda:0"}
-    labels = next(trace for trace in drawn["devices"]["data"] if trace["name"] == "cuda:0")["text"]
-    assert len(labels) == 6 and all("<b>22.9×</b>" in label for label in labels)
+    assert len(drawn["parallel"]["data"]) == 12
+    assert without_scripts(grid_page).count("<b>22.9×</b>") == 6 and 'id="seeds"' in grid_page
 
 
 def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
@@ -54,6 +54,23 @@ def test_what_mattered_is_drawn_when_it_is_known(search_folder):
     found = build.read_report(search_folder)
     found.importance = {"optimizer.lr": 0.9, "model.width": 0.1}
     assert figures(page.draw(found))["importance"]["data"][0]["x"] == [0.1, 0.9]  # plotly counts from below
+
+
+def test_the_best_jobs_pictures_are_in_the_page_and_nothing_else_of_its_folder(write, tmp_path):
+    report = build.read_report(write.grid(tmp_path / "grid"))
+    assert 'id="predictions"' not in page.draw(report)
+    plots = report.folder / report.best.folder / "plots"
+    plots.mkdir()
+    (plots / "roc.png").write_bytes(page.PNG + b"roc")
+    (plots / "confusion.png").write_bytes(page.PNG + b"matrix")
+    (plots / "loss.png").write_bytes(page.PNG + b"a curve")
+    (plots / "calibration.png").write_bytes(b"<script>")
+    (plots / "samples.png").write_bytes(page.PNG + b"x" * page.MOST_PICTURE_BYTES)
+    found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="(\w+)"', page.draw(report))
+    assert [(base64.b64decode(content), name) for content, name in found] == [
+        (page.PNG + b"matrix", "confusion"),
+        (page.PNG + b"roc", "roc"),
+    ]
 
 
 def test_nothing_comes_over_the_network(grid_page):

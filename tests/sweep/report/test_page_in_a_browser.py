@@ -94,12 +94,10 @@ def grid_file(grid_folder):
 
 def test_a_grid_is_drawn(render, grid_file, grid_folder):
     document = render(grid_file)
-    assert 'data-drawn="5"' in document
+    assert 'data-drawn="3"' in document
     assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12
-    assert len(re.findall(r'<g class="point"><path', plot(document, "devices"))) == 12
-    assert plot(document, "devices").count(">22.9×<") == 6
+    assert document.count("<b>22.9×</b>") == 6 and "0.9775 ± 0.0033</td>" in document
     assert num_lines(plot(document, "parallel")) == 12
-    assert len(re.findall(r'class="xerror', plot(document, "seeds"))) == 4
     assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
     assert re.search(r'<tr data-job="4" class="best">', document)
     assert "cuda:0 is 22.9 times faster than cpu (median of 6 pairs)" in document
