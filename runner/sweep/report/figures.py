@@ -87,7 +87,7 @@ def draw_search(report: Report) -> list[Figure]:
         _dots(pruned, "job", goal.metric, name="pruned", marker={"size": 7, "color": MUTED, "symbol": "x"}),
     ]
     axis = _value_axis(goal.metric, np.array([each.value(goal.metric) for each in (*whole, *pruned)], np.float64))
-    layout = {"xaxis_title_text": "trial", "yaxis": axis, "showlegend": True}
+    layout: dict[str, Any] = {"xaxis_title_text": "trial", "yaxis": axis, "showlegend": True}
     return [_figure("history", "The search's course", [trace for trace in data if len(trace["x"])], **layout)]
 
 
@@ -233,7 +233,7 @@ def _front(report: Report) -> Figure:
         _dots(rest, one, other, name="beaten by another job", marker={"size": 7, "color": MUTED}),
         _dots(front, one, other, name="on the Pareto front", **line),
     ]
-    layout = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other), "showlegend": True}
+    layout: dict[str, Any] = {"xaxis_title_text": plain(one), "yaxis_title_text": plain(other), "showlegend": True}
     return _figure("front", "One goal against the other", data, **layout)
 
 

@@ -48,7 +48,7 @@ def devices(report: Report) -> Columns:
     """Each set of jobs that differ in their device alone, the reference first."""
     rows = [(each.name, row, row is each.rows[0]) for each in report.devices for row in each.rows]
     others = [None if is_reference else row for _, row, is_reference in rows]
-    factors = [row and number_format.factor(row.speed_up) for row in others]
+    factors = [None if row is None else number_format.factor(row.speed_up) for row in others]
     return {
         "jobs": [Cell(name if is_reference else "") for name, _, is_reference in rows],
         "device": _cells(str, [row.device for _, row, _ in rows]),
