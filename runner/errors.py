@@ -1,4 +1,4 @@
-"""A mistake that a person can mend goes in; a message in three parts comes out: asked, so, write."""
+"""A mistake that a person can mend: what was asked, the problem, the fix; shown in three lines, asked, so and write."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Fault:
     """One mistake: what was asked, what is so instead, and what to write."""
 
     asked: str
-    so: str
-    write: str
+    problem: str
+    fix: str
 
     def __str__(self) -> str:
-        parts = (("asked", self.asked), ("so", self.so), ("write", self.write))
+        parts = (("asked", self.asked), ("so", self.problem), ("write", self.fix))
         return "\n".join(f"  {name + ':':<7}{_hang(harmless(without_password(text)))}" for name, text in parts)
 
 

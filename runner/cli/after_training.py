@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.cli.options import Asked, check_keys, explained, last_value
+from runner.cli.options import ParsedWords, check_keys, explained, last_value
 
 HELP = ("--help", "-h")
 
@@ -13,7 +13,7 @@ def help_of(verb: str) -> int:
     return 0
 
 
-def do(asked: Asked, flags: list[str], overrides: list[str]) -> int:
+def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     """Runs the verb. Raises: RunnerError for a person's mistakes."""
     check_keys(asked.verb, overrides)
     given = asked.flags
@@ -48,7 +48,7 @@ def do(asked: Asked, flags: list[str], overrides: list[str]) -> int:
     return _find_rate(asked, flags, overrides)
 
 
-def _find_rate(asked: Asked, flags: list[str], overrides: list[str]) -> int:
+def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     from runner.plan.lr_find import find_rate
 
     return find_rate(

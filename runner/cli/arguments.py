@@ -125,9 +125,9 @@ def _unknown_flag(name: str, value: str | None) -> Fault:
     keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), known)
     shown = value if value is not None and not value.startswith("-") else "..."
     near = nearest(name, flags) if not keys else []
-    write = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
+    fix = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
     asked = name if value is None else f"{name} {value}"
-    return Fault(asked, f"there is no flag {name}; values are set without dashes", write)
+    return Fault(asked, f"there is no flag {name}; values are set without dashes", fix)
 
 
 def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:

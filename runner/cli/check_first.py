@@ -30,7 +30,7 @@ def check(cfg: DictConfig) -> Checked:
     return check_here(cfg)
 
 
-def check_place(folder: Path, *, key: str) -> None:
+def check_folder(folder: Path, *, key: str) -> None:
     """Raises a RunnerError where a folder can't be made, or nothing be written in it; leaves none behind.
 
     key: of Hydra's, that names the folder.
@@ -41,10 +41,12 @@ def check_place(folder: Path, *, key: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        so = (
+        problem = (
             f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
         )
-        raise RunnerError(Fault(f"{key}={folder}", so, f"{key}=FOLDER, in a place that you may write to")) from None
+        raise RunnerError(
+            Fault(f"{key}={folder}", problem, f"{key}=FOLDER, in a place that you may write to")
+        ) from None
     finally:
         with suppress(OSError):
             for path in missing:
@@ -64,9 +66,11 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
 def check_hydra(hydra: DictConfig) -> None:
     """Raises a RunnerError for settings of Hydra's that a run can't follow."""
     if hydra.job.chdir:
-        so = "a run works in the folder that it is started from: data, stores and code of your own are found from there"
+        problem = (
+            "a run works in the folder that it is started from: data, stores and code of your own are found from there"
+        )
         raise RunnerError(
-            Fault("hydra.job.chdir=true", so, "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files")
+            Fault("hydra.job.chdir=true", problem, "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files")
         )
 
 
@@ -79,10 +83,10 @@ def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
     if hydra.output_subdir is not None:
         place = Path(hydra.output_subdir)
         if place.is_absolute() or ".." in place.parts:
-            so = "it leads out of the run's folder, and Hydra writes its config.yaml there"
-            write = "hydra.output_subdir=.hydra, or null for none"
-            raise RunnerError(Fault(f"hydra.output_subdir={place}", so, write))
-        check_place(folder / place, key="hydra.output_subdir")
+            problem = "it leads out of the run's folder, and Hydra writes its config.yaml there"
+            fix = "hydra.output_subdir=.hydra, or null for none"
+            raise RunnerError(Fault(f"hydra.output_subdir={place}", problem, fix))
+        check_folder(folder / place, key="hydra.output_subdir")
         found = [folder / place / Path(name).name for name in claim.HYDRAS]
     with read_write(hydra), open_dict(hydra):
         hydra.runtime.output_dir = str(folder)  # as Hydra does next
@@ -94,8 +98,8 @@ def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
             if is_new:
                 file.unlink()
         except OSError as error:
-            so = f"this file can't be written: {error.strerror}"
-            raise RunnerError(Fault(f"{key}={file}", so, f"{key}=FILE in a folder that is there")) from None
+            problem = f"this file can't be written: {error.strerror}"
+            raise RunnerError(Fault(f"{key}={file}", problem, f"{key}=FILE in a folder that is there")) from None
         found.append(file)
     return found
 
@@ -111,7 +115,7 @@ class CheckFirst(Callback):
             check_hydra(config.hydra)
             CheckFirst.checked = check(config)
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
-            check_place(folder, key="hydra.run.dir")
+            check_folder(folder, key="hydra.run.dir")
             name_data(config, config.hydra)
             CheckFirst.folder = folder.absolute()
             claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
@@ -138,7 +142,7 @@ class CheckFirst(Callback):
             if faults := hydra_plugins.part_faults(config.hydra):
                 raise RunnerError(*faults)
             if config.sweep.resume is None:
-                check_place(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
+                check_folder(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:
             sys.exit(report(error))
         except Exception as error:

@@ -177,7 +177,7 @@ def _after_training(verb: str, words: list[str]) -> int:
 
     if set(command.HELP) & set(words):
         return command.help_of(verb)
-    asked = options.asked(verb, words)
+    asked = options.parse(verb, words)
     return command.do(asked, *sorted_words(asked.rest))
 
 

@@ -58,8 +58,8 @@ def complete(words: list[str], verbs: Iterable[str], ask_hydra: Callable[[], int
     """Does what `-sc install=SHELL`, `uninstall=SHELL` or `query=SHELL` asks for. ask_hydra: prints what Hydra has to say."""
     what, _, shell = next((word for word in words if word not in FLAGS), "").partition("=")
     if what not in ("install", "uninstall", "query") or shell not in INSTALL:
-        write = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
-        raise RunnerError(Fault(f"-sc {what}={shell}", f"there is completion for {', '.join(INSTALL)}", write))
+        fix = " or ".join(f'eval "$(python -m runner -sc install={name})"' for name in INSTALL)
+        raise RunnerError(Fault(f"-sc {what}={shell}", f"there is completion for {', '.join(INSTALL)}", fix))
     if what != "query":
         print((INSTALL if what == "install" else UNINSTALL)[shell], end="")
         return 0

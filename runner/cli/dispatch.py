@@ -57,6 +57,6 @@ def _refuse_unread(words: list[str]) -> None:
     """Letters that this Python could not read from the command line: it takes them for ASCII, as LANG=C says."""
     unread = [word for word in words if any("\udc80" <= char <= "\udcff" for char in word)]
     if unread:
-        so = "this Python reads the command line as ASCII, and these letters are none"
-        write = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
-        raise RunnerError(*(Fault(ascii(word), so, write) for word in unread))
+        problem = "this Python reads the command line as ASCII, and these letters are none"
+        fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8) before the command"
+        raise RunnerError(*(Fault(ascii(word), problem, fix) for word in unread))

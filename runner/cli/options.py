@@ -15,7 +15,7 @@ from runner.errors import Fault, RunnerError, first_line, nearest
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedWords:
     """A verb's words, sorted."""
 
     verb: str
@@ -45,7 +45,7 @@ class Asked:
         return found
 
 
-def asked(verb: str, words: Sequence[str]) -> Asked:
+def parse(verb: str, words: Sequence[str]) -> ParsedWords:
     """Sorts the words of a verb. Raises: RunnerError for flags that it does not take and those that it lacks."""
     takes, rest = VERBS[verb], list(words)
     runs: list[str] = []
@@ -77,16 +77,16 @@ def asked(verb: str, words: Sequence[str]) -> Asked:
             faults.append(Fault(f"{verb} without {name}", f"it is needed: {name} {takes.flags[name]}", usage(verb)))
     if faults:
         raise RunnerError(*faults)
-    return Asked(verb, (runs or ["last"])[0] if takes.is_of_a_run else "", flags, left)
+    return ParsedWords(verb, (runs or ["last"])[0] if takes.is_of_a_run else "", flags, left)
 
 
 def check_keys(verb: str, overrides: Sequence[str]) -> None:
     """Raises: RunnerError for each override of a key that has no part in this verb."""
     keys = VERBS[verb].keys
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
-    so = f"{verb} takes the run as it was; what may be changed: {listed}"
+    problem = f"{verb} takes the run as it was; what may be changed: {listed}"
     found = [
-        Fault(word, so, usage(verb))
+        Fault(word, problem, usage(verb))
         for word in overrides
         if not any(_is_below(word.partition("=")[0].lstrip("+~"), key) for key in keys)
     ]
@@ -100,8 +100,8 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
-        so = f"its value can't be read: {first_line(error)}"
-        raise RunnerError(Fault(given[-1], so, f"'{key}=...' in quotes")) from None
+        problem = f"its value can't be read: {first_line(error)}"
+        raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
     except Exception as error:  # YAML's own
         raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
 
@@ -137,6 +137,6 @@ def _unknown(verb: str, word: str) -> Fault:
     takes = VERBS[verb]
     known = [*takes.flags, *takes.switches]
     hits = nearest(word.partition("=")[0], known)
-    write = " or ".join(f"{hit} {takes.flags[hit]}" if hit in takes.flags else hit for hit in hits)
-    so = f"{verb} has no such flag; it has {', '.join(known)}"
-    return Fault(f"{verb} {word}", so, write or usage(verb))
+    fix = " or ".join(f"{hit} {takes.flags[hit]}" if hit in takes.flags else hit for hit in hits)
+    problem = f"{verb} has no such flag; it has {', '.join(known)}"
+    return Fault(f"{verb} {word}", problem, fix or usage(verb))

@@ -56,8 +56,8 @@ def _runs(folders: list[Path]) -> list[Path]:
                 Fault(f"sync {folder}", "there is no such folder", "sync outputs, or a run's own folder below it")
             )
         elif not found and folders:
-            so = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
-            faults.append(Fault(f"sync {folder}", so, "the folder of a run with its journal, as the run wrote it"))
+            problem = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
+            faults.append(Fault(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it"))
     if not runs and not faults:
         faults.append(Fault("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
     if faults:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from runner.cli import completion, notebook, unexpected
 from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, sorted_words
-from runner.cli.check_first import CheckFirst, check, check_place
+from runner.cli.check_first import CheckFirst, check, check_folder
 from runner.config import override_errors
 from runner.config.compose import (
     CONF,
@@ -45,9 +45,9 @@ def train(words: list[str]) -> int:
     flags, overrides = sorted_words(words)
     place = rank_here(os.environ)  # of torchrun or srun
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):
-        so = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
+        problem = f"{place.by} has started {place.num} processes, and a sweep starts its jobs itself"
         asked = "-m" if MULTIRUN & set(flags) else "hydra.mode: MULTIRUN, in a file"
-        raise RunnerError(Fault(asked, so, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"))
+        raise RunnerError(Fault(asked, problem, "python -m runner -m ..., once; or one run at a time: hydra.mode=RUN"))
     if place is not None and place.rank:
         return _follow(flags, overrides, place)
     return train_composed(flags, overrides)
@@ -133,9 +133,9 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
     with restored(ALLOW_VARIABLE), restored(SECRETS):
         flags, overrides = sorted_words(words)
         if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
-            write = "python -m runner ..., or run() for each"
+            fix = "python -m runner ..., or run() for each"
             raise RunnerError(
-                *(Fault(flag, "run() is one run, and takes -cn, -cd and --allow", write) for flag in others)
+                *(Fault(flag, "run() is one run, and takes -cn, -cd and --allow", fix) for flag in others)
             )
         try:
             result = _run_one(["-cn", config_name, *flags], overrides, folder)
@@ -161,7 +161,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
             from runner.experiment.run import run as run_experiment
 
         folder = folder or Path(cfg.hydra.run.dir).absolute()
-        check_place(folder, key="hydra.run.dir")
+        check_folder(folder, key="hydra.run.dir")
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
         del cfg.hydra

@@ -47,13 +47,17 @@ def defaults_fault(text: str, error: Exception) -> Fault | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file not in (None, chosen):
         wanted, _, name = str(error.missing_cfg_file).rpartition("/")
         options = sorted(error.options or [])
-        so = f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"there is no {wanted}/ in conf/"
+        problem = (
+            f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"there is no {wanted}/ in conf/"
+        )
         hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
-        return Fault(f"{wanted}: {name} in the defaults of {chosen}", so, hits or f"a file conf/{wanted}/{name}.yaml")
+        return Fault(
+            f"{wanted}: {name} in the defaults of {chosen}", problem, hits or f"a file conf/{wanted}/{name}.yaml"
+        )
     if told := NO_SUCH_DEFAULT.match(str(error)):
-        so = f"the defaults before it choose no {told['group']}, which it would override"
-        write = "a group that --info defaults lists, or without override"
-        return Fault(f"override {told['group']} in the defaults of {told['name']}", so, write)
+        problem = f"the defaults before it choose no {told['group']}, which it would override"
+        fix = "a group that --info defaults lists, or without override"
+        return Fault(f"override {told['group']} in the defaults of {told['name']}", problem, fix)
     return None
 
 
@@ -80,14 +84,14 @@ def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, 
     asked = f"{as_yaml(inside, value)} in {_place(error, line_of(text, inside))}"
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
-        return Fault(asked, validate.wrong_type(key, _shown(value), kind).so, f"{as_yaml(inside, example)}, say")
+        return Fault(asked, validate.wrong_type(key, _shown(value), kind).problem, f"{as_yaml(inside, example)}, say")
     if key.startswith("hydra."):
         return Fault(asked, f"Hydra has no setting {key}", "one of those that --cfg hydra prints")
     leaf = key.rpartition(".")[2]
     hits = [hit for hit in validate.suggest_keys(key, known) if nearest(leaf, [hit.rpartition(".")[2]], cutoff=0.7)]
     near = [as_yaml(hit.removeprefix(f"{error.package}."), value) for hit in hits if hit.startswith(error.package)]
-    so = f"there is no key {key}"
-    return Fault(asked, so, f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}")
+    problem = f"there is no key {key}"
+    return Fault(asked, problem, f"{' or '.join(near)} in its place" if near else f"a key that --cfg job prints; {OWN}")
 
 
 def _misplaced(error: WrongFile) -> Fault:

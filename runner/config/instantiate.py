@@ -64,15 +64,13 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
     if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
         node = node["model"]
     where = _where(cause)
-    write = (
-        f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
-    )
+    fix = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
     if "before Module.__init__() call" in str(cause):
-        write = f"super().__init__() before the first line that sets something{where}"
+        fix = f"super().__init__() before the first line that sets something{where}"
     elif where and not isinstance(cause, TypeError | ValueError):
-        write = f"the same once {where.strip(' ()')} is mended"
-    so = f"it failed with {type(cause).__name__}: {cause}{where}"
-    return Fault(f"{key}._target_={node['_target_']}", so, write)
+        fix = f"the same once {where.strip(' ()')} is mended"
+    problem = f"it failed with {type(cause).__name__}: {cause}{where}"
+    return Fault(f"{key}._target_={node['_target_']}", problem, fix)
 
 
 def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
@@ -101,24 +99,24 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
     if not under(target, LIBRARIES + own):
         raise RunnerError(Fault(f"_target_={target}", _refusal(target, own), _allowed_write(target, own_code)))
     if _is_private(target):
-        so = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
-        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
+        problem = "names that begin with an underscore are no parts: they lead from a part to what it is made of"
+        raise RunnerError(Fault(f"_target_={target}", problem, _allowed_write(target, own_code)))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
     if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
         # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
-        so = (
+        problem = (
             f"it leads to {home}.{getattr(thing, '__name__', thing)}, which is not a part that a configuration may name"
         )
-        raise RunnerError(Fault(f"_target_={target}", so, _allowed_write(target, own_code)))
+        raise RunnerError(Fault(f"_target_={target}", problem, _allowed_write(target, own_code)))
     return thing
 
 
 def otherwise_named(target: str, public: str) -> Fault:
     """What is said of a path to a module of ours: a person wrote it, or a run of a version whose files lay elsewhere."""
-    so = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
+    problem = f"{target} is not a part that a configuration may name: the runner's own have one name each, and this is {public}"
     again = "a run of an earlier version, whose files have the other name, can be trained again with this one"
-    return Fault(f"_target_={target}", so, f"_target_={public}; {again}")
+    return Fault(f"_target_={target}", problem, f"_target_={public}; {again}")
 
 
 def own_prefixes(target: str) -> tuple[str, ...]:
@@ -156,8 +154,8 @@ def _left_open(node: Any, path: str) -> Iterator[Fault]:
         for index, child in enumerate(node):
             yield from _left_open(child, f"{path}[{index}]")
     elif isinstance(node, str) and "${" in node:
-        so = "a text with ${ in it would be filled in once more, unseen"
-        yield Fault(f"{path}={node}", so, f"{path}=... without the backslash before ${{, or without ${{")
+        problem = "a text with ${ in it would be filled in once more, unseen"
+        yield Fault(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
 
 
 def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -182,7 +180,7 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
     try:
         thing = locate(target, own_code=own_code)
     except RunnerError as error:
-        return [Fault(f"{path}.{fault.asked}", fault.so, fault.write) for fault in error.faults]
+        return [Fault(f"{path}.{fault.asked}", fault.problem, fault.fix) for fault in error.faults]
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
@@ -201,15 +199,15 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
         ]
         for name in needed:
             if name not in node:
-                so = f"{thing.__name__} needs an argument {name}"
-                found.append(Fault(f"{path}._target_={target}", so, f"+{path}.{name}=..."))
+                problem = f"{thing.__name__} needs an argument {name}"
+                found.append(Fault(f"{path}._target_={target}", problem, f"+{path}.{name}=..."))
     return found
 
 
 def _refused_argument(path: str, name: str, value: Any, thing: Any, takes: list[str]) -> Fault:
     hits = nearest(name, takes) or takes
-    write = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
-    return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", write)
+    fix = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
+    return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", fix)
 
 
 def _part(target: str) -> Any:
@@ -245,24 +243,24 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
             return None
         if error.name == name:
             raise RunnerError(_no_module(name, target)) from None
-        so = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
-        write = f"pip install {error.name}, or take that import out"
+        problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
+        fix = f"pip install {error.name}, or take that import out"
         if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
-            write = "that import as this version has it, or take it out"
-        raise RunnerError(Fault(f"_target_={target}", so, write)) from error
+            fix = "that import as this version has it, or take it out"
+        raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
     except Exception as error:
-        so = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
-        raise RunnerError(Fault(f"_target_={target}", so, "the same once that line is mended")) from error
+        problem = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
+        raise RunnerError(Fault(f"_target_={target}", problem, "the same once that line is mended")) from error
 
 
 def _no_module(name: str, target: str) -> Fault:
     if name == "torchmetrics":
         return Fault(f"_target_={target}", "torchmetrics is not installed", install("metrics"))
-    write = (
+    fix = (
         " or ".join(f"_target_={hit}" for hit in _in_files_like(target))
         or f"a file {name}.py in the current folder, {Path.cwd().name}/"
     )
-    return Fault(f"_target_={target}", f"there is no module {name} here", write)
+    return Fault(f"_target_={target}", f"there is no module {name} here", fix)
 
 
 def _no_such_name(target: str, thing: Any, word: str) -> Fault:
@@ -270,8 +268,8 @@ def _no_such_name(target: str, thing: Any, word: str) -> Fault:
     public = [item for item in dir(thing) if not item.startswith("_")]
     hits = nearest(word, public)
     head = target[: target.index(word)] if word in target else name + "."
-    write = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
-    return Fault(f"_target_={target}", f"{name} has no {word}", write)
+    fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
+    return Fault(f"_target_={target}", f"{name} has no {word}", fix)
 
 
 def _refusal(target: str, own: tuple[str, ...]) -> str:

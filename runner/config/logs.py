@@ -30,8 +30,8 @@ def faults(hydra: DictConfig) -> list[Fault]:
     found = [fault for name in LOGS for fault in _log_faults(f"hydra.{name}", _plain(hydra, name))]
     verbose = _plain(hydra, "verbose")
     if not all(isinstance(name, bool | str) for name in (verbose if isinstance(verbose, list) else [verbose])):
-        so = "it is true, false, or the names of the logs of which every word is wanted"
-        found.append(Fault(f"hydra.verbose={_shown(verbose)}", so, "hydra.verbose=true, or hydra.verbose=[NAME]"))
+        problem = "it is true, false, or the names of the logs of which every word is wanted"
+        found.append(Fault(f"hydra.verbose={_shown(verbose)}", problem, "hydra.verbose=true, or hydra.verbose=[NAME]"))
     return found
 
 
@@ -66,8 +66,8 @@ def _log_faults(key: str, log: Any) -> Iterator[Fault]:
     if log["root"] is None:
         return  # Hydra makes nothing of the rest
     if log.get("version") != 1:
-        so = "Python's logging knows no version but 1"
-        yield Fault(f"{key}.version={_shown(log.get('version'))}", so, f"{key}.version=1")
+        problem = "Python's logging knows no version but 1"
+        yield Fault(f"{key}.version={_shown(log.get('version'))}", problem, f"{key}.version=1")
     if log.get("incremental"):
         yield Fault(f"{key}.incremental={_shown(log['incremental'])}", "no log is there before it", "no word of it")
     made: dict[str, dict[str, Any]] = {kind: {} for kind in PARTS}
@@ -96,8 +96,8 @@ def _logger_faults(key: str, logger: Any, made: dict[str, dict[str, Any]]) -> It
         wrong = [name for name in given if name not in known] if isinstance(given, list) else [given]
         if wrong:
             hits = nearest(str(wrong[0]), known) or known[:1]
-            so = f"it is a list of this log's {kind}, and they are: {', '.join(known) or 'none'}"
-            yield Fault(f"{key}.{kind}={_shown(given)}", so, f"{key}.{kind}=[{', '.join(hits[:1])}]")
+            problem = f"it is a list of this log's {kind}, and they are: {', '.join(known) or 'none'}"
+            yield Fault(f"{key}.{kind}={_shown(given)}", problem, f"{key}.{kind}=[{', '.join(hits[:1])}]")
 
 
 def _refusal(kind: str, name: str, settings: Any, made: dict[str, dict[str, Any]]) -> str:

@@ -29,11 +29,13 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         facts = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
         wanted = re.search(r"facts\.(\w+)", str(error))
         name = wanted[1] if wanted else "such fact"
-        so = f"this data tells no {name}; it tells {', '.join(f'{known}={value}' for known, value in facts.items())}"
-        write = f"the value itself instead of ${{facts.{name}}} in {key}"
+        problem = (
+            f"this data tells no {name}; it tells {', '.join(f'{known}={value}' for known, value in facts.items())}"
+        )
+        fix = f"the value itself instead of ${{facts.{name}}} in {key}"
         if key == "model" and facts.get("vocab_size"):
-            write = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {write}"
-        raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", so, write)) from None
+            fix = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {fix}"
+        raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None
 
 
 def split_settings(node: dict[str, Any], key: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -110,10 +110,10 @@ def ambiguous(text: str) -> Fault:
     values = value.split(",")
     if key.startswith("device"):
         whole = [f"cuda:{item}" if item.isdigit() else item for item in values]
-        write = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"
+        fix = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"
     else:
-        write = f"-m {text} for a run with each, or '{key}=[{value}]' for a list"
-    return Fault(text, "a comma between values means a run for each of them, and that takes -m", write)
+        fix = f"-m {text} for a run with each, or '{key}=[{value}]' for a list"
+    return Fault(text, "a comma between values means a run for each of them, and that takes -m", fix)
 
 
 def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> Fault:
@@ -143,11 +143,11 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return _wrong_value(text, bare, value, cause)
     if "Could not override" in message or "Could not delete" in message or "Key '" in message:
         hits = validate.suggest_keys(bare, known)
-        write = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
-        return Fault(text, f"there is no key {bare}", write)
+        fix = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
+        return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
-        so = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Fault(text, so, f"quotes around it: '{key}=\"{value}\"'")
+        problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
+        return Fault(text, problem, f"quotes around it: '{key}=\"{value}\"'")
     inner = first_line(cause) if cause is not None and str(cause) else ""
     return Fault(
         text,
@@ -167,8 +167,8 @@ def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictCon
 
 def not_an_override(text: str, known: list[str], verbs: list[str]) -> Fault:
     hits = validate.suggest_keys(text, known)
-    write = " or ".join(f"{hit}=..." for hit in hits) or "KEY=VALUE, with a key that --cfg job prints"
-    return Fault(text, f"it is neither a command ({', '.join(verbs)}) nor KEY=VALUE", write)
+    fix = " or ".join(f"{hit}=..." for hit in hits) or "KEY=VALUE, with a key that --cfg job prints"
+    return Fault(text, f"it is neither a command ({', '.join(verbs)}) nor KEY=VALUE", fix)
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fault:
@@ -182,8 +182,8 @@ def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fa
             f"there is no group {group}, or no file in it",
             f"a file conf/{group}/{value}.yaml in the current folder",
         )
-    write = " or ".join(f"{group}={hit}" for hit in hits[:4]) + f", or your own file conf/{group}/{value}.yaml"
-    return Fault(text, f"{group} has no {value or 'empty option'}; it has {listed}", write)
+    fix = " or ".join(f"{group}={hit}" for hit in hits[:4]) + f", or your own file conf/{group}/{value}.yaml"
+    return Fault(text, f"{group} has no {value or 'empty option'}; it has {listed}", fix)
 
 
 def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fault:
@@ -191,7 +191,7 @@ def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fau
     if kind is None:
         return Fault(text, first_line(cause), f"{key}=... with another value")
     fault = validate.wrong_type(key, value, kind)
-    return Fault(text, fault.so, fault.write)
+    return Fault(text, fault.problem, fault.fix)
 
 
 def _broken_files(error: Exception) -> Fault:
@@ -203,10 +203,10 @@ def _broken_files(error: Exception) -> Fault:
     if isinstance(error, MissingConfigException):
         name = str(error.missing_cfg_file)
         options = ", ".join(error.options or []) or "none"
-        so = f"there is no such file on the search path (options: {options})"
+        problem = f"there is no such file on the search path (options: {options})"
         return Fault(
             f"the configuration {name}",
-            so,
+            problem,
             "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in",
         )
     mark: Any = getattr(cause, "problem_mark", None)

@@ -38,8 +38,8 @@ class Settings:
             try:
                 found[key] = OmegaConf.to_object(cfg[key])
             except OmegaConfBaseException as error:
-                so = f"it leads to what is known only when the data is there ({first_line(error)})"
-                faults.append(Fault(getattr(error, "full_key", None) or key, so, "a value of its own"))
+                problem = f"it leads to what is known only when the data is there ({first_line(error)})"
+                faults.append(Fault(getattr(error, "full_key", None) or key, problem, "a value of its own"))
         if faults:
             raise RunnerError(*faults)
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]

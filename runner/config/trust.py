@@ -68,16 +68,16 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
         elif key == "_target_":
             found += _target_faults(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):
-            so = "a log's classes are those of Python's logging, colorlog and rich"
-            found.append(Fault(asked, so, f"{path}.class=logging.StreamHandler, say"))
+            problem = "a log's classes are those of Python's logging, colorlog and rich"
+            found.append(Fault(asked, problem, f"{path}.class=logging.StreamHandler, say"))
         elif is_log and (key == "stream" or name.startswith("ext://")) and name not in STREAMS:
             found.append(Fault(asked, "a log is written to a file or to a stream", f"{path}.{key}={STREAMS[0]}"))
         elif is_log and key == "level" and not _is_level(value):
-            so = f"a log's level is {', '.join(LEVELS)} or a whole number"
-            found.append(Fault(asked, so, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
+            problem = f"a log's level is {', '.join(LEVELS)} or a whole number"
+            found.append(Fault(asked, problem, f"{path}.level={next(iter(nearest(name, LEVELS)), 'INFO')}"))
         elif path == "hydra.job.env_set" and not VARIABLES.fullmatch(key):
-            so = f"a configuration sets no {key}: some variables make a program start another one"
-            found.append(Fault(asked, so, f"export {key}={value} before the command"))
+            problem = f"a configuration sets no {key}: some variables make a program start another one"
+            found.append(Fault(asked, problem, f"export {key}={value} before the command"))
     return found
 
 
@@ -102,14 +102,14 @@ def rerun_faults(file: Path) -> list[Fault]:
         if key.partition("/")[0] == "hydra":
             found.append(Fault(f"{key} in {file}", "a run's configuration holds no settings of Hydra's", mend))
     if content.get("defaults") != DEFAULTS:
-        so = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
-        found.append(Fault(f"defaults in {file}", so, mend))
+        problem = f"its defaults are {content.get('defaults')}, and a run writes [{', '.join(DEFAULTS)}]"
+        found.append(Fault(f"defaults in {file}", problem, mend))
     if re.search(r"^\s*#\s*@package", text, re.MULTILINE):
         found.append(Fault(f"@package in {file}", "a run's configuration is no part of another one", mend))
     for name in ("schema", "base"):
         if (beside := file.with_name(f"{name}.yaml")).exists():
-            so = f"it takes the place of the runner's own {name}, which {file.name} builds on"
-            found.append(Fault(str(beside), so, f"the folder without {beside.name}"))
+            problem = f"it takes the place of the runner's own {name}, which {file.name} builds on"
+            found.append(Fault(str(beside), problem, f"the folder without {beside.name}"))
     return found
 
 
@@ -117,7 +117,7 @@ def check_folder(folder: Path) -> None:
     """Raises: RunnerError for each thing in a run's or a sweep's folder that may not be there, before anything is read."""
     is_a_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
     own = "hydra.run.dir=FOLDER, one for the run alone"  # what a person keeps in a folder is not to be taken away
-    found = [Fault(str(path), so, f"rm {path}" if is_a_runs else own) for path, so in strays(folder)]
+    found = [Fault(str(path), problem, f"rm {path}" if is_a_runs else own) for path, problem in strays(folder)]
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
         found.append(Fault(str(rerun), why, "the file as its run wrote it"))
     if found:
@@ -126,9 +126,9 @@ def check_folder(folder: Path) -> None:
 
 def strays(folder: Path) -> list[tuple[Path, str]]:
     """What at or below a folder is no file or folder of it, and why: who reads a pipe waits for ever."""
-    so = "this link leads out of the run's folder, where a run would read and write"
+    problem = "this link leads out of the run's folder, where a run would read and write"
     pipe = "it is neither a file nor a folder, and nothing that a run writes"
-    found = [(path, so) for path in links_out(folder, of=folder)]
+    found = [(path, problem) for path in links_out(folder, of=folder)]
     return found + [(path, pipe) for path in _below(folder) if not path.is_symlink() and _is_special(path)]
 
 
@@ -167,7 +167,7 @@ def _target_faults(path: str, target: str) -> list[Fault]:
             raise RunnerError(otherwise_named(target, public))
         locate(target, more=PLUGINS)
     except RunnerError as error:
-        return [Fault(f"{path}.{fault.asked}", fault.so, fault.write) for fault in error.faults]
+        return [Fault(f"{path}.{fault.asked}", fault.problem, fault.fix) for fault in error.faults]
     return []
 
 

@@ -64,11 +64,11 @@ def cleared(text: str, *, asked: str, look: str, trusted: bool) -> str:
     try:
         node = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except Exception as error:  # YAML's and OmegaConf's own
-        so = f"its rerun.yaml can't be read: {first_line(error)}"
-        raise RunnerError(Fault(asked, so, "a run that this runner has tracked")) from None
+        problem = f"its rerun.yaml can't be read: {first_line(error)}"
+        raise RunnerError(Fault(asked, problem, "a run that this runner has tracked")) from None
     if not isinstance(node, dict) or node.get("defaults") != DEFAULTS or "hydra" in node:
-        so = "its rerun.yaml is not as the runner writes it: it draws in other files, or sets Hydra's own keys"
-        raise RunnerError(Fault(asked, so, f"a run that is as it was written; {look} shows the file"))
+        problem = "its rerun.yaml is not as the runner writes it: it draws in other files, or sets Hydra's own keys"
+        raise RunnerError(Fault(asked, problem, f"a run that is as it was written; {look} shows the file"))
     write = f"--trust, when you have looked at the file: {look}"
     if not trusted and (found := list(_faults(node, "", FROM_STORE, write))):
         raise RunnerError(*found)
@@ -101,9 +101,9 @@ def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Fau
     node.uri = OWN_RESOLVERS[0]
     if written in OWN_RESOLVERS or os.environ.get("MLFLOW_TRACKING_URI") or not value(cfg, "tracking.enabled"):
         return []
-    so = f"{FROM_FOLDER}, and the store that it names is not taken without a word of yours"
+    problem = f"{FROM_FOLDER}, and the store that it names is not taken without a word of yours"
     write = f"{STORE}=sqlite:///mlflow.db for the usual one of this folder, {STORE}=URI for another, or {_look(file)}"
-    return [Fault(f"{STORE}={without_password(written)}", so, write)]
+    return [Fault(f"{STORE}={without_password(written)}", problem, write)]
 
 
 def check_card(file: Path) -> None:
@@ -137,10 +137,10 @@ def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
         target = node.get("_target_")
         if target is not None and (public := public_name(str(target))) is not None:  # trust would not help
             fault = otherwise_named(target, public)
-            yield Fault(f"{key}.{fault.asked}", fault.so, fault.write)
+            yield Fault(f"{key}.{fault.asked}", fault.problem, fault.fix)
         elif target is not None and _is_foreign(str(target)):
-            so = f"{whose}, and names code that is neither the runner's nor torch's"
-            yield Fault(f"{key}._target_={target}", so, write)
+            problem = f"{whose}, and names code that is neither the runner's nor torch's"
+            yield Fault(f"{key}._target_={target}", problem, write)
         for name, child in node.items():
             yield from _faults(child, f"{key}.{name}" if key else str(name), whose, write)
     elif isinstance(node, list):

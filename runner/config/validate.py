@@ -75,8 +75,8 @@ def setting_faults(node: DictConfig, schema: type, key: str) -> list[Fault]:
     found = []
     for name in map(str, node):
         if name not in known and name != "_target_":
-            write = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
-            found.append(Fault(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", write))
+            fix = " or ".join(f"{key}.{hit}=..." for hit in nearest(name, known)) or f"one of {', '.join(known)}"
+            found.append(Fault(f"{key}.{name}={node[name]}", f"there is no key {key}.{name}", fix))
     return [*found, *_bad_values(node, schema, f"{key}.")]
 
 
@@ -138,8 +138,8 @@ def _unknown_keys(cfg: DictConfig) -> list[Fault]:
     ]
     found = []
     for name in unknown:
-        write = " or ".join(f"{hit}=..." for hit in suggest_keys(name, known)) or "a key that --cfg job prints"
-        found.append(Fault(f"{name}={value(cfg, name)}", f"there is no key {name}", write))
+        fix = " or ".join(f"{hit}=..." for hit in suggest_keys(name, known)) or "a key that --cfg job prints"
+        found.append(Fault(f"{name}={value(cfg, name)}", f"there is no key {name}", fix))
     return found
 
 
@@ -205,8 +205,8 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
             value = typed[item.name]
         except InterpolationToMissingValueError:
             text = _written(node, item.name)
-            so = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
-            yield Fault(f"{prefix}{item.name}={text}", so, f"{prefix}{item.name}=... with the value itself")
+            problem = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
+            yield Fault(f"{prefix}{item.name}={text}", problem, f"{prefix}{item.name}=... with the value itself")
             continue
         except (InterpolationKeyError, InterpolationResolutionError, UnsupportedInterpolationType):
             continue  # told by _interpolations
@@ -244,8 +244,8 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
         words.get(part.strip(), "null" if part.strip() == "None" else "a group of keys") for part in kind.split("|")
     ]
     example = EXAMPLES.get(kind.split("|")[0].strip())
-    write = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
-    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", write)
+    fix = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
+    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix)
 
 
 def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
@@ -258,16 +258,16 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
         if OmegaConf.is_interpolation(node, key):
             path, text = f"{prefix}{key}", str(child._value())
             if path in GROUPS:
-                so = f"{path} is a group of keys, and a reference brings single values"
-                yield Fault(f"{path}={text}", so, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
+                problem = f"{path} is a group of keys, and a reference brings single values"
+                yield Fault(f"{path}={text}", problem, f"{path}.KEY=VALUE for the keys below it (--cfg job lists them)")
                 continue
             try:
                 node[key]
             except UnsupportedInterpolationType:
-                so = (
+                problem = (
                     "there is no such resolver; a reference to a key is ${GROUP.KEY}, to the environment ${oc.env:NAME}"
                 )
-                yield Fault(f"{path}={text}", so, f"{path}=... with another value")
+                yield Fault(f"{path}={text}", problem, f"{path}=... with another value")
             except (InterpolationKeyError, InterpolationResolutionError) as error:
                 if (
                     "???" in str(error)
@@ -278,8 +278,8 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
                 hits = suggest_keys(wanted, known)
-                write = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
-                yield Fault(f"{path}={text}", f"{wanted} does not exist in this configuration", write)
+                fix = " or ".join(f"${{{hit}}}" for hit in hits) or "a key that --cfg job prints"
+                yield Fault(f"{path}={text}", f"{wanted} does not exist in this configuration", fix)
             except OmegaConfBaseException:
                 continue  # a fact that the data will fill in
         else:
@@ -292,9 +292,9 @@ def _missing(node: Any, prefix: str) -> Iterator[Fault]:
         return
     target = node._get_node("_target_", validate_access=False)
     if OmegaConf.is_missing(node, "_target_") or (prefix != "scheduler" and (target is None or not target._value())):
-        so = f"{prefix} has no _target_: nothing says what to build"
-        write = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
-        yield Fault(f"{prefix}=...", so, f"{prefix}._target_=..." if "." in prefix else write)
+        problem = f"{prefix} has no _target_: nothing says what to build"
+        fix = f"{prefix}=OPTION for a file in conf/{prefix}/, with its _target_ line"
+        yield Fault(f"{prefix}=...", problem, f"{prefix}._target_=..." if "." in prefix else fix)
     for key in map(str, node):
         if key != "_target_" and OmegaConf.is_missing(node, key):
             yield Fault(f"no {prefix}.{key}", f"{prefix}.{key} is needed and has no value", f"{prefix}.{key}=...")
@@ -312,8 +312,8 @@ def _missing_items(node: Any, key: str) -> Iterator[Fault]:
     for name in range(len(node)) if is_list else node if _is_written(node) else ():
         where = f"{key}[{name}]" if is_list else f"{key}.{name}"
         if OmegaConf.is_missing(node, name):
-            so = f"{where} is needed and has no value"
-            yield Fault(f"no {where}", so, f"{key}=[...] with a value for each" if is_list else f"{where}=...")
+            problem = f"{where} is needed and has no value"
+            yield Fault(f"no {where}", problem, f"{key}=[...] with a value for each" if is_list else f"{where}=...")
         else:
             yield from _missing_items(node._get_node(name), where)
 
@@ -325,15 +325,17 @@ def _uri(cfg: DictConfig) -> list[Fault]:
         return []
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN in uri:
-        write = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
-        return [Fault(asked, "a run's folder keeps no password", write)]
+        fix = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
+        return [Fault(asked, "a run's folder keeps no password", fix)]
     if uri.startswith(STORES):
         return []
     if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
-        so = "MLflow has retired its file store (folders such as mlruns); it keeps runs in a database or on a server"
+        problem = (
+            "MLflow has retired its file store (folders such as mlruns); it keeps runs in a database or on a server"
+        )
     else:
-        so = f"MLflow has no store for {uri.split(':')[0]}://"
-    return [Fault(asked, so, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+        problem = f"MLflow has no store for {uri.split(':')[0]}://"
+    return [Fault(asked, problem, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
 
 
 def _hidden(cfg: DictConfig) -> list[Fault]:
@@ -343,8 +345,8 @@ def _hidden(cfg: DictConfig) -> list[Fault]:
         OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
     ):
         if HIDDEN in text:
-            write = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
-            found.append(Fault(f"{key}={text}", "a run's folder keeps no password", write))
+            fix = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
+            found.append(Fault(f"{key}={text}", "a run's folder keeps no password", fix))
     return found
 
 
@@ -360,12 +362,12 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 def _early_stopping(cfg: DictConfig) -> list[Fault]:
     mode, metric, patience = (value(cfg, f"train.early_stopping.{name}") for name in ("mode", "metric", "patience"))
     if mode and not metric and not patience:
-        write = "train.early_stopping.patience=5"
-        return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", write)]
+        fix = "train.early_stopping.patience=5"
+        return [Fault(f"train.early_stopping.mode={mode}", "early stopping is off while patience is null", fix)]
     return []
 
 
 def _made_at_once(cfg: DictConfig) -> list[Fault]:
-    so = "what it works on is there later, when the model is built"
+    problem = "what it works on is there later, when the model is built"
     keys = [f"{key}._partial_" for key in PARTIAL]
-    return [Fault(f"{key}=false", so, f"{key}=true") for key in keys if value(cfg, key) is False]
+    return [Fault(f"{key}=false", problem, f"{key}=true") for key in keys if value(cfg, key) is False]

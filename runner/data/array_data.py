@@ -74,8 +74,8 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
         names = list(found)
         if inputs not in names and len(names) != 1:
             listed = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items()) or "nothing in it"
-            so = f"{Path(path).name} has no array {inputs}, and not a single one that could be it; it has {listed}"
-            raise RunnerError(Fault(f"--input {path}", so, f"the same rows saved as {inputs}"))
+            problem = f"{Path(path).name} has no array {inputs}, and not a single one that could be it; it has {listed}"
+            raise RunnerError(Fault(f"--input {path}", problem, f"the same rows saved as {inputs}"))
         name = inputs if inputs in names else names[0]
         array = found[name]
         for start in range(0, len(array), ROWS_A_CHUNK) if len(found.shapes[name]) else ():
@@ -101,9 +101,9 @@ class Column:
         listed = ", ".join(f"{item} {shape}" for item, shape in self.found.shapes.items()) or "nothing in it"
         names = [item.removesuffix(suffix) for item in self.found if item.endswith(suffix)]
         names = [name for name in names if name != self.other]
-        write = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
-        so = f"{Path(self.path).name} has no array {self.name}{suffix}; it has {listed}"
-        return Fault(f"{self.key}={self.name}", so, write or f"a file with an array {self.name}{suffix}")
+        fix = " or ".join(f"{self.key}={hit}" for hit in (nearest(self.name, names) or names)[:3])
+        problem = f"{Path(self.path).name} has no array {self.name}{suffix}; it has {listed}"
+        return Fault(f"{self.key}={self.name}", problem, fix or f"a file with an array {self.name}{suffix}")
 
     def called(self, suffix: str) -> str:
         file = Path(self.path).name
@@ -138,8 +138,8 @@ def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:
     """The last column is what the others tell of."""
     asked = f"data.path={path}"
     if table.ndim != 2 or table.shape[1] < 2:
-        so = f"its array is {table.shape}; without data.targets_path the targets are the last column of a table"
-        raise RunnerError(Fault(asked, so, "data.targets_path=FILE.npy"))
+        problem = f"its array is {table.shape}; without data.targets_path the targets are the last column of a table"
+        raise RunnerError(Fault(asked, problem, "data.targets_path=FILE.npy"))
     targets = table[:, -1]
     if settings["kind"] == "auto" and table.dtype.kind in "fiu":
         values = np.unique(targets)

@@ -50,8 +50,8 @@ def opened(path: str, *, key: str) -> Iterator[Arrays]:
     """
     file = existing(path, key=key)
     if file.suffix not in ENDINGS:
-        so = f"files {f'of kind {file.suffix}' if file.suffix else 'without an ending'} are not read here"
-        raise RunnerError(Fault(f"{key}={path}", so, "a file that ends in .npz, .npy or .safetensors"))
+        problem = f"files {f'of kind {file.suffix}' if file.suffix else 'without an ending'} are not read here"
+        raise RunnerError(Fault(f"{key}={path}", problem, "a file that ends in .npz, .npy or .safetensors"))
     with ExitStack() as stack:
         with _explained(file, key):
             if file.suffix == ".safetensors":
@@ -69,13 +69,13 @@ def existing(path: str, *, key: str) -> Path:
         return file
     folder = file if file.is_dir() else file.parent
     if not folder.is_dir():
-        so = f"there is no folder {folder}"
-        raise RunnerError(Fault(f"{key}={path}", so, f"{key}=FILE, relative to the current folder ({Path.cwd()})"))
+        problem = f"there is no folder {folder}"
+        raise RunnerError(Fault(f"{key}={path}", problem, f"{key}=FILE, relative to the current folder ({Path.cwd()})"))
     there = sorted(item.name for item in folder.iterdir() if item.suffix in ENDINGS)
     hits = nearest(file.name, there) or there
-    so = "that is a folder" if file.is_dir() else f"there is no such file in {folder.resolve()}"
-    write = " or ".join(f"{key}={folder / name}" for name in hits[:3])
-    raise RunnerError(Fault(f"{key}={path}", so, write or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
+    problem = "that is a folder" if file.is_dir() else f"there is no such file in {folder.resolve()}"
+    fix = " or ".join(f"{key}={folder / name}" for name in hits[:3])
+    raise RunnerError(Fault(f"{key}={path}", problem, fix or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
 
 
 def _npz(stream: BinaryIO) -> Opened:
@@ -101,8 +101,8 @@ def _safetensors(file: Path, key: str, stack: ExitStack) -> Opened:
     try:
         from safetensors import safe_open  # an optional package
     except ImportError:
-        so = "reading .safetensors takes a package that is not installed"
-        raise RunnerError(Fault(f"{key}={file}", so, install("safetensors"))) from None
+        problem = "reading .safetensors takes a package that is not installed"
+        raise RunnerError(Fault(f"{key}={file}", problem, install("safetensors"))) from None
     found = stack.enter_context(safe_open(file, framework="pt"))
     return {name: tuple(found.get_slice(name).get_shape()) for name in list(found.keys())}, found.get_tensor
 
@@ -136,8 +136,8 @@ def _unreadable(file: Path, asked: str, error: Exception) -> Fault:
     if isinstance(error, PermissionError):
         return Fault(asked, "you may not read that file", f"chmod u+r {file}")
     if "pickle" in str(error) or "Python objects" in str(error):
-        so = "it holds Python objects, which could run code when they are read; only plain arrays are read"
-        return Fault(asked, so, "the file saved again from arrays of numbers or texts")
+        problem = "it holds Python objects, which could run code when they are read; only plain arrays are read"
+        return Fault(asked, problem, "the file saved again from arrays of numbers or texts")
     message = first_line(error)
-    so = f"it can't be read as {file.suffix}: {message}"
-    return Fault(asked, so, "a whole file, saved by numpy or safetensors")
+    problem = f"it can't be read as {file.suffix}: {message}"
+    return Fault(asked, problem, "a whole file, saved by numpy or safetensors")

@@ -26,8 +26,8 @@ class Told:
 def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
     """Reads row 0, once. Raises: RunnerError for a Dataset without a length, without rows or with rows of no known kind."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        so = f"{type(dataset).__name__} is a stream without a length, and rows are drawn by their number here"
-        raise RunnerError(Fault(asked, so, "a Dataset with __len__ and __getitem__"))
+        problem = f"{type(dataset).__name__} is a stream without a length, and rows are drawn by their number here"
+        raise RunnerError(Fault(asked, problem, "a Dataset with __len__ and __getitem__"))
     if len(dataset) == 0:
         raise RunnerError(Fault(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
     batch = batch_of(dataset, [dataset[0]], asked=asked)
@@ -63,9 +63,9 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
     try:
         batch = default_collate(rows)
     except (TypeError, RuntimeError) as error:
-        so = f"the rows of the Dataset can't become a batch: {first_line(error)}"
-        write = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
-        raise RunnerError(Fault(asked, so, write)) from error
+        problem = f"the rows of the Dataset can't become a batch: {first_line(error)}"
+        fix = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
+        raise RunnerError(Fault(asked, problem, fix)) from error
     return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)
 
 

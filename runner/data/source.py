@@ -71,8 +71,8 @@ def as_source(found: Any, *, name: str) -> Source:
         return _from_splits(found, name=name, asked=asked)
     if isinstance(found, list | tuple) and len(found) == 2:
         return from_arrays(found[0], found[1], name=name)
-    so = f"it returned {_described(found)}, and data is {FORMS}"
-    raise RunnerError(Fault(asked, so, "one of these forms at the end of your function"))
+    problem = f"it returned {_described(found)}, and data is {FORMS}"
+    raise RunnerError(Fault(asked, problem, "one of these forms at the end of your function"))
 
 
 def from_arrays(
@@ -101,8 +101,8 @@ def from_arrays(
         partial(to_targets, targets, asked=asked, called=called[1], kind=kind, like=numbers),
     )
     if len(x) != len(y):
-        so = f"{called[0]} have {len(x):,} rows and {called[1]} {len(y):,}"
-        raise RunnerError(Fault(asked, so, "as many targets as inputs"))
+        problem = f"{called[0]} have {len(x):,} rows and {called[1]} {len(y):,}"
+        raise RunnerError(Fault(asked, problem, "as many targets as inputs"))
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (fault := _unlike(facts, like.facts, asked, called)):
         raise RunnerError(fault)
@@ -124,11 +124,11 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
 def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN)) or ("train", *GIVEN)
-        so = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
-        raise RunnerError(Fault(asked, so, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
+        problem = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
+        raise RunnerError(Fault(asked, problem, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
     if "train" not in found:
-        so = f"it returned {', '.join(found)} and nothing to train on"
-        raise RunnerError(Fault(asked, so, "{'train': (inputs, targets), ...}, the others beside it"))
+        problem = f"it returned {', '.join(found)} and nothing to train on"
+        raise RunnerError(Fault(asked, problem, "{'train': (inputs, targets), ...}, the others beside it"))
     train = as_source(found["train"], name=name)
     return replace(train, given={split: _given(found[split], split, train, asked) for split in GIVEN if split in found})
 
@@ -150,22 +150,22 @@ def _checked(source: Source, asked: str) -> Source:
         return source
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})
     if len(lengths) != 1 or lengths == [0]:
-        so = f"the tensors in its rows have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
-        raise RunnerError(Fault(asked, so, "Source(rows=...) of tensors with the same first dimension, 1 or more"))
+        problem = f"the tensors in its rows have {' and '.join(f'{length:,}' for length in lengths) or 'no'} rows"
+        raise RunnerError(Fault(asked, problem, "Source(rows=...) of tensors with the same first dimension, 1 or more"))
     if source.labels is not None and len(source.labels) != num_rows(source.rows):
-        so = f"it has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
-        raise RunnerError(Fault(asked, so, "Source(labels=...) with a label for each row, or None"))
+        problem = f"it has {num_rows(source.rows):,} rows and {len(source.labels):,} labels"
+        raise RunnerError(Fault(asked, problem, "Source(labels=...) with a label for each row, or None"))
     if unknown := set(source.given) - set(GIVEN):
-        so = f"it brings splits called {', '.join(sorted(unknown))}"
-        raise RunnerError(Fault(asked, so, "Source(given={'val': ..., 'test': ...}); the training split is rows"))
+        problem = f"it brings splits called {', '.join(sorted(unknown))}"
+        raise RunnerError(Fault(asked, problem, "Source(given={'val': ..., 'test': ...}); the training split is rows"))
     return source
 
 
 def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tuple[str, str]) -> Fault | None:
     for key, name in (("input_shape", called[0]), ("out_features", called[1])):
         if facts[key] != train[key]:
-            so = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
-            return Fault(asked, so, "splits of the same shape")
+            problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
+            return Fault(asked, problem, "splits of the same shape")
     return None
 
 

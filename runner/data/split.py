@@ -149,10 +149,10 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
     faults = []
     for name, fraction in cut.items():
         if counts[name] == 0:
-            so = f"of {total:,} rows that is none"
-            faults.append(Fault(f"data.{name}_fraction={fraction}", so, f"data.{name}_fraction=0, or more rows"))
+            problem = f"of {total:,} rows that is none"
+            faults.append(Fault(f"data.{name}_fraction={fraction}", problem, f"data.{name}_fraction=0, or more rows"))
     if sum(cut.values()) >= 1 or sum(counts.values()) >= total:
         asked = " ".join(f"data.{name}_fraction={fraction}" for name, fraction in cut.items()) or "data"
-        so = f"of {total:,} rows they leave none to train on"
-        faults.append(Fault(asked, so, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
+        problem = f"of {total:,} rows they leave none to train on"
+        faults.append(Fault(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
     return faults

@@ -80,9 +80,9 @@ def takes_channels_last(
         return False, ""
     layer = overruns(model) if device.type == "cpu" else ""
     if asked and layer:
-        so = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
-        write = f"backends.cpu.channels_last=null; or {SAFE_INPUTS} inputs or more in that layer"
-        raise RunnerError(Fault("backends.cpu.channels_last=true", f"{so} (oneDNN's issue 6035)", write))
+        problem = f"oneDNN overwrites memory in the backward pass of {layer} then: a 1x1 convolution with a stride and few inputs"
+        fix = f"backends.cpu.channels_last=null; or {SAFE_INPUTS} inputs or more in that layer"
+        raise RunnerError(Fault("backends.cpu.channels_last=true", f"{problem} (oneDNN's issue 6035)", fix))
     if asked is not None:
         return asked, "as asked" if asked else ""
     if layer:

@@ -76,7 +76,7 @@ def resolve(policy: tuple[str, ...], hardware: Hardware) -> Choice:
                 return Choice(found.device, f"{found.reason}; {'; '.join(passed_over)}")
             return found
         faults.append(found)
-        passed_over.append(f"not {item}: {found.so}")
+        passed_over.append(f"not {item}: {found.problem}")
     raise RunnerError(*faults)
 
 
@@ -153,8 +153,8 @@ def _one(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RunnerError(Fault(asked, f"a device is {FORMS}", "device=auto"))
     if isinstance(value, int):
-        write = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
-        raise RunnerError(Fault(asked, "a number alone does not say which kind of device", write))
+        fix = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
+        raise RunnerError(Fault(asked, "a number alone does not say which kind of device", fix))
     text = value.strip().lower()
     if text in OTHER_NAMES:
         if value == "mps:0":

@@ -35,16 +35,16 @@ def devices_of_processes(
         return (choice,) * int(count)
     words = f"device={asked} train.num_processes={count}"
     if kind == "mps":
-        so = "a Mac has one GPU, and only one process can train on it"
-        raise RunnerError(Fault(words, so, "train.num_processes=1, or device=cpu"))
+        problem = "a Mac has one GPU, and only one process can train on it"
+        raise RunnerError(Fault(words, problem, "train.num_processes=1, or device=cpu"))
     if ":" in asked:
-        so = f"{asked} is one device, and each process needs its own"
-        raise RunnerError(Fault(words, so, f"device={kind}, device=all, or train.num_processes=1"))
+        problem = f"{asked} is one device, and each process needs its own"
+        raise RunnerError(Fault(words, problem, f"device={kind}, device=all, or train.num_processes=1"))
     usable = _usable(kind, hardware)
     if len(usable) < count:
-        so = f"each process needs a device of its own; here: {', '.join(usable)}"
-        write = f"train.num_processes={len(usable)}, or device=cpu"
-        raise RunnerError(Fault(words, so, write))
+        problem = f"each process needs a device of its own; here: {', '.join(usable)}"
+        fix = f"train.num_processes={len(usable)}, or device=cpu"
+        raise RunnerError(Fault(words, problem, fix))
     if asked != "all":
         devices = hardware.devices()
         usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal

@@ -64,9 +64,9 @@ def __getattr__(name: str) -> Any:
     except (ImportError, AttributeError):
         import torch
 
-        so = f"this torch has no {path}, which is needed for: {use}"
+        problem = f"this torch has no {path}, which is needed for: {use}"
         raise RunnerError(
-            Fault(f"torch {torch.__version__}", so, "torch 2.13, with which this version was tested")
+            Fault(f"torch {torch.__version__}", problem, "torch 2.13, with which this version was tested")
         ) from None
     return found
 

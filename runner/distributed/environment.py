@@ -77,13 +77,13 @@ def _tasks_of(text: str, node: int) -> int:
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
     text = environ.get(name, default)
     if text is None or not text.isdigit():
-        so = "it is no whole number, and says which of several processes this one is"
-        raise RunnerError(Fault(f"{name}={text}", so, f"unset {name}, or torchrun, which sets it"))
+        problem = "it is no whole number, and says which of several processes this one is"
+        raise RunnerError(Fault(f"{name}={text}", problem, f"unset {name}, or torchrun, which sets it"))
     return int(text)
 
 
 def _sound(place: RankInfo) -> RankInfo:
     if not (place.rank < place.num and place.local_rank < place.local_num):
-        so = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
-        raise RunnerError(Fault(f"what {place.by} has set", so, "unset RANK WORLD_SIZE LOCAL_RANK"))
+        problem = f"process {place.rank} of {place.num} (here {place.local_rank} of {place.local_num}) is none of them"
+        raise RunnerError(Fault(f"what {place.by} has set", problem, "unset RANK WORLD_SIZE LOCAL_RANK"))
     return place

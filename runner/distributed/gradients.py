@@ -39,9 +39,9 @@ class SharedGradients:
         except RuntimeError as error:
             if "find_unused_parameters" not in str(error):
                 raise
-            so = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
-            write = "placement.unused_parameters=true, or model.freeze for those that never learn"
-            raise RunnerError(Fault("several processes", so, write)) from error
+            problem = "some parameters of the model took no part in the last step's loss, and the processes wait for all of them"
+            fix = "placement.unused_parameters=true, or model.freeze for those that never learn"
+            raise RunnerError(Fault("several processes", problem, fix)) from error
         return values
 
     def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:

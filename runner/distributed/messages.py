@@ -54,7 +54,7 @@ def give(folder: Path, rerun: str, given: Handover) -> Path:
     return place
 
 
-def given_in(folder: Path) -> Handover:
+def handover_in(folder: Path) -> Handover:
     return Handover(**json.loads((folder / FOLDER / GIVEN).read_text()))
 
 
@@ -69,7 +69,7 @@ def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) ->
         beside.replace(file)
 
 
-def first_words(folder: Path, *, of: int | None = None) -> Failure | None:
+def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
     """The earliest of the last words, of an attempt (None: this one); a person's mistake goes before all else."""
     number = attempt() if of is None else of
     files = sorted((folder / FOLDER).glob(f"*-{number}.words"))

@@ -108,9 +108,9 @@ class _Root(nn.Module):
 def _divided(model: nn.Module, mesh: DeviceMesh, block: int) -> FSDPModule:
     for name, parameter in model.named_parameters():
         if not parameter.dim():
-            so = f"{name} is a number without a dimension, and each process takes a part of the first one"
-            write = f"torch.ones(1) in place of torch.tensor(1.0) for {name}, or placement.strategy=ddp"
-            raise RunnerError(Fault("placement.strategy=fsdp", so, write))
+            problem = f"{name} is a number without a dimension, and each process takes a part of the first one"
+            fix = f"torch.ones(1) in place of torch.tensor(1.0) for {name}, or placement.strategy=ddp"
+            raise RunnerError(Fault("placement.strategy=fsdp", problem, fix))
     for each in blocks(model, at_least=block):
         fully_shard(each, mesh=mesh)
     root: Any = fully_shard(_Root(model), mesh=mesh)  # it gets a second class

@@ -28,14 +28,16 @@ def metric_faults(cfg: DictConfig) -> list[Fault]:
     split, _, leaf = metric.partition("/")
     measured = metrics_of(task)
     if split != "val" or not leaf:
-        so = "an epoch is judged by what the validation split is measured by, val/..."
+        problem = "an epoch is judged by what the validation split is measured by, val/..."
         hits = [f"val/{word}" for word in (metric, leaf) if word in (measured or ())]
-        return [Fault(f"{KEY}={metric}", so, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))]))]
+        return [
+            Fault(f"{KEY}={metric}", problem, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))]))
+        ]
     if measured is None or leaf in measured or is_of_a_class(leaf, task):
         return []
     fault = missing_metric(metric, _of_val(measured))
     asks = f"task.metrics=[{leaf}] beside it, or " if any(leaf in names for names in SHORT.values()) else ""
-    return [Fault(fault.asked, fault.so, asks + fault.write)]
+    return [Fault(fault.asked, fault.problem, asks + fault.fix)]
 
 
 def _of_val(names: Iterable[str]) -> list[str]:

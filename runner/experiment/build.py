@@ -101,8 +101,8 @@ def prepare_training(
     """The other half: model, task, optimizer and what they need."""
     source, loaders = data.source, data.loaders
     if cfg.train.cuda_graph and loaders["train"].indexed() is None:
-        so = f"a captured step reads its rows on the device, and they are {data.residency}"
-        raise RunnerError(Fault("train.cuda_graph=true", so, "data.residency=device, or train.cuda_graph=false"))
+        problem = f"a captured step reads its rows on the device, and they are {data.residency}"
+        raise RunnerError(Fault("train.cuda_graph=true", problem, "data.residency=device, or train.cuda_graph=false"))
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
@@ -132,8 +132,10 @@ def prepare_training(
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
-        so = f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
-        raise RunnerError(Fault("task=autoencoding", so, "rows of numbers (data=arrays), or a task of your own"))
+        problem = (
+            f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"
+        )
+        raise RunnerError(Fault("task=autoencoding", problem, "rows of numbers (data=arrays), or a task of your own"))
     best = best_of(cfg)
     schedule = schedule_of(cfg, optimizer, mode=best.mode)
     _needs_validation(cfg, schedule, best, loaders)
@@ -173,13 +175,15 @@ def _needs_validation(
     """Raises: RunnerError for what goes by a metric that is never measured."""
     if "val" in loaders:
         return
-    so = f"there are no rows to measure {best.metric} on"
+    problem = f"there are no rows to measure {best.metric} on"
     found = []
     if schedule is not None and wants_metric(schedule):
-        found.append(Fault(f"scheduler={type(schedule).__name__}", so, "data.val_fraction=0.1, or scheduler=cosine"))
+        found.append(
+            Fault(f"scheduler={type(schedule).__name__}", problem, "data.val_fraction=0.1, or scheduler=cosine")
+        )
     if (patience := cfg.train.early_stopping.patience) is not None:
         asked = f"train.early_stopping.patience={patience}"
-        found.append(Fault(asked, so, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
+        found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
     if found:
         raise RunnerError(*found)
 

@@ -188,8 +188,8 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
         else []
     )
     if wanted:
-        so = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
-        return [Fault(f"optimizer._target_={node.target}", so, OTHERS["optimizer"])]
+        problem = f"{node.name}.step() wants {', '.join(wanted)}, and a step here is taken once, from one gradient"
+        return [Fault(f"optimizer._target_={node.target}", problem, OTHERS["optimizer"])]
     target = str(validate.value(cfg, "model._target_"))
     is_sparse = not target.startswith("runner.")  # may be; ours has dense gradients alone
     rehearse = partial(_rehearse_optimizer, node)
@@ -274,8 +274,8 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
         raise TypeError(f"it makes {type(schedule).__name__}, and that is no schedule")
     if wants_metric(schedule) and getattr(schedule, "mode", mode) != mode:
         better = "less" if mode == "min" else "more"
-        so = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
-        raise RunnerError(Fault(f"scheduler.mode={schedule.mode}", so, f"scheduler.mode={mode}"))
+        problem = f"epochs are judged by a metric that is better when it is {better} (train.early_stopping.metric)"
+        raise RunnerError(Fault(f"scheduler.mode={schedule.mode}", problem, f"scheduler.mode={mode}"))
     return schedule  # type: ignore[no-any-return]
 
 
@@ -339,9 +339,9 @@ def _failed(node: _Node, key: str, name: str, value: Any, error: Exception) -> F
     return _fault(node, key, name, value, _said(node, error))
 
 
-def _fault(node: _Node, key: str, name: str, value: Any, so: str) -> Fault:
-    write = f"{key}.{name}={_text(node.usual[name])}" if name in node.usual else f"{key}.{name}=... with another value"
-    return Fault(f"{key}.{name}={_text(value)}", so, write)
+def _fault(node: _Node, key: str, name: str, value: Any, problem: str) -> Fault:
+    fix = f"{key}.{name}={_text(node.usual[name])}" if name in node.usual else f"{key}.{name}=... with another value"
+    return Fault(f"{key}.{name}={_text(value)}", problem, fix)
 
 
 def _of_target(node: _Node, error: Exception) -> Fault:

@@ -63,8 +63,8 @@ def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     if validate.value(cfg, "train.cuda_graph") is True:
         found += _not_captured(cfg, choice)
     if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
-        so = "the guard watches operations one by one, and a compiled step has none"
-        found.append(Fault("train.compile=true placement.guard=always", so, "placement.guard=first_step"))
+        problem = "the guard watches operations one by one, and a compiled step has none"
+        found.append(Fault("train.compile=true placement.guard=always", problem, "placement.guard=first_step"))
     return found
 
 
@@ -72,9 +72,9 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     """What a CUDA graph does not go with."""
     asked, found = "train.cuda_graph=true", []
     if choice is not None and not choice.device.startswith("cuda"):
-        so = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
-        found.append(Fault(asked, so, "train.compile=true, or device=cuda"))
-    for setting, value, so, write in (
+        problem = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
+        found.append(Fault(asked, problem, "train.compile=true, or device=cuda"))
+    for setting, value, problem, fix in (
         ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
         ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
         ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
@@ -83,5 +83,5 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     ):
         if validate.value(cfg, setting) == value:
             words = "true" if value is True else value
-            found.append(Fault(f"{asked} {setting}={words}", so, write))
+            found.append(Fault(f"{asked} {setting}={words}", problem, fix))
     return found

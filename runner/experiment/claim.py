@@ -61,8 +61,8 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
     except Timeout:
         raise RunnerError(Fault(asked, "another run is in it at this moment", "another folder, or wait")) from None
     except OSError as error:
-        so = f"it can't be made or written: {error.strerror}"
-        raise RunnerError(Fault(asked, so, "hydra.run.dir=FOLDER with one that you may write to")) from None
+        problem = f"it can't be made or written: {error.strerror}"
+        raise RunnerError(Fault(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
     _held[folder] = lock
 
 
@@ -155,16 +155,20 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     asked, resume = f"run folder {folder}", f"python -m runner resume {folder}"
     others = [key for key in changed if not may_change(key)]
     if others or not before:
-        so = f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
-        raise RunnerError(Fault(asked, so, f"another folder (the usual one has the time in its name), or {resume}"))
+        problem = (
+            f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
+        )
+        raise RunnerError(
+            Fault(asked, problem, f"another folder (the usual one has the time in its name), or {resume}")
+        )
     more = "".join(f" {key}={now.get(key)}" for key in changed if key.startswith("train."))
     if is_being_written(folder):
         raise RunnerError(Fault(asked, "this very run is in it, and is running", "another folder, or wait"))
     if is_over(read_summary(folder)) and not more:
         if anew:
             raise RunnerError(Fault(asked, "this very run is in it, and has finished", "another folder"))
-        write = f"{resume} train.num_epochs=... for more of it, or another folder"
-        raise OverError(Fault(asked, "it has finished", write))
+        fix = f"{resume} train.num_epochs=... for more of it, or another folder"
+        raise OverError(Fault(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
     raise RunnerError(Fault(asked, "this very run is in it, and can go on", f"{resume}{more}, or another folder"))
@@ -173,7 +177,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
 def over_line(error: OverError) -> str:
     """What is said of a run that is asked for again, and is over."""
     (fault,) = error.faults
-    return f"{fault.asked}: {fault.so}; {fault.write}"
+    return f"{fault.asked}: {fault.problem}; {fault.fix}"
 
 
 def _differences(keys: list[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -37,9 +37,9 @@ def place_here(cfg: DictConfig) -> RankInfo | None:
     place = rank_here(os.environ)
     count = validate.value(cfg, "train.num_processes")
     if place is not None and count not in ("auto", place.num):
-        so = f"{place.by} has started {place.num} processes"
-        write = f"train.num_processes=auto, or train.num_processes={place.num}"
-        raise RunnerError(Fault(f"train.num_processes={count}", so, write))
+        problem = f"{place.by} has started {place.num} processes"
+        fix = f"train.num_processes=auto, or train.num_processes={place.num}"
+        raise RunnerError(Fault(f"train.num_processes={count}", problem, fix))
     return place
 
 
@@ -57,11 +57,11 @@ def devices_here(cfg: DictConfig, checked: Checked, place: RankInfo | None, *, g
     if is_given and choice.device != "cpu":
         policy, count = _policy(cfg), cfg.train.num_processes
         if policy == ("all",) or (count != "auto" and count > 1):
-            so = "a sweep gives each of its jobs one device"
-            write = "device=cuda train.num_processes=1, or this run outside of a sweep"
+            problem = "a sweep gives each of its jobs one device"
+            fix = "device=cuda train.num_processes=1, or this run outside of a sweep"
             asked = f"device={','.join(policy)} train.num_processes={count}"
             if count != "auto" or len(devices_of_processes(policy, "auto", hardware)) > 1:
-                raise RunnerError(Fault(asked, so, write))
+                raise RunnerError(Fault(asked, problem, fix))
         return (choice,)
     found_all = devices_of_processes(_policy(cfg), cfg.train.num_processes, hardware, choice=choice)
     _refuse(cfg, len(found_all), has_trial=has_trial)
@@ -143,7 +143,7 @@ def run_in_several(
 
 def _of_a_death(folder: Path, summary: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
     """What is to be said of a run one of whose processes died; `summary`: what the first one left, if it could."""
-    words = messages.first_words(folder, of=outcome.attempt)
+    words = messages.first_failure(folder, of=outcome.attempt)
     has_more = words is not None and words.text != messages.LOST
     error = words.text if has_more and words is not None else outcome.failure or "its processes left no word"
     code = 0 if outcome.asked is None else 128 + (signal.SIGINT if outcome.asked == signal.SIGINT else signal.SIGTERM)
@@ -162,16 +162,18 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
     asked, one = f"train.num_processes={num}", "train.num_processes=1"
     found = []
     if cfg.train.on_oom == "split":
-        so = "processes that wait for each other can't each repeat a step in parts"
-        found.append(Fault(f"train.on_oom=split with {asked}", so, f"train.on_oom=fail and a smaller batch, or {one}"))
+        problem = "processes that wait for each other can't each repeat a step in parts"
+        found.append(
+            Fault(f"train.on_oom=split with {asked}", problem, f"train.on_oom=fail and a smaller batch, or {one}")
+        )
     if cfg.train.cuda_graph:
-        so = "a captured step does not wait for other processes"
-        found.append(Fault(f"train.cuda_graph=true with {asked}", so, f"train.cuda_graph=false, or {one}"))
+        problem = "a captured step does not wait for other processes"
+        found.append(Fault(f"train.cuda_graph=true with {asked}", problem, f"train.cuda_graph=false, or {one}"))
     if cfg.placement.strategy == "fsdp":
         found += _not_in_parts(cfg, asked)
     if has_trial:
-        so = "a search asks one process whether its trial goes on"
-        found.append(Fault(f"{asked} in a search with a pruner", so, f"hydra.sweeper.pruner=none, or {one}"))
+        problem = "a search asks one process whether its trial goes on"
+        found.append(Fault(f"{asked} in a search with a pruner", problem, f"hydra.sweeper.pruner=none, or {one}"))
     if found:
         raise RunnerError(*found)
 
@@ -179,7 +181,7 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
 def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
     """What a model that lies in parts does not go with."""
     found = []
-    for setting, value, so, write in (
+    for setting, value, problem, fix in (
         (
             "train.compile",
             True,
@@ -196,5 +198,5 @@ def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
     ):
         if validate.value(cfg, setting) == value:
             words = "true" if value is True else value
-            found.append(Fault(f"placement.strategy=fsdp {setting}={words} with {asked}", so, write))
+            found.append(Fault(f"placement.strategy=fsdp {setting}={words} with {asked}", problem, fix))
     return found

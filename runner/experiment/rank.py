@@ -26,7 +26,7 @@ def main(folder: Path) -> int:
     from runner.experiment.launch import die_with
 
     place = rank_here(os.environ)
-    given = messages.given_in(folder)
+    given = messages.handover_in(folder)
     assert place is not None
     (folder / messages.FOLDER / f"{place.rank}.pid").write_text(str(os.getpid()))
     sys.path[:] = [*dict.fromkeys([*given.path, *sys.path])]
@@ -68,7 +68,7 @@ def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
 
 def _let_the_first_go_first(folder: Path) -> None:
     """The launcher asks how a process ended, and it is to see the one that began it; it ends this one then."""
-    words = messages.first_words(folder)
+    words = messages.first_failure(folder)
     if words is not None and words.text == messages.LOST:
         time.sleep(SECONDS_BEHIND)
 

@@ -44,7 +44,7 @@ class Record:
     journaled: dict[str, int] = field(default_factory=dict)  # by name, the last step that the journal had at the start
 
 
-def take_up(folder: Path) -> Record:
+def restore(folder: Path) -> Record:
     """The record of a run that is taken up again: what its journal holds already. Reads it whole, 1 s a million points."""
     starts = [event for event in read_events(folder) if event["kind"] == "start"]
     if not starts:

@@ -28,7 +28,7 @@ from runner.experiment.console import Screen, parts_in_words, what_next
 from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
 from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import Record, log_model, log_start, summarise, take_up
+from runner.experiment.run_record import Record, log_model, log_start, restore, summarise
 from runner.experiment.summary import write_summary
 from runner.experiment.terminal import short
 from runner.models.card import write_card
@@ -102,7 +102,7 @@ class Session:
         write_card(folder, parts.card)
         tracking = self.settings.tracking
         origin.sign(folder, shown(tracking.uri) if tracking.enabled else "")
-        self._record = record = take_up(folder)
+        self._record = record = restore(folder)
         grace, end_now = self.settings.train.grace_seconds, self._end_now if given.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
         log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)

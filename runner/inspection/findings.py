@@ -18,7 +18,7 @@ class Finding:
     what: str
     line: str = ""
     module: str = ""
-    write: str = ""
+    write: str = ""  # as --json names it
     path: str = ""  # the attribute or batch field that it is about: model.head.scale
     count: int = 1
 

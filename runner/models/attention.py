@@ -96,8 +96,8 @@ class Rotary(nn.Module):
     def __init__(self, length: int, size: int) -> None:
         super().__init__()
         if size % 2:
-            so = f"rotary positions turn a head's numbers in pairs, and a head has {size}"
-            raise RunnerError(Fault("model.positions=rotary", so, "a model.width of an even number for each head"))
+            problem = f"rotary positions turn a head's numbers in pairs, and a head has {size}"
+            raise RunnerError(Fault("model.positions=rotary", problem, "a model.width of an even number for each head"))
         speeds = ROTARY_BASE ** -(torch.arange(0, size, 2) / size)
         angles = torch.arange(length)[:, None] * speeds
         self.register_buffer("cosine", angles.cos(), persistent=False)  # (length, size / 2)
@@ -126,12 +126,12 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
     ]
     if not faults and width % num_heads:
         fits = [heads for heads in range(1, width + 1) if width % heads == 0]
-        write = " or ".join(
+        fix = " or ".join(
             f"model.num_heads={heads}" for heads in sorted(fits, key=lambda one: abs(one - num_heads))[:2]
         )
-        faults.append(Fault(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", write))
+        faults.append(Fault(f"model.num_heads={num_heads}", f"the heads share a model.width of {width} equally", fix))
     if positions not in POSITIONS:
-        write = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
-        faults.append(Fault(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", write))
+        fix = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
+        faults.append(Fault(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", fix))
     if faults:
         raise RunnerError(*faults)

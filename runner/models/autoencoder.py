@@ -37,14 +37,18 @@ class Autoencoder(nn.Module):
     ) -> None:
         super().__init__()
         if vocab_size is not None:
-            so = "its outputs are compared with its inputs as numbers, and this data is tokens"
-            raise RunnerError(Fault("model=autoencoder", so, "model=gpt task=language, or data that is numbers"))
+            problem = "its outputs are compared with its inputs as numbers, and this data is tokens"
+            raise RunnerError(Fault("model=autoencoder", problem, "model=gpt task=language, or data that is numbers"))
         bottleneck = count(bottleneck, key="model.bottleneck", example=32)
         kind = choice(kind, ("auto", "conv", "mlp"), key="model.kind")
         can_convolve = len(input_shape) - 1 in LAYERS
         if kind == "conv" and not can_convolve:
-            so = "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
-            raise RunnerError(Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", so, "model.kind=mlp"))
+            problem = (
+                "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
+            )
+            raise RunnerError(
+                Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, "model.kind=mlp")
+            )
         if kind == "conv" or (kind == "auto" and can_convolve):
             channels = widths(channels, key="model.channels", example="[32,64]")
             layers = _convolutional(input_shape, channels, bottleneck, activation)

@@ -37,9 +37,9 @@ def read_card(folder: Path) -> Card:
         found = run_files.read_json(file)
         card = Card(**{**found, "classes": tuple(found["classes"]), "targets": tuple(found["targets"])})
     except FileNotFoundError:
-        so = "the run has not come to its model, or an earlier version wrote it"
-        raise RunnerError(Fault(str(file), f"there is no such file: {so}", "a run that has trained")) from None
+        problem = "the run has not come to its model, or an earlier version wrote it"
+        raise RunnerError(Fault(str(file), f"there is no such file: {problem}", "a run that has trained")) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        so = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(str(file), so, "the file as its run wrote it")) from None
+        problem = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(str(file), problem, "the file as its run wrote it")) from None
     return card

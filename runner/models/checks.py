@@ -11,11 +11,11 @@ from runner.errors import Fault, RunnerError, nearest
 def widths(values: Any, *, key: str, example: str) -> list[int]:
     """Whole numbers, 1 or more each. Raises: RunnerError."""
     if isinstance(values, str) or not isinstance(values, Sequence):
-        write = f"{key}=[{values}]" if str(values).isdecimal() else f"{key}={example}"
-        raise RunnerError(Fault(f"{key}={values}", "it is a list of widths, one a layer", write))
+        fix = f"{key}=[{values}]" if str(values).isdecimal() else f"{key}={example}"
+        raise RunnerError(Fault(f"{key}={values}", "it is a list of widths, one a layer", fix))
     if bad := [value for value in values if type(value) is not int or value < 1]:
-        so = f"a width is a whole number, 1 or more, and {bad[0]!r} is not"
-        raise RunnerError(Fault(f"{key}=[{','.join(map(str, values))}]", so, f"{key}={example}"))
+        problem = f"a width is a whole number, 1 or more, and {bad[0]!r} is not"
+        raise RunnerError(Fault(f"{key}=[{','.join(map(str, values))}]", problem, f"{key}={example}"))
     return list(values)
 
 
@@ -37,6 +37,6 @@ def choice(value: Any, choices: Iterable[Any], *, key: str) -> Any:
     """One of the choices. Raises: RunnerError with the nearest."""
     known = {str(one): one for one in choices}
     if str(value) not in known:
-        write = " or ".join(f"{key}={hit}" for hit in nearest(str(value), known) or known)
-        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(known)}", write))
+        fix = " or ".join(f"{key}={hit}" for hit in nearest(str(value), known) or known)
+        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(known)}", fix))
     return known[str(value)]

@@ -38,8 +38,8 @@ class CNN(nn.Module):
         dropout = probability(dropout, key="model.dropout")
         channels = widths(channels, key="model.channels", example="[32,64]")
         if type(kernel_size) is not int or kernel_size < 1 or kernel_size % 2 == 0:
-            so = "a convolution keeps the size with an odd whole number, 1 or more"
-            raise RunnerError(Fault(f"model.kernel_size={kernel_size}", so, "model.kernel_size=3"))
+            problem = "a convolution keeps the size with an odd whole number, 1 or more"
+            raise RunnerError(Fault(f"model.kernel_size={kernel_size}", problem, "model.kernel_size=3"))
         _check_shape(input_shape, least=2 ** len(channels))
         num_dims = len(input_shape) - 1
         blocks: list[nn.Module] = []
@@ -63,12 +63,14 @@ class CNN(nn.Module):
 def _check_shape(shape: Sequence[int], *, least: int) -> None:
     asked = f"model=cnn on inputs of shape {tuple(shape)}"
     if len(shape) not in (2, 3):
-        so = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
-        raise RunnerError(Fault(asked, so, "model=mlp, which takes any shape, or inputs that are images or signals"))
+        problem = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
+        raise RunnerError(
+            Fault(asked, problem, "model=mlp, which takes any shape, or inputs that are images or signals")
+        )
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
-        so = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"
-        raise RunnerError(Fault(asked, so, "model=mlp, or a shorter list in model.channels"))
+        problem = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"
+        raise RunnerError(Fault(asked, problem, "model=mlp, or a shorter list in model.channels"))
 
 
 def _convolution(num_dims: int, inputs: int, outputs: int, kernel_size: int) -> tuple[nn.Module, ...]:

@@ -44,21 +44,21 @@ def timm_model(
     """
     timm = _library("timm", asked=f"model.name={name}")
     if len(input_shape) != 3:
-        so = "timm's models take images of shape (channels, height, width)"
-        write = "model=cnn, which takes signals, too, or model=mlp, which takes any shape"
-        raise RunnerError(Fault(f"model=timm on inputs of shape {tuple(input_shape)}", so, write))
+        problem = "timm's models take images of shape (channels, height, width)"
+        fix = "model=cnn, which takes signals, too, or model=mlp, which takes any shape"
+        raise RunnerError(Fault(f"model=timm on inputs of shape {tuple(input_shape)}", problem, fix))
     if not timm.is_model(name):  # also what names an address: hf-hub:..., local-dir:...
         known = timm.list_models()
-        write = (
+        fix = (
             " or ".join(f"model.name={hit}" for hit in nearest(str(name), known))
             or f"one of its {len(known)} names, timm.list_models()"
         )
-        raise RunnerError(Fault(f"model.name={name}", "timm has no such model", write))
+        raise RunnerError(Fault(f"model.name={name}", "timm has no such model", fix))
     settings = dict(settings or {})
     if refused := [key for key in settings if key in NO_SETTINGS]:
-        so = "files, addresses and what follows from the data are not set here"
-        write = "model.weights=FILE for weights, or without this key"
-        raise RunnerError(Fault(f"model.settings.{refused[0]}={settings[refused[0]]}", so, write))
+        problem = "files, addresses and what follows from the data are not set here"
+        fix = "model.weights=FILE for weights, or without this key"
+        raise RunnerError(Fault(f"model.settings.{refused[0]}={settings[refused[0]]}", problem, fix))
     try:
         model: Any = timm.create_model(
             name, pretrained=pretrained, num_classes=out_features, in_chans=input_shape[0], **settings
@@ -101,17 +101,17 @@ def transformers_model(
         )
     head = choice(head, HEADS, key="model.head")
     if vocab_size is None and head != "image_classification":
-        so = "it takes tokens, and this data has no vocabulary"
-        raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", so, "model=mlp"))
+        problem = "it takes tokens, and this data has no vocabulary"
+        raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
     has = getattr(settings, "vocab_size", None)
     if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
-        so = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
-        write = f"model.config.vocab_size={vocab_size}, or without that key"
+        problem = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
+        fix = f"model.config.vocab_size={vocab_size}, or without that key"
         if pretrained:
-            write = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
-        raise RunnerError(Fault(asked, so, write))
+            fix = f"its own tokenizer.json as data.tokenizer (data=text: data.tokens), or a model of {vocab_size:,} tokens"
+        raise RunnerError(Fault(asked, problem, fix))
     auto = getattr(library, kind)
     try:
         if pretrained:
@@ -189,9 +189,9 @@ def _known(library: Any, kind: Any) -> str:
     if kind in known:
         return str(kind)
     hits = nearest(str(kind), known) or ["bert", "gpt2", "vit"]
-    write = " or ".join(f"model.config.model_type={hit}" for hit in hits) + "; or model.pretrained=FOLDER"
-    so = f"transformers {library.__version__} has {len(known)} kinds of models, and this is none"
-    raise RunnerError(Fault(f"model.config.model_type={kind}", so, write))
+    fix = " or ".join(f"model.config.model_type={hit}" for hit in hits) + "; or model.pretrained=FOLDER"
+    problem = f"transformers {library.__version__} has {len(known)} kinds of models, and this is none"
+    raise RunnerError(Fault(f"model.config.model_type={kind}", problem, fix))
 
 
 def _library(name: str, *, asked: str) -> Any:
@@ -199,13 +199,15 @@ def _library(name: str, *, asked: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        so = f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
-        raise RunnerError(Fault(asked, so, install(name))) from error
+        problem = (
+            f"it needs {name}, which is not installed" if error.name == name else f"importing {name} failed: {error}"
+        )
+        raise RunnerError(Fault(asked, problem, install(name))) from error
 
 
 def _not_reached(asked: str, error: Exception) -> Fault:
-    write = (
+    fix = (
         "a local folder that save_pretrained() made (config.json, model.safetensors) or model.weights=FILE; for a name on "
         "the hub a network, or one run where there is one and HF_HOME with its cache here"
     )
-    return Fault(asked, f"it can't be had: {first_line(error)}", write)
+    return Fault(asked, f"it can't be had: {first_line(error)}", fix)

@@ -105,8 +105,8 @@ def _context_length(model: nn.Module) -> int | None:
 def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
     faults = []
     if prompt.dim() != 2 or not prompt.shape[1]:
-        so = "a prompt is tokens, (B, P), at least one in a row"
-        faults.append(Fault(f"a prompt of shape {tuple(prompt.shape)}", so, "a prompt of shape (1, 1)"))
+        problem = "a prompt is tokens, (B, P), at least one in a row"
+        faults.append(Fault(f"a prompt of shape {tuple(prompt.shape)}", problem, "a prompt of shape (1, 1)"))
     if temperature < 0:
         faults.append(Fault(f"temperature={temperature}", "it is 0 or more", "temperature=1.0"))
     if top_k is not None and top_k < 1:

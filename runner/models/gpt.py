@@ -34,9 +34,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         if vocab_size is None or context_length is None:
-            so = "it takes tokens, and this data has none: its facts have no vocab_size and context_length"
-            write = "data=text or data=tokens, or model.vocab_size=... and model.context_length=..."
-            raise RunnerError(Fault("model=gpt", so, write))
+            problem = "it takes tokens, and this data has none: its facts have no vocab_size and context_length"
+            fix = "data=text or data=tokens, or model.vocab_size=... and model.context_length=..."
+            raise RunnerError(Fault("model=gpt", problem, fix))
         self.vocab_size, self.context_length = vocab_size, context_length
         self.stack = Stack(
             context_length,
@@ -54,11 +54,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V), T <= context_length
         if tokens.shape[-1] > self.context_length:
-            so = f"the model has positions for {self.context_length:,}"
-            write = (
+            problem = f"the model has positions for {self.context_length:,}"
+            fix = (
                 f"at most {self.context_length:,} of them, or data.context_length={tokens.shape[-1]} in a new training"
             )
-            raise RunnerError(Fault(f"{tokens.shape[-1]:,} tokens in a row", so, write))
+            raise RunnerError(Fault(f"{tokens.shape[-1]:,} tokens in a row", problem, fix))
         x = self.stack(self.embedding(tokens))
         logits: Tensor = F.linear(x, self.embedding.weight) if self.output is None else self.output(x)
         return logits

@@ -58,9 +58,9 @@ class MLP(nn.Module):
 def activation_class(name: str) -> type[nn.Module]:
     """The module class of an activation's name. Raises: RunnerError with the nearest one."""
     if name not in ACTIVATIONS:
-        write = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
-        so = f"there is no such activation here; there are {', '.join(ACTIVATIONS)}"
-        raise RunnerError(Fault(f"model.activation={name}", so, write))
+        fix = " or ".join(f"model.activation={hit}" for hit in nearest(str(name), ACTIVATIONS) or ACTIVATIONS)
+        problem = f"there is no such activation here; there are {', '.join(ACTIVATIONS)}"
+        raise RunnerError(Fault(f"model.activation={name}", problem, fix))
     return ACTIVATIONS[name]
 
 

@@ -98,12 +98,12 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
     if is_tokens and len(shape) == 1:
         return
     if is_tokens:
-        so = "with a vocabulary it takes texts: tokens of shape (length,)"
-        raise RunnerError(Fault(asked, so, "model.vocab_size=null, or inputs that are tokens"))
+        problem = "with a vocabulary it takes texts: tokens of shape (length,)"
+        raise RunnerError(Fault(asked, problem, "model.vocab_size=null, or inputs that are tokens"))
     if len(shape) == 1:
-        so = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
+        problem = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
         raise RunnerError(
-            Fault(asked, so, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]")
+            Fault(asked, problem, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]")
         )
     if len(shape) == 3:
         raise RunnerError(

@@ -134,12 +134,12 @@ def _stages(depth: int) -> tuple[tuple[int, ...], bool]:
         return STAGES[depth]
     if type(depth) is int and depth >= 8 and depth % 6 == 2:
         return (depth // 6,) * 3, False
-    so = "there are 18, 34, 50, 101, 152, and 6n + 2 for small images: 20, 32, 44, 56, 110"
-    raise RunnerError(Fault(f"model.depth={depth}", so, "model.depth=18"))
+    problem = "there are 18, 34, 50, 101, 152, and 6n + 2 for small images: 20, 32, 44, 56, 110"
+    raise RunnerError(Fault(f"model.depth={depth}", problem, "model.depth=18"))
 
 
 def _check_shape(shape: Sequence[int], *, depth: int) -> None:
     if len(shape) != 3:
-        so = "it takes images of shape (channels, height, width)"
-        write = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
-        raise RunnerError(Fault(f"model=resnet on inputs of shape {tuple(shape)}", so, write))
+        problem = "it takes images of shape (channels, height, width)"
+        fix = "model=cnn, which takes signals, too" if len(shape) == 2 else "model=mlp, which takes any shape"
+        raise RunnerError(Fault(f"model=resnet on inputs of shape {tuple(shape)}", problem, fix))

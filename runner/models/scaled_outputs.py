@@ -23,6 +23,6 @@ class Scaled(nn.Module):
 
     def forward(self, outputs: Tensor) -> Tensor:
         if outputs.dim() > 1 and outputs.shape[-1] != len(self.means):
-            so = f"the model gives {tuple(outputs.shape)}, and the data has {len(self.means)} targets a row"
-            raise RunnerError(Fault("model", so, "model.out_features='${facts.out_features}'"))
+            problem = f"the model gives {tuple(outputs.shape)}, and the data has {len(self.means)} targets a row"
+            raise RunnerError(Fault("model", problem, "model.out_features='${facts.out_features}'"))
         return outputs * self.spreads + self.means

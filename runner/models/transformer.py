@@ -102,16 +102,16 @@ def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, poolin
     if vocab_size is not None and len(shape) != 1:
         faults.append(Fault(asked, "with model.vocab_size it takes tokens, (T,)", "model.vocab_size=null"))
     if vocab_size is None and len(shape) == 1:
-        so = "it takes signals of shape (channels, length), or tokens, whose number of kinds is not told"
-        faults.append(Fault(asked, so, "model.vocab_size=... for tokens, model=mlp for tables"))
+        problem = "it takes signals of shape (channels, length), or tokens, whose number of kinds is not told"
+        faults.append(Fault(asked, problem, "model.vocab_size=... for tokens, model=mlp for tables"))
     if vocab_size is None and len(shape) > 2:
-        so = "it takes signals of shape (channels, length)"
-        faults.append(Fault(asked, so, "model=cnn for images, or inputs that are signals"))
+        problem = "it takes signals of shape (channels, length)"
+        faults.append(Fault(asked, problem, "model=cnn for images, or inputs that are signals"))
     if type(patch_size) is not int or not 1 <= patch_size <= shape[-1]:
-        so = f"a patch is 1 or more of the {shape[-1]} samples"
-        faults.append(Fault(f"model.patch_size={patch_size}", so, "model.patch_size=1"))
+        problem = f"a patch is 1 or more of the {shape[-1]} samples"
+        faults.append(Fault(f"model.patch_size={patch_size}", problem, "model.patch_size=1"))
     if pooling not in POOLINGS:
-        write = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
-        faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", write))
+        fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
+        faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))
     if faults:
         raise RunnerError(*faults)

@@ -33,10 +33,10 @@ def load_weights(model: nn.Module, path: str, *, strict: bool) -> str:
     fitting = {name: value for name, value in found.items() if name in own and value.shape == own[name].shape}
     amiss = _amiss(own, found)
     if amiss and (strict or not fitting):
-        write = "model.strict=false to take what fits, or a model with the sizes of the file"
+        fix = "model.strict=false to take what fits, or a model with the sizes of the file"
         if not fitting:
-            write = "the file of this model, or the model of this file"
-        raise RunnerError(Fault(f"model.weights={path}", "\n".join(amiss), write))
+            fix = "the file of this model, or the model of this file"
+        raise RunnerError(Fault(f"model.weights={path}", "\n".join(amiss), fix))
     model.load_state_dict(fitting, strict=False)
     taken = f"{len(fitting)} of the model's {len(own)} tensors come from {path}"
     return "; ".join([taken, *amiss])
@@ -49,15 +49,15 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if is_there and file.is_dir():
         file = file / BEST
         if not file.is_file():
-            so = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
-            raise RunnerError(Fault(f"model.weights={path}", so, "a run's folder, or a file of weights"))
+            problem = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
+            raise RunnerError(Fault(f"model.weights={path}", problem, "a run's folder, or a file of weights"))
     if not is_there or not file.is_file():
         there = [str(each) for each in sorted(file.parent.glob("*")) if each.suffix in (".safetensors", ".pt", ".pth")]
-        write = (
+        fix = (
             " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
             or "a file or a run's folder that is there"
         )
-        raise RunnerError(Fault(f"model.weights={path}", "there is no such file", write))
+        raise RunnerError(Fault(f"model.weights={path}", "there is no such file", fix))
     found = _from_safetensors(file) if file.suffix == ".safetensors" else _from_torch(file)
     for key in INSIDE:
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -66,8 +66,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
     items = found.items() if isinstance(found, Mapping) else ()
     named = {str(name): value for name, value in items if isinstance(value, Tensor)}
     if not named:
-        so = f"it holds {type(found).__name__}, and weights are tensors by name"
-        raise RunnerError(Fault(f"model.weights={path}", so, "torch.save(model.state_dict(), FILE) where it was made"))
+        problem = f"it holds {type(found).__name__}, and weights are tensors by name"
+        raise RunnerError(
+            Fault(f"model.weights={path}", problem, "torch.save(model.state_dict(), FILE) where it was made")
+        )
     return named
 
 
@@ -82,24 +84,24 @@ def _from_safetensors(file: Path) -> Any:
     try:
         from safetensors.torch import load_file  # an extra: who has no such file needs no such package
     except ImportError:
-        so = "reading it needs safetensors, which is not installed"
-        raise RunnerError(Fault(f"model.weights={file}", so, install("safetensors"))) from None
+        problem = "reading it needs safetensors, which is not installed"
+        raise RunnerError(Fault(f"model.weights={file}", problem, install("safetensors"))) from None
     try:
         return load_file(file)
     except Exception as error:
-        so = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(f"model.weights={file}", so, "the file once more from where it came")) from error
+        problem = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(f"model.weights={file}", problem, "the file once more from where it came")) from error
 
 
 def _from_torch(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        so = "it can't be read without running code in it, or is damaged: " + first_line(error)
-        write = (
+        problem = "it can't be read without running code in it, or is damaged: " + first_line(error)
+        fix = (
             "torch.save(model.state_dict(), FILE) where it was made, which holds tensors alone, or a .safetensors file"
         )
-        raise RunnerError(Fault(f"model.weights={file}", so, write)) from error
+        raise RunnerError(Fault(f"model.weights={file}", problem, fix)) from error
 
 
 def _unwrapped(found: dict[str, Tensor], own: set[str]) -> dict[str, Tensor]:

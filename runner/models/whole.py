@@ -38,8 +38,10 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
     except RunnerError:
         raise
     except Exception as error:
-        so = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
-        raise RunnerError(Fault("model", so, f"the same once {call_site.line_of_error(error)} is mended")) from error
+        problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
+        raise RunnerError(
+            Fault("model", problem, f"the same once {call_site.line_of_error(error)} is mended")
+        ) from error
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)
@@ -47,8 +49,8 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         if callable(reset := getattr(module, "reset_parameters", None)) and not any(map(is_lazy, _own(module))):
             reset()
     if left := [name for name, tensor in model.named_parameters() if is_lazy(tensor)]:
-        so = f"{left[0]} has no shape after a forward pass: no layer's work came to it"
-        raise RunnerError(Fault("model", so, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
+        problem = f"{left[0]} has no shape after a forward pass: no layer's work came to it"
+        raise RunnerError(Fault("model", problem, f"{left[0].rpartition('.')[0]} used in forward, or taken out"))
 
 
 def check_trains(model: nn.Module, *, asked: str) -> None:
@@ -65,11 +67,11 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in known and not is_shape:
             holder, attribute, held = _holder(model, name.path)
             called, instead = _instead(held)
-            so = (
+            problem = (
                 f"torch does not see {name.path}, so it would not be trained or saved: {holder}.{attribute} is {called}"
             )
-            write = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
-            faults.setdefault(f"{holder}.{attribute}", Fault(asked, so, write))
+            fix = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
+            faults.setdefault(f"{holder}.{attribute}", Fault(asked, problem, fix))
     if faults:
         raise RunnerError(*faults.values())
     if not known:

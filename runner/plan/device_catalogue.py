@@ -75,8 +75,8 @@ def model(name: str, *, kind: str) -> Model:
     if not names:
         raise RunnerError(Fault(asked, f"the table has no devices of the kind {kind}", "plan.device_memory=16GiB, say"))
     near = nearest(name, names) or names
-    so = f"the table has, for {kind}: {', '.join(names)}"
-    raise RunnerError(Fault(asked, so, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
+    problem = f"the table has, for {kind}: {', '.join(names)}"
+    raise RunnerError(Fault(asked, problem, f"plan.device_name={near[0]}, or plan.device_memory=80GiB"))
 
 
 def fits(num_bytes: int, *, kind: str, share: float) -> list[str]:

@@ -231,8 +231,8 @@ def _forgiving(
         name = op._overloadpacket.__name__
         if isinstance(error, NotImplementedError):
             what = f"{name} has no kernel for MPS in this torch"
-            write = "PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, to have the CPU compute it, or another operation"
-            findings.append(Finding(LIKELY, "no kernel", what, *lines.now(), write))
+            fix = "PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, to have the CPU compute it, or another operation"
+            findings.append(Finding(LIKELY, "no kernel", what, *lines.now(), fix))
         elif isinstance(error, TypeError):
             findings.append(meetings.lacks_float64(name, inputs))
         elif (finding := meetings.explain(name, inputs)) is not None:

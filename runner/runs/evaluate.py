@@ -121,28 +121,30 @@ def _write(folder: Path, report: dict[str, Any]) -> None:
         beside.write_text(json.dumps(report, indent=2) + "\n")
         beside.replace(file)
     except OSError as error:
-        so = f"what it found can't be written: {error.strerror} ({short(file)})"
-        write = "a copy of the folder, in a place that you may write to"
-        raise RunnerError(Fault(f"evaluate {short(folder)}", so, write)) from None
+        problem = f"what it found can't be written: {error.strerror} ({short(file)})"
+        fix = "a copy of the folder, in a place that you may write to"
+        raise RunnerError(Fault(f"evaluate {short(folder)}", problem, fix)) from None
 
 
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     """Logs the values as eval/... of the same run in MLflow. Raises: RunnerError where it is not there."""
     from runner.runs.store import answering, store_of
     from runner.tracking import mlflow_store
-    from runner.tracking.mlflow_names import spell
+    from runner.tracking.mlflow_names import valid_name
 
     run_id = read_ack(folder).run_id
     uri = store_of(folder, overrides, asked="evaluate --track")
     if run_id is None:
-        so = "MLflow has no run of it"
-        raise RunnerError(Fault("evaluate --track", so, f"python -m runner sync {short(folder)}, and then again"))
+        problem = "MLflow has no run of it"
+        raise RunnerError(Fault("evaluate --track", problem, f"python -m runner sync {short(folder)}, and then again"))
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric
 
         client, now = mlflow_store.open_store(uri), int(time.time() * 1000)
-        points = [Metric(spell(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()]
+        points = [
+            Metric(valid_name(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()
+        ]
         client.log_batch(run_id, metrics=points)
     return run_id
 

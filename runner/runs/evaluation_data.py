@@ -47,11 +47,13 @@ def is_other(overrides: Sequence[str]) -> bool:
     of_data = {key for key in keys if key == "data" or key.startswith("data.")} - set(OF_READING)
     cuts = sorted(of_data & set(OF_CUTTING))
     if of_data and of_data == set(cuts):
-        so = "the run's own data would be cut another way, and rows that it has trained on would be measured"
-        raise RunnerError(*(Fault(key, so, f"evaluate without {key}, or other data: data.path=...") for key in cuts))
+        problem = "the run's own data would be cut another way, and rows that it has trained on would be measured"
+        raise RunnerError(
+            *(Fault(key, problem, f"evaluate without {key}, or other data: data.path=...") for key in cuts)
+        )
     if fractions := [key for key in cuts if key != "data.limit"]:
-        so = "other data is measured whole, unless it brings splits of its own"
-        raise RunnerError(*(Fault(key, so, f"evaluate without {key}") for key in fractions))
+        problem = "other data is measured whole, unless it brings splits of its own"
+        raise RunnerError(*(Fault(key, problem, f"evaluate without {key}") for key in fractions))
     return bool(of_data)
 
 
@@ -70,8 +72,8 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         found = {"val": splits.val, "test": splits.test}
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
-            so = "it trained on all of its data: there is no val or test split"
-            raise RunnerError(Fault("evaluate", so, "other data: evaluate RUN data.path=..., say"))
+            problem = "it trained on all of its data: there is no val or test split"
+            raise RunnerError(Fault("evaluate", problem, "other data: evaluate RUN data.path=..., say"))
     return Measured(source, rows, not other, how, fingerprint(source), order)
 
 
@@ -106,8 +108,10 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
     except RunnerError:
         raise
     except Exception as error:
-        so = f"it failed with {type(error).__name__}: {error}"
-        raise RunnerError(Fault(f"data._target_={node['_target_']}", so, "other values for its arguments")) from error
+        problem = f"it failed with {type(error).__name__}: {error}"
+        raise RunnerError(
+            Fault(f"data._target_={node['_target_']}", problem, "other values for its arguments")
+        ) from error
 
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
@@ -127,8 +131,8 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
     ):
         then, now = card.facts.get(key), source.facts.get(key)
         if then is not None and now is not None and _plain(then) != _plain(now):
-            so = f"the run's model takes {name} {then}, and this data has {now}"
-            faults.append(Fault(asked, so, f"data as {card.data}, which the run trained on"))
+            problem = f"the run's model takes {name} {then}, and this data has {now}"
+            faults.append(Fault(asked, problem, f"data as {card.data}, which the run trained on"))
     fault, order = _numbered(source, card, asked)
     if fault is not None:
         faults.append(fault)
@@ -140,9 +144,9 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
 def _numbered(source: Source, card: Card, asked: str) -> tuple[Fault | None, Tensor | None]:
     are_classes, were_classes = source.facts.get("num_classes") is not None, card.facts.get("num_classes") is not None
     if are_classes != were_classes:
-        so = f"the run tells {_what(were_classes)}, and this data has {_what(are_classes)}"
+        problem = f"the run tells {_what(were_classes)}, and this data has {_what(are_classes)}"
         return Fault(
-            asked, so, f"data.kind={'classification' if were_classes else 'regression'}, for files of arrays"
+            asked, problem, f"data.kind={'classification' if were_classes else 'regression'}, for files of arrays"
         ), None
     names, known, what = (
         (source.classes, card.classes, "classes") if were_classes else (source.targets, card.targets, "targets")
@@ -150,14 +154,14 @@ def _numbered(source: Source, card: Card, asked: str) -> tuple[Fault | None, Ten
     if not names or not known:  # nobody named them: their number must do
         then, now = card.facts.get("out_features"), source.facts.get("out_features")
         too_many = isinstance(then, int) and isinstance(now, int) and (now > then if were_classes else now != then)
-        so = f"the run tells {then} {what}, and this data has {now}"
-        return (Fault(asked, so, f"data with {then} {what}") if too_many else None), None
+        problem = f"the run tells {then} {what}, and this data has {now}"
+        return (Fault(asked, problem, f"data with {then} {what}") if too_many else None), None
     unknown = [name for name in names if name not in known]
     missing = [] if were_classes else [name for name in known if name not in names]
     if unknown or missing:
         listed = ", ".join([*unknown[:5], *(f"no {name}" for name in missing[:5])])
-        so = f"the run's {what} are {', '.join(known[:12])}, and this data has {listed}"
-        return Fault(asked, so, f"rows of the run's {what} alone, called as then"), None
+        problem = f"the run's {what} are {', '.join(known[:12])}, and this data has {listed}"
+        return Fault(asked, problem, f"rows of the run's {what} alone, called as then"), None
     if names == known[: len(names)] and (were_classes or len(names) == len(known)):
         return None, None
     numbers = [known.index(name) for name in names] if were_classes else [names.index(name) for name in known]

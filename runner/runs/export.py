@@ -109,11 +109,11 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
 def _check_form(form: str) -> None:
     if form in FORMS:
         return
-    so = f"there are {', '.join(FORMS)}"
+    problem = f"there are {', '.join(FORMS)}"
     hits = nearest(form, FORMS) or list(FORMS)
     if form in ("torchscript", "jit", "pt"):
-        so, hits = f"{so}; torch has given up TorchScript, and pt2 is in its place", ["pt2"]
-    raise RunnerError(Fault(f"export --format {form}", so, " or ".join(f"--format {hit}" for hit in hits)))
+        problem, hits = f"{problem}; torch has given up TorchScript, and pt2 is in its place", ["pt2"]
+    raise RunnerError(Fault(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
 
 
 def _target(trained: Trained, form: str, output: str | None) -> Path:
@@ -125,13 +125,13 @@ def _target(trained: Trained, form: str, output: str | None) -> Path:
     if path.is_dir() and form != "mlflow":
         return path / name
     if path.exists() and form == "mlflow" and not (path / BESIDE).is_file():
-        so = "it is there, and no model that was exported"
+        problem = "it is there, and no model that was exported"
         raise RunnerError(
-            Fault(f"--output {output}", so, f"--output {path / 'model'}" if path.is_dir() else "another path")
+            Fault(f"--output {output}", problem, f"--output {path / 'model'}" if path.is_dir() else "another path")
         )
     if form != "mlflow" and path.suffix != Path(name).suffix:
-        so = f"a model in the format {form} ends in {Path(name).suffix}"
-        raise RunnerError(Fault(f"--output {output}", so, f"--output {path.with_suffix(Path(name).suffix)}"))
+        problem = f"a model in the format {form} ends in {Path(name).suffix}"
+        raise RunnerError(Fault(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))
     return path
 
 
@@ -155,7 +155,8 @@ def _checked(
         for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
             away = (one.double() - other.double()).abs()
             if not torch.allclose(other.double(), one.double(), equal_nan=True, **CLOSE):
-                so = f"for {count} rows output {number} differs from the original's by up to {float(away.nan_to_num(torch.inf).max()):.3g}"
-                raise RunnerError(Fault(asked, so, write))
+                most = float(away.nan_to_num(torch.inf).max())
+                problem = f"for {count} rows output {number} differs from the original's by up to {most:.3g}"
+                raise RunnerError(Fault(asked, problem, write))
             largest = max(largest, float(away.nan_to_num(0.0).max()) if away.numel() else 0.0)
     return {"rows": list(TRIED_ROWS), "largest_difference": largest}

@@ -156,8 +156,8 @@ def _needing(package: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        so = f"it takes the package {error.name or package}, which is not installed"
-        raise RunnerError(Fault(f"--format {package}", so, install(extra))) from None
+        problem = f"it takes the package {error.name or package}, which is not installed"
+        raise RunnerError(Fault(f"--format {package}", problem, install(extra))) from None
 
 
 def _why(error: Exception) -> str:

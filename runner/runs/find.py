@@ -35,11 +35,13 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
         check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
-        write = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
-        raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", write))
+        fix = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
+        raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
     if not (folder / "rerun.yaml").is_file():
-        so = f"{folder} holds no run: it has no rerun.yaml"
-        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
+        problem = f"{folder} holds no run: it has no rerun.yaml"
+        raise RunnerError(
+            Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name")
+        )
     if is_being_written(folder):
         raise RunnerError(
             Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
@@ -54,8 +56,8 @@ def check(before: DictConfig, now: DictConfig) -> None:
     for key in changes(old, new):
         if not may_change(key):
             asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
-            so = f"the run began with {was}, and with another value it would be another experiment"
-            faults.append(Fault(asked, so, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
+            problem = f"the run began with {was}, and with another value it would be another experiment"
+            faults.append(Fault(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
     if faults:
         raise RunnerError(*faults)
 
@@ -81,7 +83,7 @@ def _by_id(wanted: str, verb: str) -> Path:
     if len(found) == 1:
         return found[0]
     if found:
-        so = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
-        raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} {found[0]}"))
-    so = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
-    raise RunnerError(Fault(f"{verb} {wanted}", so, f"{verb} last, or the folder that the run's last lines name"))
+        problem = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
+        raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} {found[0]}"))
+    problem = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
+    raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name"))

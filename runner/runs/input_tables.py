@@ -31,8 +31,8 @@ def frames(file: Path, *, as_text: bool = False) -> Iterator[Any]:
         raise
     except Exception as error:  # pandas' and pyarrow's own
         message = first_line(error)
-        so = f"it can't be read as {file.suffix}: {message}"
-        raise RunnerError(Fault(f"--input {file}", so, "a whole file, its rows of the same length")) from error
+        problem = f"it can't be read as {file.suffix}: {message}"
+        raise RunnerError(Fault(f"--input {file}", problem, "a whole file, its rows of the same length")) from error
     if not num_rows:
         raise RunnerError(Fault(f"--input {file}", "it has no rows", "a file with rows in it"))
 
@@ -45,8 +45,10 @@ def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
     done = 0
     for frame in frames(file):
         if width is not None and frame.shape[1] != width:
-            so = f"it has {frame.shape[1]} columns ({_listed(frame.columns)}), and the run's model takes {width}"
-            raise RunnerError(Fault(f"--input {file}", so, f"a table of {width} columns of numbers, none beside them"))
+            problem = f"it has {frame.shape[1]} columns ({_listed(frame.columns)}), and the run's model takes {width}"
+            raise RunnerError(
+                Fault(f"--input {file}", problem, f"a table of {width} columns of numbers, none beside them")
+            )
         yield _floats(frame, file, done)
         done += len(frame)
 
@@ -63,8 +65,8 @@ def _floats(frame: Any, file: Path, done: int) -> Any:
             row = int(np.flatnonzero(~np.isfinite(values))[0])
             cell = column.iloc[row]
             held = "no value" if pandas.isna(cell) else repr(cell)
-            so = f"row {done + row + 1}, column {name}: {held}, and the run's model takes numbers"
-            raise RunnerError(Fault(f"--input {file}", so, "the same file with those rows mended or left out"))
+            problem = f"row {done + row + 1}, column {name}: {held}, and the run's model takes numbers"
+            raise RunnerError(Fault(f"--input {file}", problem, "the same file with those rows mended or left out"))
         columns.append(values)
     return np.stack(columns, 1)
 

@@ -33,8 +33,8 @@ def existing(path: str) -> Path:
         raise RunnerError(Fault(f"--input {path}", f"there is no folder {file.parent}", "--input FILE"))
     there = sorted(item.name for item in file.parent.iterdir() if not item.name.startswith("."))
     hits = nearest(file.name, there)
-    write = " or ".join(f"--input {file.parent / name}" for name in hits) or "--input FILE"
-    raise RunnerError(Fault(f"--input {path}", f"there is no such file in {file.parent.resolve()}", write))
+    fix = " or ".join(f"--input {file.parent / name}" for name in hits) or "--input FILE"
+    raise RunnerError(Fault(f"--input {path}", f"there is no such file in {file.parent.resolve()}", fix))
 
 
 def chunks(trained: Trained, file: Path) -> Iterator[Any]:
@@ -48,8 +48,8 @@ def chunks(trained: Trained, file: Path) -> Iterator[Any]:
     for chunk in iter([found]) if tensors(found) else iter(found):
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
         if len(lengths) != 1:
-            so = f"its reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
-            raise RunnerError(Fault(asked, so, "a reader whose tensors share their first dimension"))
+            problem = f"its reader returned tensors of {' and '.join(map(str, sorted(lengths))) or 'no'} rows"
+            raise RunnerError(Fault(asked, problem, "a reader whose tensors share their first dimension"))
         count += num_rows(chunk)
         if num_rows(chunk):
             yield chunk
@@ -77,8 +77,8 @@ def example(trained: Trained) -> Any:
         try:
             return torch.load(trained.folder / EXAMPLE, map_location="cpu", weights_only=True)
         except Exception as error:
-            so = f"it can't be read: {first_line(error)}"
-            raise RunnerError(Fault(str(trained.folder / EXAMPLE), so, "the file as its run wrote it")) from error
+            problem = f"it can't be read: {first_line(error)}"
+            raise RunnerError(Fault(str(trained.folder / EXAMPLE), problem, "the file as its run wrote it")) from error
     if (columns := columns_in(trained.card.reader)) is not None:
         reader: Any = reader_of(trained)
         return reader.frame(made_up(columns))
@@ -103,16 +103,18 @@ def _read(trained: Trained, file: Path) -> Any:
         except RunnerError:
             raise
         except Exception as error:
-            so = f"the run's reader failed with {type(error).__name__}: {error}"
-            raise RunnerError(Fault(asked, so, "a file as the run's own data")) from error
+            problem = f"the run's reader failed with {type(error).__name__}: {error}"
+            raise RunnerError(Fault(asked, problem, "a file as the run's own data")) from error
     shape = trained.card.facts.get("input_shape")
     if file.suffix in input_tables.ENDINGS:
         width = math.prod(shape) if isinstance(shape, list) else None
         found = map(torch.from_numpy, input_tables.numbers(file, width=width))
         return (_shaped(tensor, shape) for tensor in found)
     if file.is_dir() or file.suffix not in OF_ARRAYS:
-        so = f"the run's data ({trained.card.data}) brought no reader for such files; without one there are arrays and tables of numbers"
-        raise RunnerError(Fault(asked, so, f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"))
+        problem = f"the run's data ({trained.card.data}) brought no reader for such files; arrays and tables of numbers need none"
+        raise RunnerError(
+            Fault(asked, problem, f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}")
+        )
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, shape, asked) for tensor in read)
 
@@ -127,5 +129,5 @@ def _fitting(rows: Tensor, shape: Any, asked: str) -> Tensor:
         return rows
     if rows.dim() == 2 and rows.shape[1] == math.prod(shape):
         return _shaped(rows, shape)
-    so = f"its rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
-    raise RunnerError(Fault(asked, so, "rows as the run's own data has them, without their targets"))
+    problem = f"its rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
+    raise RunnerError(Fault(asked, problem, "rows as the run's own data has them, without their targets"))

@@ -97,8 +97,10 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
     try:
         return build(filled_in(node), key=key)
     except KeyError as error:
-        so = f"the run took a value of its {key} from the environment, and {error} is not set now"
-        raise RunnerError(Fault(str(folder / "model.json"), so, f"export {str(error).strip(chr(39))}=...")) from None
+        problem = f"the run took a value of its {key} from the environment, and {error} is not set now"
+        raise RunnerError(
+            Fault(str(folder / "model.json"), problem, f"export {str(error).strip(chr(39))}=...")
+        ) from None
 
 
 def reader_of(trained: Trained) -> Callable[[str], Any] | None:
@@ -114,11 +116,9 @@ def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     status = str(summary.get("status") or "killed, without a summary")
     if not (folder / BEST).is_file():
         why = f" ({summary['error']})" if summary.get("error") else ""
-        so = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
-        write = (
-            f"resume {short(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
-        )
-        raise RunnerError(Fault(short(folder), so, write))
+        problem = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
+        fix = f"resume {short(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
+        raise RunnerError(Fault(short(folder), problem, fix))
     state = checkpoint.load(folder / BEST)
     if not isinstance(state.get("model"), dict):
         raise RunnerError(Fault(str(folder / BEST), "it holds no weights of a model", "the file as its run wrote it"))
@@ -137,9 +137,9 @@ def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn
         model.load_state_dict(weights)
     except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        so = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
-        write = "both files as the run wrote them, and the code of the model as it was then"
-        raise RunnerError(Fault(str(folder / BEST), so, write)) from error
+        problem = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
+        fix = "both files as the run wrote them, and the code of the model as it was then"
+        raise RunnerError(Fault(str(folder / BEST), problem, fix)) from error
     return model
 
 
@@ -148,5 +148,5 @@ def _precision_of(folder: Path) -> str:
     try:
         return str(OmegaConf.select(OmegaConf.load(folder / "rerun.yaml"), "train.precision") or "fp32")
     except Exception as error:  # YAML's and OmegaConf's own
-        so = f"it can't be read: {first_line(error)}"
-        raise RunnerError(Fault(str(folder / "rerun.yaml"), so, "the file as its run wrote it")) from None
+        problem = f"it can't be read: {first_line(error)}"
+        raise RunnerError(Fault(str(folder / "rerun.yaml"), problem, "the file as its run wrote it")) from None

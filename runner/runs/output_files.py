@@ -20,18 +20,18 @@ def check_output(path: str, *, inputs: Path) -> Path:
     file = Path(path).expanduser()
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
-        so = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
+        problem = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
         raise RunnerError(
-            Fault(f"--output {path}", so, " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits))
+            Fault(f"--output {path}", problem, " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits))
         )
     if file.exists() and file.samefile(inputs):
         raise RunnerError(Fault(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
-        so = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"
-        raise RunnerError(Fault(f"--output {path}", so, f"--output predictions{file.suffix or '.csv'}"))
+        problem = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"
+        raise RunnerError(Fault(f"--output {path}", problem, f"--output predictions{file.suffix or '.csv'}"))
     if not file.parent.is_dir():
-        so = f"there is no folder {file.parent}"
-        raise RunnerError(Fault(f"--output {path}", so, f"mkdir -p {file.parent}"))
+        problem = f"there is no folder {file.parent}"
+        raise RunnerError(Fault(f"--output {path}", problem, f"mkdir -p {file.parent}"))
     return file
 
 
@@ -145,8 +145,8 @@ def _cells(values: Any) -> list[Any]:
 def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
     deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if values.ndim > 1]
     if deep:
-        so = f"a row of {', '.join(deep)} does not fit into the cell of a table"
-        raise RunnerError(Fault(f"--output {file}", so, f"--output {file.with_suffix('.npz')}"))
+        problem = f"a row of {', '.join(deep)} does not fit into the cell of a table"
+        raise RunnerError(Fault(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))
 
 
 OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {

@@ -33,8 +33,10 @@ def predict(
     file = existing(inputs)
     target = check_output(output, inputs=file)
     if keep and file.suffix not in input_tables.ENDINGS:
-        so = "only tables have columns to keep"
-        raise RunnerError(Fault(f"--keep with {inputs}", so, f"without --keep, or {', '.join(input_tables.ENDINGS)}"))
+        problem = "only tables have columns to keep"
+        raise RunnerError(
+            Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
+        )
     trained = open_run(find_run(wanted, verb="predict"), device=device, precision=precision)
     backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False)
     say(f"run     {trained.title}")
@@ -102,8 +104,10 @@ class Kept:
             raise self._fault()
 
     def _fault(self) -> RunnerError:
-        so = "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
-        return RunnerError(Fault(f"--keep with {self._file}", so, "predict without --keep"))
+        problem = (
+            "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
+        )
+        return RunnerError(Fault(f"--keep with {self._file}", problem, "predict without --keep"))
 
 
 def _on_the_host(trained: Trained, said: Any) -> Columns:

@@ -55,8 +55,8 @@ def _check_names(name: str, alias: str | None) -> None:
     faults = []
     for flag, value in (("--name", name), ("--alias", alias)):
         if value is not None and (not value.strip() or set(REFUSED) & set(value)):
-            so = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
-            faults.append(Fault(f"{flag} {value}", so, f"{flag} digits"))
+            problem = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
+            faults.append(Fault(f"{flag} {value}", problem, f"{flag} digits"))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
         faults.append(Fault(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion"))
     if faults:
@@ -70,8 +70,8 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
         with answering(asked, uri):
             ack = sync(folder, uri, build=recipes.build_of(folder))
     if ack.run_id is None or not ack.is_complete:
-        so = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
-        raise RunnerError(Fault(asked, so, f"python -m runner sync {short(folder)}, and then again"))
+        problem = f"MLflow has not all of the run: {ack.error or 'it was not tracked, or its journal has no end'}"
+        raise RunnerError(Fault(asked, problem, f"python -m runner sync {short(folder)}, and then again"))
     return ack
 
 
@@ -86,8 +86,8 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
             client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build
         )
     except LeftOutError as error:
-        so = f"MLflow has no model of the run, and it can't be made: {error}"
-        raise RunnerError(Fault(f"register {short(folder)}", so, "a run whose model can be logged")) from error
+        problem = f"MLflow has no model of the run, and it can't be made: {error}"
+        raise RunnerError(Fault(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
     return _logged(client, ack)
 
 

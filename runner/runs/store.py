@@ -35,8 +35,8 @@ def answering(asked: str, uri: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        so = mlflow_store.explain(error, uri=uri)
-        raise RunnerError(Fault(asked, so, "the same when the store answers, or tracking.uri=URI")) from error
+        problem = mlflow_store.explain(error, uri=uri)
+        raise RunnerError(Fault(asked, problem, "the same when the store answers, or tracking.uri=URI")) from error
 
 
 @contextmanager

@@ -39,6 +39,6 @@ def part_faults(hydra: DictConfig) -> list[Fault]:
         if not target.startswith(known):
             choice = OmegaConf.select(hydra, f"runtime.choices.hydra/{part}")
             asked = f"hydra/{part}={choice}" if choice else f"hydra.{part}._target_={target}"
-            write = " or ".join(f"hydra/{part}={name}" for name in WRITE[part])
-            found.append(Fault(asked, SO[part], write))
+            fix = " or ".join(f"hydra/{part}={name}" for name in WRITE[part])
+            found.append(Fault(asked, SO[part], fix))
     return found

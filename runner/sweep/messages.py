@@ -64,7 +64,7 @@ def plan(
     reasons: dict[str, list[str]] = {}
     for found in skipped:
         assert found.missing is not None
-        reasons.setdefault(f"{found.missing.asked}: {found.missing.so}", []).append(found.job.name)
+        reasons.setdefault(f"{found.missing.asked}: {found.missing.problem}", []).append(found.job.name)
     for reason, names in reasons.items():
         table.say(f"skipped, {reason}")
         for name in names:

@@ -48,7 +48,7 @@ class JobLauncher(Protocol):
         """Which devices a job's policy may take where the jobs run; raises a RunnerError for none. It pickles."""
         ...
 
-    def nursery(self) -> ProcessPool:
+    def process_pool(self) -> ProcessPool:
         """Processes on this machine that have torch, to check the jobs in."""
         ...
 

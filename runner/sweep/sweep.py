@@ -59,7 +59,7 @@ class Hands:
     is_here: bool
     devices_for: DevicesFor
     say: Callable[[str], None]
-    num_places: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
+    num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
@@ -83,7 +83,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     """
     sweep, is_new = _sweep_of(plan, config)
     with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
-        launcher.nursery()  # it imports torch while the jobs are composed
+        launcher.process_pool()  # it imports torch while the jobs are composed
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
@@ -100,7 +100,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
-            hands.num_places = getattr(launcher, "num_places", None)
+            hands.num_slots = getattr(launcher, "num_slots", None)
             source = plan.source(hands)
             here = hardware if launcher.is_here else None
             messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
@@ -123,9 +123,9 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     wanted = config.sweep.resume
     if wanted is None:
         if (planned / ledger.FILE).exists():
-            so = "a sweep has run in this folder, and nothing of it is overwritten"
+            problem = "a sweep has run in this folder, and nothing of it is overwritten"
             raise RunnerError(
-                Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", so, f"sweep.resume={config.hydra.sweep.dir}")
+                Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", problem, f"sweep.resume={config.hydra.sweep.dir}")
             )
         config.hydra.sweep.dir = str(planned)
         hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
@@ -135,13 +135,13 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     root = given.parent if given.is_absolute() else Path(given.parts[0])
     folder = ledger.find_last(root) if wanted == "last" else Path(wanted)
     if folder is None:
-        so = f"no sweep has run below {root} yet"
-        raise RunnerError(Fault(f"sweep.resume={wanted}", so, "the same line without sweep.resume"))
+        problem = f"no sweep has run below {root} yet"
+        raise RunnerError(Fault(f"sweep.resume={wanted}", problem, "the same line without sweep.resume"))
     sweep = ledger.read(folder.absolute())
     if sweep.objectives != plan.objectives:
         before, now = (messages.kind(objectives) for objectives in (sweep.objectives, plan.objectives))
-        write = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
-        raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", write))
+        fix = f"the words that it had, {' '.join(sweep.overrides)}, or a new sweep without sweep.resume"
+        raise RunnerError(Fault(f"sweep.resume={wanted}, {now}", f"that sweep is {before}", fix))
     if config.tracking.enabled and not origin.is_own(sweep.folder):
         for used in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())):
             recipes.check(used)  # sent from here; in a sweep of one's own a job may bear another machine's key
@@ -200,7 +200,7 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
     """Fills in each job's devices, or why it has none. Raises: RunnerError with every fault of every job, once."""
     hardware, *found = call(
-        launcher.nursery(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
+        launcher.process_pool(), examine, [job.config for job in prepared], launcher.devices_for, launcher.is_here
     )
     faults: list[Fault] = []
     for job, (wrong, *place) in zip(prepared, found, strict=True):
@@ -220,7 +220,7 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
         job = found.job
         job.state, job.error = "planned", None
         if found.missing is not None:
-            job.state, job.error = "skipped", found.missing.so
+            job.state, job.error = "skipped", found.missing.problem
             write_summary(hands.sweep.folder_of(job), {"status": "skipped", "error": job.error, "device": None})
     hands.ledger.plan(*(found.job for found in prepared))
     hands.ledger.note(*(found.job for found in prepared))

@@ -36,8 +36,10 @@ class Autoencoding(nn.Module):
         """vocab_size: of the data, None for all but texts. Raises: RunnerError for texts."""
         super().__init__()
         if vocab_size is not None:
-            so = "this data is texts, whose tokens are no numbers to come near to"
-            raise RunnerError(Fault("task=autoencoding", so, "task=language, or data of images, signals or tables"))
+            problem = "this data is texts, whose tokens are no numbers to come near to"
+            raise RunnerError(
+                Fault("task=autoencoding", problem, "task=language, or data of images, signals or tables")
+            )
         self.loss = one_of(loss, LOSSES, key="task.loss")
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
@@ -70,14 +72,16 @@ def _inputs(batch: Any) -> Tensor:
         return inputs / 255  # images
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
-        so = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
-        raise RunnerError(Fault("task=autoencoding", so, "data whose inputs are such a tensor, or a task of your own"))
+        problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
+        raise RunnerError(
+            Fault("task=autoencoding", problem, "data whose inputs are such a tensor, or a task of your own")
+        )
     return inputs
 
 
 def _as(outputs: Tensor, inputs: Tensor) -> Tensor:
     if outputs.numel() != inputs.numel():
         given, wanted = tuple(outputs.shape), tuple(inputs.shape)
-        so = f"the model gives {given}, and its inputs are {wanted}"
-        raise RunnerError(Fault("task=autoencoding", so, "model.out_features='${facts.in_features}'"))
+        problem = f"the model gives {given}, and its inputs are {wanted}"
+        raise RunnerError(Fault("task=autoencoding", problem, "model.out_features='${facts.in_features}'"))
     return like(outputs, inputs)

@@ -17,8 +17,8 @@ UNKNOWN = -1
 def one_of(value: Any, choices: Collection[str], *, key: str) -> str:
     """The value, if it is one of the choices. Raises: RunnerError with the nearest."""
     if value not in choices:
-        write = " or ".join(f"{key}={hit}" for hit in nearest(str(value), choices) or choices)
-        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(choices)}", write))
+        fix = " or ".join(f"{key}={hit}" for hit in nearest(str(value), choices) or choices)
+        raise RunnerError(Fault(f"{key}={value}", f"it is one of {', '.join(choices)}", fix))
     return str(value)
 
 
@@ -39,9 +39,9 @@ def plots_of(asked: Any, *, kind: str) -> tuple[str, ...]:
         return can if asked else ()
     names = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else [asked]
     if bad := [name for name in names if name not in can]:
-        so = f"there is no such picture of this kind of task, {kind}; there are {', '.join(can) or 'none'}"
-        write = " or ".join([*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"])
-        raise RunnerError(Fault(f"task.plots={bad[0]}", so, write))
+        problem = f"there is no such picture of this kind of task, {kind}; there are {', '.join(can) or 'none'}"
+        fix = " or ".join([*(f"task.plots=[{hit}]" for hit in nearest(str(bad[0]), can)), "task.plots=true"])
+        raise RunnerError(Fault(f"task.plots={bad[0]}", problem, fix))
     return tuple(names)
 
 
@@ -53,9 +53,9 @@ def trains_nothing(task: Any) -> None:
     if not isinstance(task, nn.Module):
         return
     if learned := [name for name, parameter in task.named_parameters() if parameter.requires_grad]:
-        so = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
-        write = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
-        raise RunnerError(Fault(f"task={type(task).__name__}", so, write))
+        problem = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
+        fix = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
+        raise RunnerError(Fault(f"task={type(task).__name__}", problem, fix))
 
 
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
@@ -67,22 +67,22 @@ def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
     if chosen is None and isinstance(found, Tensor):
         return found
     asked = f"task={task}" if chosen is None else f"task={task} task.output={chosen}"
-    so, write = f"the model gives {described(found)}", "a model that returns one tensor"
+    problem, fix = f"the model gives {described(found)}", "a model that returns one tensor"
     if chosen is None:
         if choices := [f"task.output={key}" for key, part in _parts(found) if isinstance(part, Tensor)]:
-            write = f"{' or '.join(choices[:3])} to take one of them, or {write}"
+            fix = f"{' or '.join(choices[:3])} to take one of them, or {fix}"
         elif found is None:
-            so, write = "the model gives None", "return with what forward computed, one tensor"
-        raise RunnerError(Fault(asked, so, write))
+            problem, fix = "the model gives None", "return with what forward computed, one tensor"
+        raise RunnerError(Fault(asked, problem, fix))
     taken = dict(_parts(found)).get(chosen)
     if isinstance(taken, Tensor):
         return taken
     if isinstance(found, Tensor):
-        raise RunnerError(Fault(asked, f"{so}, and nothing is to be taken out of it", "task.output=null"))
+        raise RunnerError(Fault(asked, f"{problem}, and nothing is to be taken out of it", "task.output=null"))
     names = [str(key) for key, part in _parts(found) if isinstance(part, Tensor)]
     hits = nearest(str(chosen), names) or names[:3]
-    write = " or ".join(f"task.output={hit}" for hit in hits) or write
-    raise RunnerError(Fault(asked, f"{so}, and no tensor in it is called {chosen}", write))
+    fix = " or ".join(f"task.output={hit}" for hit in hits) or fix
+    raise RunnerError(Fault(asked, f"{problem}, and no tensor in it is called {chosen}", fix))
 
 
 def described(found: Any) -> str:

@@ -66,8 +66,8 @@ class Classification(nn.Module):
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
             return torch.stack([torch.zeros_like(logit), logit], dim=1)
         if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
-            so = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
-            raise RunnerError(Fault("task=classification", so, "model.out_features='${facts.out_features}'"))
+            problem = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
+            raise RunnerError(Fault("task=classification", problem, "model.out_features='${facts.out_features}'"))
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
@@ -114,16 +114,16 @@ def _kind(asked: str, num_classes: int | None, *, is_multilabel: bool) -> str:
     if kind == "auto" and is_multilabel:
         return "multilabel"
     if kind == "multilabel" and num_classes not in (None, UNKNOWN):
-        so = f"each row of this data is one of {num_classes} classes"
-        write = "task.kind=auto, or data with a column of 0 and 1 for each label"
-        raise RunnerError(Fault("task.kind=multilabel", so, write))
+        problem = f"each row of this data is one of {num_classes} classes"
+        fix = "task.kind=auto, or data with a column of 0 and 1 for each label"
+        raise RunnerError(Fault("task.kind=multilabel", problem, fix))
     if kind != "multilabel" and num_classes is None:
-        so = "the targets of this data are numbers, and nothing says that they are classes"
-        write = (
+        problem = "the targets of this data are numbers, and nothing says that they are classes"
+        fix = (
             "task=regression, or data.kind=classification where the numbers are classes (of a Dataset of your own: "
             "targets as integers), or task.kind=multilabel where each of them is 0 or 1"
         )
-        raise RunnerError(Fault("task=classification", so, write))
+        raise RunnerError(Fault("task=classification", problem, fix))
     return "multiclass" if kind == "auto" else kind
 
 
@@ -134,21 +134,21 @@ def _weights(asked: Any, counts: Sequence[int] | None, num_classes: int, *, kind
     example = "task.class_weights=[1.0,2.0], one for each class"
     if asked == "balanced":
         if counts is None or kind == "multilabel":
-            so = (
+            problem = (
                 "nobody counts the classes of this data before it is read"
                 if counts is None
                 else "labels are not counted"
             )
-            raise RunnerError(Fault("task.class_weights=balanced", so, example))
+            raise RunnerError(Fault("task.class_weights=balanced", problem, example))
         counted = torch.tensor(list(counts), dtype=torch.float64)
         present = counted > 0  # a class that the training split lacks has no part to balance
         weights = counted.sum() / (present.sum() * counted.clamp(min=1))
         return torch.where(present, weights, 1.0).float()
     values = list(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else []
     if not values or not all(type(value) in (int, float) and value >= 0 for value in values):
-        so = "it is null, balanced or a list of numbers, 0 or more each"
-        raise RunnerError(Fault(f"task.class_weights={asked}", so, f"task.class_weights=balanced, or {example}"))
+        problem = "it is null, balanced or a list of numbers, 0 or more each"
+        raise RunnerError(Fault(f"task.class_weights={asked}", problem, f"task.class_weights=balanced, or {example}"))
     if num_classes not in (UNKNOWN, len(values)):
-        so = f"these are {len(values)} weights, and there are {num_classes} classes"
-        raise RunnerError(Fault(f"task.class_weights={values}", so, f"{num_classes} weights, or balanced"))
+        problem = f"these are {len(values)} weights, and there are {num_classes} classes"
+        raise RunnerError(Fault(f"task.class_weights={values}", problem, f"{num_classes} weights, or balanced"))
     return torch.tensor(values, dtype=torch.float32)

@@ -36,15 +36,15 @@ class Own(nn.Module):
 def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:
     made = function.func if isinstance(function, functools.partial) else function
     if isinstance(function, str):
-        so = "a text names nothing here; what is built has a _target_ of its own"
-        raise RunnerError(Fault(f"task.function={function}", so, f"task.function._target_={function}"))
+        problem = "a text names nothing here; what is built has a _target_ of its own"
+        raise RunnerError(Fault(f"task.function={function}", problem, f"task.function._target_={function}"))
     if inspect.isclass(made):
-        so = f"{made.__name__} is a class, and with _partial_ one would be made in each step"
-        raise RunnerError(Fault(f"task.function._target_={made.__name__}", so, "task.function._partial_=false"))
+        problem = f"{made.__name__} is a class, and with _partial_ one would be made in each step"
+        raise RunnerError(Fault(f"task.function._target_={made.__name__}", problem, "task.function._partial_=false"))
     if not callable(function):
-        so = f"it came to a {type(function).__name__}, which can't be called"
-        write = f"task.function._partial_=true for a function: {FORM}"
-        raise RunnerError(Fault("task.function", so, write))
+        problem = f"it came to a {type(function).__name__}, which can't be called"
+        fix = f"task.function._partial_=true for a function: {FORM}"
+        raise RunnerError(Fault("task.function", problem, fix))
     return function  # type: ignore[no-any-return]
 
 
@@ -59,9 +59,9 @@ def _checked(found: Any, function: Any) -> dict[str, Tensor]:
         raise RunnerError(Fault(asked, f"it returned {said or 'nothing'}, and no loss", FORM))
     for key, value in found.items():
         if not isinstance(value, Tensor):
-            so = f"its {key} is a {type(value).__name__}, and each value is a tensor, read later"
-            raise RunnerError(Fault(asked, so, f"{key} as it is computed, without .item() and float()"))
+            problem = f"its {key} is a {type(value).__name__}, and each value is a tensor, read later"
+            raise RunnerError(Fault(asked, problem, f"{key} as it is computed, without .item() and float()"))
         if value.dim():
-            so = f"its {key} has the shape {tuple(value.shape)}, and each value is one number"
-            raise RunnerError(Fault(asked, so, f"{key}.mean()"))
+            problem = f"its {key} has the shape {tuple(value.shape)}, and each value is one number"
+            raise RunnerError(Fault(asked, problem, f"{key}.mean()"))
     return {"loss": found["loss"], **found}

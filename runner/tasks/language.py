@@ -37,8 +37,8 @@ class Language:
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         if num_classes is not None:
-            so = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
-            raise RunnerError(Fault("task=language", so, "task=classification, or data=text"))
+            problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
+            raise RunnerError(Fault("task=language", problem, "task=classification, or data=text"))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.output = output
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
@@ -56,9 +56,9 @@ class Language:
     def judge(self, outputs: Tensor, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         targets = batch[1]
         if outputs.dim() != targets.dim() + 1 or outputs.shape[:-1] != targets.shape:
-            so = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be told"
-            write = "model=gpt, model=gru model.pooling=each, or a model that gives (B, T, V)"
-            raise RunnerError(Fault("task=language", so, write))
+            problem = f"the model gives {tuple(outputs.shape)}, and {tuple(targets.shape)} tokens are to be told"
+            fix = "model=gpt, model=gru model.pooling=each, or a model that gives (B, T, V)"
+            raise RunnerError(Fault("task=language", problem, fix))
         losses = F.cross_entropy(
             outputs.flatten(0, -2),
             targets.flatten(),

@@ -122,8 +122,8 @@ class OfFunction(nn.Module):
         value = self.function(predictions, targets)
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            write = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
-            raise RunnerError(Fault(f"task.metrics.{self._name}", f"the function returned {said}", write))
+            fix = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
+            raise RunnerError(Fault(f"task.metrics.{self._name}", f"the function returned {said}", fix))
         part = value.detach().float() * len(predictions)
         self._sum = part if self._sum is None else self._sum + part
         self._rows += len(predictions)
@@ -146,9 +146,9 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
     if not isinstance(found, Tensor) or found.numel() == 1:
         return {name: found.reshape(()) if isinstance(found, Tensor) else found}
     if found.dim() > 1 or len(found) > MOST_VALUES:
-        so = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
+        problem = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
         raise RunnerError(
-            Fault(f"task.metrics.{name}", so, f"task.metrics.{name}.average=macro, or one that gives a number")
+            Fault(f"task.metrics.{name}", problem, f"task.metrics.{name}.average=macro, or one that gives a number")
         )
     spelled = [_spelled(label) for label in labels]
     if len(set(spelled)) != len(found):
@@ -160,31 +160,31 @@ def _gathering(name: str, value: Any, kind: str) -> nn.Module:
     if isinstance(value, nn.Module) and type(value).__module__.startswith("torchmetrics."):
         return OfTorchmetrics(value, kind=kind)
     if isinstance(value, type):
-        so = f"{value.__name__} is a class, and a metric is one of it"
-        raise RunnerError(Fault(f"task.metrics.{name}", so, f"task.metrics.{name}._partial_=false"))
+        problem = f"{value.__name__} is a class, and a metric is one of it"
+        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"task.metrics.{name}._partial_=false"))
     if all(callable(getattr(value, method, None)) for method in ("update", "compute", "reset")):
         return OfObject(value)
     if callable(value):
         return OfFunction(name, value)
-    so = f"it came to {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
+    problem = f"it came to {value!r}, and a metric is an object with update(), compute() and reset(), or a function"
     short = f"task.metrics=[{value}]" if isinstance(value, str) and value in SHORT.get(kind, {}) else _example(kind)
-    raise RunnerError(Fault(f"task.metrics.{name}={value}", so, short))
+    raise RunnerError(Fault(f"task.metrics.{name}={value}", problem, short))
 
 
 def _named(name: Any) -> str:
     if isinstance(name, str):
         return name
-    so = "a list of metrics holds names; one with arguments has a name of its own"
-    raise RunnerError(Fault(f"task.metrics=[{name}]", so, "task.metrics={NAME: {_target_: ...}}"))
+    problem = "a list of metrics holds names; one with arguments has a name of its own"
+    raise RunnerError(Fault(f"task.metrics=[{name}]", problem, "task.metrics={NAME: {_target_: ...}}"))
 
 
 def _check_name(name: str, reported: Collection[str]) -> None:
     if name in reported:
-        so = f"the task reports {name} by itself"
-        raise RunnerError(Fault(f"task.metrics.{name}", so, f"another name, e.g. {name}_of_torchmetrics"))
+        problem = f"the task reports {name} by itself"
+        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"another name, e.g. {name}_of_torchmetrics"))
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or hasattr(nn.ModuleDict, name):
-        so = "a metric's name stands in val/NAME: letters, digits, _ and -, and no word of torch's ModuleDict"
-        raise RunnerError(Fault(f"task.metrics.{name}", so, f"another name, e.g. {_spelled(name)}_value"))
+        problem = "a metric's name stands in val/NAME: letters, digits, _ and -, and no word of torch's ModuleDict"
+        raise RunnerError(Fault(f"task.metrics.{name}", problem, f"another name, e.g. {_spelled(name)}_value"))
 
 
 def _spelled(label: str) -> str:

@@ -40,12 +40,12 @@ class Regression(nn.Module):
         """num_classes, num_outputs, is_multilabel: of the data. Raises: RunnerError for data with classes, and for other losses."""
         super().__init__()
         if num_classes not in (None, UNKNOWN):
-            so = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
-            write = "task=classification, or data.kind=regression where the numbers mean more and less"
-            raise RunnerError(Fault("task=regression", so, write))
+            problem = f"the targets of this data are {num_classes} classes, and a regression tells numbers"
+            fix = "task=classification, or data.kind=regression where the numbers mean more and less"
+            raise RunnerError(Fault("task=regression", problem, fix))
         if is_multilabel:
-            so = "the targets of this data are labels, each 0 or 1, and a regression tells numbers"
-            raise RunnerError(Fault("task=regression", so, "task=classification, or data.kind=regression"))
+            problem = "the targets of this data are labels, each 0 or 1, and a regression tells numbers"
+            raise RunnerError(Fault("task=regression", problem, "task=classification, or data.kind=regression"))
         self.loss, self.huber_delta = one_of(loss, LOSSES, key="task.loss"), _delta(huber_delta)
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
@@ -100,9 +100,9 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
         return targets
     if targets.numel() != outputs.numel():
         given, wanted = tuple(outputs.shape), tuple(targets.shape)
-        so = f"the model gives {given}, and what it is compared with is {wanted}"
-        write = f"model.out_features={math.prod(wanted[1:])}, or a model that gives as many numbers a row"
-        raise RunnerError(Fault("task on this model", so, write))
+        problem = f"the model gives {given}, and what it is compared with is {wanted}"
+        fix = f"model.out_features={math.prod(wanted[1:])}, or a model that gives as many numbers a row"
+        raise RunnerError(Fault("task on this model", problem, fix))
     return targets.reshape(outputs.shape)
 
 

@@ -73,9 +73,9 @@ def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, A
     if faults := [_unknown(name, known, kind) for name in names if name not in known]:
         raise RunnerError(*faults)
     if num_outputs == UNKNOWN and kind != "autoencoding":
-        so = "the data does not tell how many classes or numbers a row has"
+        problem = "the data does not tell how many classes or numbers a row has"
         raise RunnerError(
-            Fault(f"task.metrics=[{','.join(names)}]", so, "task.num_classes=10, say, or task.metrics=[]")
+            Fault(f"task.metrics=[{','.join(names)}]", problem, "task.num_classes=10, say, or task.metrics=[]")
         )
     return {name: _make(name, kind, num_outputs) for name in names}
 
@@ -87,8 +87,8 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
     if kind in COUNTS:
         arguments |= {"validate_args": False} | ({} if is_binary else {COUNTS[kind]: num_outputs})
     if arguments.get("top_k", 0) > num_outputs != UNKNOWN:
-        so = f"there are {num_outputs} classes, and the best {arguments['top_k']} are all of them"
-        raise RunnerError(Fault(f"task.metrics=[{name}]", so, "task.metrics=[], or another one"))
+        problem = f"there are {num_outputs} classes, and the best {arguments['top_k']} are all of them"
+        raise RunnerError(Fault(f"task.metrics=[{name}]", problem, "task.metrics=[], or another one"))
     module = _module("classification" if kind in COUNTS else "regression")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # it is said in made_of
@@ -100,13 +100,13 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"torchmetrics.{name}")
     except ModuleNotFoundError as error:
-        so = f"they come from torchmetrics, which is not installed ({error.name})"
-        raise RunnerError(Fault("task.metrics", so, install("metrics"))) from None
+        problem = f"they come from torchmetrics, which is not installed ({error.name})"
+        raise RunnerError(Fault("task.metrics", problem, install("metrics"))) from None
 
 
 def _unknown(name: str, known: dict[str, Any], kind: str) -> Fault:
     hits = nearest(name, known)
-    write = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
-    write = write or "task.metrics={NAME: {_target_: ...}}"
-    so = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
-    return Fault(f"task.metrics=[{name}]", so, write)
+    fix = " or ".join(f"task.metrics=[{hit}]" for hit in hits or [*known][:3])
+    fix = fix or "task.metrics={NAME: {_target_: ...}}"
+    problem = f"there is no such short name for a task of kind {kind}; there are {', '.join(known) or 'none'}"
+    return Fault(f"task.metrics=[{name}]", problem, fix)

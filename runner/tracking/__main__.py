@@ -18,7 +18,7 @@ from runner.config.importing import loading
 from runner.tracking import mlflow_store, store_uri
 from runner.tracking.pipe import Line
 from runner.tracking.publish_loop import BROKEN, Rounds, follow
-from runner.tracking.publish_run import Followed
+from runner.tracking.publish_run import PublishedRun
 from runner.tracking.publisher import GRACE
 from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Uploader
@@ -48,7 +48,7 @@ def _publish(folder: Path, uri: str, line: Line) -> int:
         return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
 
     try:
-        rounds = Rounds(folder, run_of=lambda folder: Followed(folder, upload), ask=lambda: _what_is_wrong(uri))
+        rounds = Rounds(folder, run_of=lambda folder: PublishedRun(folder, upload), ask=lambda: _what_is_wrong(uri))
         return follow(rounds, line)
     except Exception:
         log.exception("this should not happen")

@@ -8,7 +8,7 @@ FIRST_SECONDS = 0.2
 LONGEST_SECONDS = 5.0
 
 
-class Patience:
+class Backoff:
     """Pauses that double from one failed attempt to the next, up to five seconds."""
 
     def __init__(self) -> None:

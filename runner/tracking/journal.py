@@ -61,8 +61,8 @@ class Journal:
         try:
             self._lock.acquire(timeout=wait_seconds)
         except Timeout:
-            so = "another process is writing this run's journal"
-            raise RunnerError(Fault(f"run folder {folder}", so, "another folder, or wait for that run")) from None
+            problem = "another process is writing this run's journal"
+            raise RunnerError(Fault(f"run folder {folder}", problem, "another folder, or wait for that run")) from None
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             self._end = self._settle(folder, say)
@@ -151,10 +151,10 @@ class Journal:
         if found.is_foreign:
             raise RunnerError(Fault(f"journal {self.path}", "this file is no journal of a run", "another run folder"))
         if found.gaps and found.gaps[0].offset == 0 and not any(record.kind == "start" for record in scan(self.path)):
-            so = "its first record is damaged, the one that says which run it is; it can be read, not gone on with"
+            problem = "its first record is damaged, the one that says which run it is; it can be read, not gone on with"
             beside = self.path.parent.with_name("journal-damaged")
-            write = f"mv {self.path.parent} {beside}, and again: the run goes on on a new page of MLflow"
-            raise RunnerError(Fault(f"journal {self.path}", so, write))
+            fix = f"mv {self.path.parent} {beside}, and again: the run goes on on a new page of MLflow"
+            raise RunnerError(Fault(f"journal {self.path}", problem, fix))
         acknowledged = read_ack(folder).offset
         for sentence in describe(found, offset=acknowledged):
             say(f"{self.path}: {sentence}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.trust import inside
 from runner.tracking import mlflow_store
-from runner.tracking.mlflow_names import MOST_NAME, MOST_PARAM, MOST_TAG, cut, spell_all
+from runner.tracking.mlflow_names import MOST_NAME, MOST_PARAM, MOST_TAG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -50,8 +50,8 @@ def entities(kind: str, values: Mapping[str, Any]) -> list[Any]:
     from mlflow.entities import Param, RunTag
 
     if kind == "params":
-        return [Param(key, value) for key, value in spell_all(values, most=MOST_PARAM).items()]
-    return [RunTag(key, value) for key, value in spell_all(values, most=MOST_TAG).items()]
+        return [Param(key, value) for key, value in valid_names(values, most=MOST_PARAM).items()]
+    return [RunTag(key, value) for key, value in valid_names(values, most=MOST_TAG).items()]
 
 
 def without_known(client: MlflowClient, run_id: str, params: Sequence[Any]) -> tuple[list[Any], list[tuple[Any, str]]]:

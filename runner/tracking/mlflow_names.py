@@ -15,7 +15,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 _REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
 
 
-def spell(name: str) -> str:
+def valid_name(name: str) -> str:
     """`model.layers[0]` becomes `model.layers.0`; what MLflow refuses becomes `_`; a long name ends in its digest."""
     spelled = _REFUSED.sub("_", _INDEX.sub(r".\1", name))
     parts = [part if part.strip(".") else "_" * len(part) for part in spelled.split("/") if part]  # a//b, ./a, a/..
@@ -25,11 +25,11 @@ def spell(name: str) -> str:
     return spelled if len(spelled) <= MOST_NAME else _with_digest(spelled, name)
 
 
-def spell_all(values: Mapping[str, object], *, most: int) -> dict[str, str]:
+def valid_names(values: Mapping[str, object], *, most: int) -> dict[str, str]:
     """Spells the names and cuts the values to `most` characters; two names that would fall together stay apart."""
     spelled: dict[str, str] = {}
     for name, value in values.items():
-        key = spell(name)
+        key = valid_name(name)
         if key in spelled:
             key = _with_digest(key, name)
         spelled[key] = cut(str(value), most=most)

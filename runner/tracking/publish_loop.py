@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from runner.tracking.backoff import Patience
+from runner.tracking.backoff import Backoff
 from runner.tracking.pipe import FOLLOW, Line
-from runner.tracking.publish_run import Followed, Went
+from runner.tracking.publish_run import PublishedRun, Went
 from runner.tracking.publisher import NOT_DELIVERED
 
 LOOK_SECONDS = 0.5  # it looks by itself, too: not every point comes with a wake
@@ -28,13 +28,13 @@ class Rounds:
     ask: what keeps the store from answering, or None.
     """
 
-    def __init__(self, folder: Path, *, run_of: Callable[[Path], Followed], ask: Callable[[], str | None]) -> None:
+    def __init__(self, folder: Path, *, run_of: Callable[[Path], PublishedRun], ask: Callable[[], str | None]) -> None:
         self._run_of, self._ask = run_of, ask
         self.runs = {folder: run_of(folder)}
-        self.patience = Patience()
+        self.patience = Backoff()
         self.outage: str | None = None  # what keeps the store from answering
         self.has_more = True  # a run of this round had more to send
-        self._waiting = deque[Followed]()  # for their turns in this round
+        self._waiting = deque[PublishedRun]()  # for their turns in this round
 
     @property
     def is_round_over(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runner.tracking.ack import Ack
-from runner.tracking.backoff import Patience
+from runner.tracking.backoff import Backoff
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.sync import LOCK
 from runner.tracking.uploader import Uploader
@@ -37,7 +37,7 @@ class Went(enum.Enum):
     FAILED = "something stands in the way"
 
 
-class Followed:
+class PublishedRun:
     """One run while it is published: its lock, its uploader, its own pauses.
 
     The lock is taken when there is something to send, and held until let_go(): `sync` relies on it.
@@ -52,7 +52,7 @@ class Followed:
         self._upload = upload
         self._uploader: Uploader | None = None
         self._lock = FileLock(folder / LOCK, thread_local=False)
-        self._patience = Patience()
+        self._patience = Backoff()
         self._again_at = 0.0
         self._postponed_at = time.monotonic() + POSTPONED_SECONDS
         self._locked_since: float | None = None

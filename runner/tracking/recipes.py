@@ -57,6 +57,6 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from scan_events(folder / FILE)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        so = f"it can't be read: {type(error).__name__}: {error}"
-        raise RunnerError(Fault(str(folder / FILE), so, "the file as its run wrote it")) from None
+        problem = f"it can't be read: {type(error).__name__}: {error}"
+        raise RunnerError(Fault(str(folder / FILE), problem, "the file as its run wrote it")) from None
     yield from read_ack(folder).postponed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from runner.tracking.journal_records import Points, Record
-from runner.tracking.mlflow_names import spell
+from runner.tracking.mlflow_names import valid_name
 from runner.tracking.mlflow_store import is_refusal
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def to_metrics(records: Iterable[Record]) -> list[Any]:
     for record in records:
         if isinstance(record.data, Points):
             rows = record.data
-            keys = [spell(name) for name in rows.names]
+            keys = [valid_name(name) for name in rows.names]
             for step, time_ms, values in zip(
                 rows.steps.tolist(), rows.times_ms.tolist(), rows.values.tolist(), strict=True
             ):

@@ -30,17 +30,17 @@ def of_run(folder: Path, *, asked: str) -> str:
     store = origin.store_of(folder)
     path = store_uri.sqlite_path(store or "")
     if store is None:
-        so = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
-        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder"))
+        problem = f"{folder} was not made here by you, or was changed since: the store that it names is not taken"
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, {USUAL} for the usual one of this folder"))
     if not store:
-        so = f"{folder} was run with tracking.enabled=false, and belongs to no store"
-        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+        problem = f"{folder} was run with tracking.enabled=false, and belongs to no store"
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
     if HIDDEN in store:
-        write = f"{asked} tracking.uri={store.replace(HIDDEN, ':PASSWORD@')}, or export {VARIABLE} with it"
-        raise RunnerError(Fault(asked, f"its store is {store}, and a run's folder keeps no password", write))
+        fix = f"{asked} tracking.uri={store.replace(HIDDEN, ':PASSWORD@')}, or export {VARIABLE} with it"
+        raise RunnerError(Fault(asked, f"its store is {store}, and a run's folder keeps no password", fix))
     if path is not None and not path.parent.is_dir():
-        so = f"it was tracked to {store}, and {path.parent} is not there any more"
-        raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+        problem = f"it was tracked to {store}, and {path.parent} is not there any more"
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
     return _filled_in(store, asked=asked)
 
 
@@ -51,8 +51,8 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
         return of_run(tracked, asked=asked)
     if (path := store_uri.sqlite_path(USUAL)) is not None and path.is_file():
         return USUAL
-    so = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
-    raise RunnerError(Fault(asked, so, f"{asked} tracking.uri=URI"))
+    problem = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
+    raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
 
 
 def _filled_in(store: str, *, asked: str) -> str:
@@ -60,8 +60,8 @@ def _filled_in(store: str, *, asked: str) -> str:
     try:
         uri = str(secrets.filled_in(store))
     except KeyError as error:
-        so = f"its store is {store}, and the environment has no {error.args[0]}"
-        raise RunnerError(Fault(asked, so, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
+        problem = f"its store is {store}, and the environment has no {error.args[0]}"
+        raise RunnerError(Fault(asked, problem, f"export {error.args[0]}=..., or {asked} tracking.uri=URI")) from None
     secrets.note_secrets(store)
     return uri
 

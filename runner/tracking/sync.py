@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from runner.tracking.ack import Ack, read_ack
-from runner.tracking.backoff import Patience
+from runner.tracking.backoff import Backoff
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE
 from runner.tracking.mlflow_model import Build
@@ -39,7 +39,7 @@ def find_journals(root: Path) -> list[Path]:
 
 
 def _send(uploader: Uploader, folder: Path, *, grace_seconds: float) -> None:
-    patience = Patience()
+    patience = Backoff()
     while True:
         before = uploader.ack.offset
         sent = uploader.attempt(postponed=True)

@@ -95,8 +95,8 @@ def load(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
-        so = f"it can't be read as a checkpoint of tensors and plain values: {first_line(error)}"
-        raise _torn(path, so) from error
+        problem = f"it can't be read as a checkpoint of tensors and plain values: {first_line(error)}"
+        raise _torn(path, problem) from error
     if not isinstance(state, dict):
         raise _torn(path, f"it holds a {type(state).__name__} and no state of a run")
     return state
@@ -229,6 +229,6 @@ def _is_whole(content: bytes) -> bool:
     return is_length and digest.hexdigest().encode() == comment[len(MARK) :]
 
 
-def _torn(path: Path, so: str) -> TornError:
+def _torn(path: Path, problem: str) -> TornError:
     write = f"{before(path).name} of the same folder in its place, or run it again in another folder"
-    return TornError(Fault(f"checkpoint {path}", so, write))
+    return TornError(Fault(f"checkpoint {path}", problem, write))

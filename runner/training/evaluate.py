@@ -20,21 +20,21 @@ from runner.tasks.task import Predicting, Task
 from runner.training.parts import Parts
 from runner.training.signals import Stop, StoppedError
 
-Judge = Callable[[nn.Module, Any], Mapping[str, Tensor]]
+EvalStep = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 
 
-def make_judge(task: Task, *, precision: Precision) -> Judge:
+def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
     """What evaluate() does with a batch: judge(model, batch) -> the task's values; a task's metrics take it in, too."""
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
     if not metrics or not isinstance(task, Predicting):
 
-        def judge(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+        def eval_step(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
             with precision.autocast():
                 return task(model, batch)
 
-        return judge
+        return eval_step
 
-    def judge_and_gather(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
+    def eval_step_and_gather(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
         with precision.autocast():
             outputs = task.outputs(model, batch)
             values = task.judge(outputs, batch)
@@ -43,7 +43,7 @@ def make_judge(task: Task, *, precision: Precision) -> Judge:
             metric.update(predictions, targets)
         return values
 
-    return judge_and_gather
+    return eval_step_and_gather
 
 
 @torch.no_grad()
@@ -53,18 +53,18 @@ def evaluate(
     batches: Iterable[Any],
     *,
     precision: Precision,
-    judge: Judge | None = None,
+    eval_step: EvalStep | None = None,
     labels: Sequence[str] = (),
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
     """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
 
-    judge: what make_judge() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
+    eval_step: what make_eval_step() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
     total: the sum over all processes, where the batches are Shares; each gets the values of the whole split.
     Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
     Raises: RunnerError for a metric that gives no number.
     """
-    judge = judge or make_judge(task, precision=precision)
+    eval_step = eval_step or make_eval_step(task, precision=precision)
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
     modules = [part for part in (model, task) if isinstance(part, nn.Module)]
     was_training = [module.training for module in modules]
@@ -77,7 +77,7 @@ def evaluate(
             module.eval()
         for item in batches:
             batch, rows, of = _counted(item)
-            values = judge(model, batch)
+            values = eval_step(model, batch)
             part = torch.stack([value.float() for value in values.values()]) * rows  # (k,)
             sums = sums + part if names else part
             names = tuple(values)
@@ -118,10 +118,10 @@ class Evaluation:
     def __init__(self, parts: Parts, guard: Guard, *, stop: Stop, ranks: Ranks) -> None:
         self.seconds = 0.0  # that it took in all
         self._parts, self._stop, self._ranks = parts, stop, ranks
-        judge = make_judge(parts.task, precision=parts.precision)
+        eval_step = make_eval_step(parts.task, precision=parts.precision)
         if parts.shards is not None:
-            judge = parts.shards.within(judge)
-        self._judges = {split: guard.on(judge) for split in ("val", "test")}
+            eval_step = parts.shards.within(eval_step)
+        self._eval_steps = {split: guard.on(eval_step) for split in ("val", "test")}
 
     def measure(self, split: str) -> dict[str, float]:
         """The values of a whole split by their full names; {} where there is none.
@@ -140,7 +140,7 @@ class Evaluation:
                 parts.task,
                 self._while_not_asked(loader.epoch(0, shard=shared) if shared else loader.epoch(0)),
                 precision=parts.precision,
-                judge=self._judges[split],
+                eval_step=self._eval_steps[split],
                 labels=parts.source.classes or parts.source.targets,
                 total=self._ranks.total if shared else None,
             )

@@ -30,7 +30,7 @@ def fail(result: Result, error: BaseException) -> None:
         result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
         return
     if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit
-        result.error = "; ".join(f"{fault.asked}: {fault.so}; write: {fault.write}" for fault in error.faults)
+        result.error = "; ".join(f"{fault.asked}: {fault.problem}; write: {fault.fix}" for fault in error.faults)
         log.error("the run failed: %s", result.error)
         return
     if isinstance(error, PlacementError):
@@ -60,16 +60,18 @@ def words_of(error: BaseException) -> str:
     layer = call_site.module([frame for frame, _ in stack]).removeprefix("Prepared.")
     line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
     place = " in ".join(filter(None, (line, layer)))
-    write = _mend(error, [frame for frame, _ in stack])
-    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}{f'; {write}' if write else ''}"
+    fix = _mend(error, [frame for frame, _ in stack])
+    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
 
 
 def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
     """For what torch says in words that lead nowhere."""
     text = str(error)
     if "does not require grad" in text and isinstance(error, RuntimeError):
-        so = "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
-        return f"{so}; write: torch operations from the first layer to the loss"
+        problem = (
+            "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
+        )
+        return f"{problem}; write: torch operations from the first layer to the loss"
     if "Can't call numpy()" in text:
         return "numpy knows no gradients, and .detach() would train nothing before it; write: the torch operation of that name"
     if isinstance(error, IndexError) and "index out of range in self" in text:
@@ -77,6 +79,6 @@ def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
             layer, ids = frame.f_locals.get("self"), frame.f_locals.get("input")
             if isinstance(layer, nn.Embedding) and isinstance(ids, Tensor) and ids.device.type == "cpu" and ids.numel():
                 rows, low, high = layer.num_embeddings, int(ids.min()), int(ids.max())
-                so = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
-                return f"{so}; write: a vocabulary of {high + 1:,} or more, e.g. '${{facts.vocab_size}}'"
+                problem = f"its ids go from {low:,} to {high:,}, and this nn.Embedding has {rows:,} rows"
+                return f"{problem}; write: a vocabulary of {high + 1:,} or more, e.g. '${{facts.vocab_size}}'"
     return ""

@@ -157,7 +157,7 @@ class _Training:
         if self.parts.limits.patience is not None or self.parts.falls_by_metric:  # it would never stop early, or fall
             raise RunnerError(fault)
         if self.progress.epoch == 0:
-            self.observer.say(f"best: the last weights are kept, as {fault.so}; write {fault.write}")
+            self.observer.say(f"best: the last weights are kept, as {fault.problem}; write {fault.fix}")
 
     def keep(self, name: str) -> None:
         """Takes a checkpoint, "best" or "last"; it is written in the background."""
@@ -184,7 +184,7 @@ class _Training:
         if self.ranks.num > 1:
             text = messages.LOST if is_lost(error) else result.error
             messages.tell(self.folder, self.ranks.rank, text or "interrupted")
-            words = messages.first_words(self.folder)
+            words = messages.first_failure(self.folder)
             result.error = words.text if words is not None else result.error
 
     def finish(self) -> None:

@@ -92,8 +92,8 @@ def check_settings(group: Mapping[str, Any], settings: set[str], asked: str) -> 
     for name in group:
         if name not in settings - {"params"} | {"match"}:
             hits = nearest(name, settings) or sorted(settings - {"params"})
-            so = f"this optimizer has no setting {name}"
-            raise RunnerError(Fault(f"{asked}.{name}={group[name]}", so, f"{' or '.join(hits)} instead of {name}"))
+            problem = f"this optimizer has no setting {name}"
+            raise RunnerError(Fault(f"{asked}.{name}={group[name]}", problem, f"{' or '.join(hits)} instead of {name}"))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> None:
@@ -131,8 +131,8 @@ def matching(pattern: str, names: Sequence[str], *, key: str) -> set[str]:
         modules = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
         tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
         hits = nearest(pattern.strip("*."), [*modules, *names]) or [f"a pattern of names that begin with {tops}"]
-        so = f"it matches no parameter; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise RunnerError(Fault(f"{key}: {pattern}", so, " or ".join(hits)))
+        problem = f"it matches no parameter; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise RunnerError(Fault(f"{key}: {pattern}", problem, " or ".join(hits)))
     return found
 
 

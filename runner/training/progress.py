@@ -43,8 +43,8 @@ class Progress:
 def missing_metric(metric: str, measured: Iterable[str]) -> Fault:
     """A metric that is not among those of the validation split."""
     names = list(measured)
-    so = f"the validation split has no {metric}; it has {', '.join(names)}"
-    return Fault(f"{KEY}={metric}", so, what_to_write(nearest(metric, names) or names))
+    problem = f"the validation split has no {metric}; it has {', '.join(names)}"
+    return Fault(f"{KEY}={metric}", problem, what_to_write(nearest(metric, names) or names))
 
 
 def what_to_write(hits: list[str]) -> str:

@@ -50,9 +50,9 @@ class Checkpoints:
             _put_back(state, self._parts, progress, self._keeper, buffer)
             _draw_on(state, self._parts, self._ranks)
         except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
-            so = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
-            write = "the run in a new folder, or the checkpoint that its own run wrote"
-            raise RunnerError(Fault("the folder's checkpoint", so, write)) from error
+            problem = f"it is not of this model and optimizer, or no run wrote it: {type(error).__name__}: {first_line(error)}"
+            fix = "the run in a new folder, or the checkpoint that its own run wrote"
+            raise RunnerError(Fault("the folder's checkpoint", problem, fix)) from error
         return progress
 
     @property
@@ -66,7 +66,7 @@ class Checkpoints:
 
     def keep_last(self, progress: Progress, buffer: MetricBuffer, *, seconds: float) -> None:
         """Takes everything that a run goes on from; waits for the device, and is written in the background."""
-        state = whole_state(self._parts, progress, buffer, self._ranks)
+        state = full_state(self._parts, progress, buffer, self._ranks)
         if self._ranks.is_first:
             self._keeper.keep("last", state | {"seconds": seconds, "experiment": dict(self._experiment)})
 
@@ -101,7 +101,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
         parts.shards.load_model(model, state)
 
 
-def whole_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
+def full_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
     """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
     generators = ranks.gather(backends.generator_states(parts.device))

@@ -11,7 +11,7 @@ import pytest
 
 import runner
 from runner import cli
-from runner.cli.options import asked
+from runner.cli.options import parse
 from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
 
@@ -342,7 +342,7 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):
     """As hydra.sweep.subdir may name a job's."""
     (own_folder / "seed=1").mkdir()
-    assert asked("evaluate", ["seed=1", "seed=2"]).run == "seed=1"
+    assert parse("evaluate", ["seed=1", "seed=2"]).run == "seed=1"
     for words in (["resume", "seed=1"], ["report", "seed=1"]):
         assert cli.main(words) == 2
         text = capfd.readouterr().err

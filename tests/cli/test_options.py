@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.options import asked
+from runner.cli.options import parse
 from runner.cli.verbs import VERBS
 from runner.version import PACKAGES
 
@@ -72,12 +72,12 @@ def test_a_mistake_says_what_to_write(words, said, at_home, run):
 
 
 def test_flags_and_overrides_may_stand_anywhere():
-    found = asked(
+    found = parse(
         "predict", ["device=cpu", "--output=o.csv", "outputs/a", "--keep", "--input", "i.csv", "--allow", "timm"]
     )
     assert (found.run, found.rest) == ("outputs/a", ["device=cpu", "--allow", "timm"])
     assert found.flags == {"--output": "o.csv", "--keep": "", "--input": "i.csv"}
-    assert asked("evaluate", []).run == "last"
+    assert parse("evaluate", []).run == "last"
 
 
 def test_help_of_each_verb_imports_nothing_heavy():

@@ -60,7 +60,7 @@ def test_every_fault_of_a_file_is_told_with_its_place(conf):
             is_file = isinstance(raised.value, WrongFile)
             found = file_faults(raised.value, known) if is_file else [defaults_fault(words, raised.value)]
             for fault, (asked, so, write) in zip(found, wanted, strict=True):
-                assert asked in fault.asked and so in fault.so and write in fault.write, f"{words}\n{fault}"
+                assert asked in fault.asked and so in fault.problem and write in fault.fix, f"{words}\n{fault}"
 
 
 def test_it_is_told_with_all_else_that_is_wrong(conf):
@@ -89,7 +89,7 @@ def test_a_file_of_the_persons_own_that_begins_it_all_is_told_likewise(own_folde
         with pytest.raises(WrongFile) as raised:
             compose([])
         (fault,) = explain(raised.value, [], compose=compose, check=lambda cfg: None).faults
-    assert (fault.asked, fault.write) == (
+    assert (fault.asked, fault.fix) == (
         "train: {num_epoch: 5} in mine.yaml, line 3",
         "train: {num_epochs: 5} in its place",
     )

@@ -105,4 +105,4 @@ def test_a_path_to_a_module_of_ours_means_a_public_name(path, public):
 def test_a_launcher_by_its_module_is_offered_by_its_name():
     (fault,) = hydra_faults(OmegaConf.create({"launcher": {"_target_": "runner.sweep.launchers.local.Slots"}}))
     assert fault.asked == "hydra.launcher._target_=runner.sweep.launchers.local.Slots"
-    assert fault.write.startswith("_target_=runner.sweep.Slots;")
+    assert fault.fix.startswith("_target_=runner.sweep.Slots;")

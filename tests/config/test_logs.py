@@ -71,14 +71,14 @@ def told(hydra):
 def test_what_a_log_can_not_be_made_of_is_told_with_its_key(word, log):
     asked, so = WRONG[word]
     (fault,) = told(hydra_with(f"{log}.{word}"))
-    assert fault.asked.startswith(f"hydra.{log}.{asked}") and so in fault.so and fault.write, fault
+    assert fault.asked.startswith(f"hydra.{log}.{asked}") and so in fault.problem and fault.fix, fault
 
 
 def test_a_log_without_a_root_and_names_that_are_none():
     (fault,) = told(hydra_with("job_logging={version: 1}"))
-    assert "a log has a root" in fault.so
+    assert "a log has a root" in fault.problem
     (fault,) = told(hydra_with("verbose=[5]"))
-    assert "the names of the logs" in fault.so
+    assert "the names of the logs" in fault.problem
 
 
 def test_it_is_told_before_anything_else():
@@ -112,7 +112,7 @@ def test_what_hydra_can_not_write_or_writes_elsewhere_is_refused(own_folder, wor
     with pytest.raises(RunnerError) as refused:
         check_first.check_written(hydra, Path("run").absolute())
     (fault,) = refused.value.faults
-    assert asked in fault.asked and so in fault.so and not list(own_folder.iterdir())
+    assert asked in fault.asked and so in fault.problem and not list(own_folder.iterdir())
 
 
 def test_a_file_that_was_there_is_somebodys_and_stays(tmp_path):

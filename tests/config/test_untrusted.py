@@ -61,9 +61,7 @@ def test_what_somebody_else_put_there_is_refused_and_not_imported(case, hostile)
     with pytest.raises(RunnerError) as refused:
         clear(SOUND.replace(old, new))
     assert any(fault.asked.startswith(named) for fault in refused.value.faults)
-    assert all(
-        "--trust" in fault.write and "mlflow artifacts download" in fault.write for fault in refused.value.faults
-    )
+    assert all("--trust" in fault.fix and "mlflow artifacts download" in fault.fix for fault in refused.value.faults)
     assert not (hostile / "was_here").exists()
     assert new.strip("'\"[]{}").split(":")[0] in clear(SOUND.replace(old, new), trusted=True)  # it was looked at
 
@@ -98,7 +96,7 @@ def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folde
     Path("data").symlink_to("/")
     with pytest.raises(RunnerError) as refused:
         check_folder(Path())
-    assert [fault.write.partition(",")[0] for fault in refused.value.faults] == [write]
+    assert [fault.fix.partition(",")[0] for fault in refused.value.faults] == [write]
 
 
 @pytest.mark.parametrize(("level", "is_one"), [("INFO", True), (15, True), ("NOPE", False), (0.5, False)])

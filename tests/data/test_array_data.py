@@ -129,8 +129,8 @@ def test_many_whole_numbers_in_the_last_column_are_a_regression():
 def test_what_a_file_lacks(settings, asked, so, write):
     (fault,) = faults(**{"path": "good.npz", **settings})
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_both_names_at_once():
@@ -141,12 +141,12 @@ def test_a_split_that_lacks_its_targets():
     np.savez("s.npz", x_train=X, label_train=Y)
     (fault,) = faults("s.npz")
     assert fault.asked == "data.targets=y"
-    assert "no array y_train" in fault.so
-    assert fault.write == "data.targets=label"
+    assert "no array y_train" in fault.problem
+    assert fault.fix == "data.targets=label"
     np.savez("s.npz", x_train=X, y_train=Y, x_test=X)
     (fault,) = faults("s.npz")
-    assert "no array y_test" in fault.so
-    assert "an array y_test" in fault.write
+    assert "no array y_test" in fault.problem
+    assert "an array y_test" in fault.fix
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,18 @@ def test_values_that_can_not_be_learned_from(arrays_of, so, write):
     np.savez("bad.npz", **arrays_of)
     fault = faults("bad.npz")[0]
     assert fault.asked == "data.path=bad.npz"
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_an_empty_npy_file():
     np.save("t.npy", np.zeros((0, 3)))
-    assert "no rows" in faults("t.npy")[0].so
+    assert "no rows" in faults("t.npy")[0].problem
 
 
 def test_a_table_of_texts():
     np.save("t.npy", np.array([["a", "b"]]))
-    assert "texts" in faults("t.npy")[0].so
+    assert "texts" in faults("t.npy")[0].problem
 
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch):

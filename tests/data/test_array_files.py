@@ -66,29 +66,29 @@ def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder):
     for name in ("digits.npz", "faces.npy", "notes.txt"):
         (own_folder / "sets" / name).touch()
     near = fault("sets/digit.npz")
-    assert "no such file" in near.so
-    assert near.write == "data.path=sets/digits.npz"
-    assert fault("sets/zzz.npz").write == "data.path=sets/digits.npz or data.path=sets/faces.npy"
-    assert fault("sets").write == "data.path=sets/digits.npz or data.path=sets/faces.npy"
-    assert "folder" in fault("sets").so
+    assert "no such file" in near.problem
+    assert near.fix == "data.path=sets/digits.npz"
+    assert fault("sets/zzz.npz").fix == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert fault("sets").fix == "data.path=sets/digits.npz or data.path=sets/faces.npy"
+    assert "folder" in fault("sets").problem
 
 
 def test_a_missing_folder(own_folder):
     missing = fault("stes/digits.npz", key="data.targets_path")
-    assert missing.so == "there is no folder stes"
-    assert missing.write.startswith("data.targets_path=FILE, relative to the current folder")
+    assert missing.problem == "there is no folder stes"
+    assert missing.fix.startswith("data.targets_path=FILE, relative to the current folder")
 
 
 def test_an_empty_folder(own_folder):
-    assert "FILE that ends in .npz" in fault("digits.npz").write
+    assert "FILE that ends in .npz" in fault("digits.npz").fix
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.csv"])
 def test_other_kinds_of_file(own_folder, name):
     (own_folder / name).write_text("1,2")
     other = fault(name)
-    assert "not read here" in other.so
-    assert ".npz, .npy or .safetensors" in other.write
+    assert "not read here" in other.problem
+    assert ".npz, .npy or .safetensors" in other.fix
 
 
 @pytest.mark.parametrize("ending", [".npz", ".npy", ".safetensors"])
@@ -102,8 +102,8 @@ def test_broken_files(own_folder, ending, content):
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if content is None else content)
     broken = fault(f"a{ending}")
-    assert f"can't be read as {ending}" in broken.so
-    assert "a whole file" in broken.write
+    assert f"can't be read as {ending}" in broken.problem
+    assert "a whole file" in broken.fix
 
 
 def test_an_array_that_is_broken_inside_its_file(own_folder):
@@ -111,7 +111,7 @@ def test_an_array_that_is_broken_inside_its_file(own_folder):
     content = bytearray((own_folder / "a.npz").read_bytes())
     content[2000:2100] = bytes(100)
     (own_folder / "a.npz").write_bytes(content)
-    assert "a whole file" in fault("a.npz", ask=["x"]).write
+    assert "a whole file" in fault("a.npz", ask=["x"]).fix
 
 
 @pytest.mark.parametrize("ending", [".npz", ".npy"])
@@ -119,14 +119,14 @@ def test_pickled_objects_are_refused(own_folder, ending):
     array = np.array([{}, 1], dtype=object)
     np.save("a.npy", array) if ending == ".npy" else np.savez("a.npz", x=array)
     refused = fault(f"a{ending}", ask=["x"])
-    assert "could run code" in refused.so
-    assert "arrays of numbers" in refused.write
+    assert "could run code" in refused.problem
+    assert "arrays of numbers" in refused.fix
 
 
 def test_a_file_that_may_not_be_read(own_folder):
     """Tests may run as root, who may read all."""
     found = array_files._unreadable(own_folder / "a.npz", "data.path=a.npz", PermissionError(13, "Permission denied"))
-    assert found.write == f"chmod u+r {own_folder / 'a.npz'}"
+    assert found.fix == f"chmod u+r {own_folder / 'a.npz'}"
 
 
 def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
@@ -139,4 +139,4 @@ def test_safetensors_is_a_package_of_its_own(own_folder, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert fault("a.safetensors").write == install("safetensors")
+    assert fault("a.safetensors").fix == install("safetensors")

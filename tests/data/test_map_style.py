@@ -77,8 +77,8 @@ def test_what_a_dataset_must_be(dataset, so, write):
         look_at(dataset, asked="data=mine")
     (fault,) = caught.value.faults
     assert fault.asked == "data=mine"
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_doubles_become_what_models_are():

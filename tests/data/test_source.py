@@ -118,8 +118,8 @@ def test_given_splits_may_be_datasets():
 )
 def test_what_is_no_source(found, so, write):
     (fault,) = faults(found)
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_what_is_wrong_on_both_sides_is_told_at_once():
@@ -127,8 +127,8 @@ def test_what_is_wrong_on_both_sides_is_told_at_once():
     bad[0, 0] = np.nan
     both = faults((bad, [None] * 6))
     assert len(both) == 2
-    assert "the inputs" in both[0].so
-    assert "the targets" in both[1].so
+    assert "the inputs" in both[0].problem
+    assert "the targets" in both[1].problem
 
 
 def test_the_message_names_what_was_asked_for():
@@ -136,7 +136,7 @@ def test_the_message_names_what_was_asked_for():
         from_arrays(X, Y[:2], name="mine", asked="data.path=f.npz", called=("array x of f.npz", "array y of f.npz"))
     (fault,) = caught.value.faults
     assert fault.asked == "data.path=f.npz"
-    assert fault.so == "array x of f.npz have 6 rows and array y of f.npz 2"
+    assert fault.problem == "array x of f.npz have 6 rows and array y of f.npz 2"
 
 
 def test_integers_may_stay_in_every_split():

@@ -153,8 +153,8 @@ def test_a_dataset_is_cut_by_its_row_numbers():
 def test_splits_that_would_be_empty(count, settings, asked, so, write):
     (fault,) = faults(numbered(count), **settings)
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_both_empty_splits_at_once():

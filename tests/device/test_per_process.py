@@ -74,7 +74,7 @@ def test_what_is_not_there_is_refused_with_what_is(device, count, hardware, so, 
     with pytest.raises(RunnerError) as told:
         devices_of_processes(parse(device), count, hardware)
     (fault,) = told.value.faults
-    assert so in fault.so and write in fault.write
+    assert so in fault.problem and write in fault.fix
     assert str(device) in fault.asked
 
 

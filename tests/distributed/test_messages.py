@@ -18,22 +18,22 @@ def test_the_first_words_count(tmp_path, attempt):
     messages.tell(tmp_path, 1, "ValueError: mine")
     messages.tell(tmp_path, 1, "what came of it")
     messages.tell(tmp_path, 0, "another one")
-    assert (messages.first_words(tmp_path).rank, messages.first_words(tmp_path).text) == (1, "ValueError: mine")
+    assert (messages.first_failure(tmp_path).rank, messages.first_failure(tmp_path).text) == (1, "ValueError: mine")
 
 
 def test_one_that_misses_another_knows_less_than_that_other(tmp_path, attempt):
     attempt(0)
     messages.tell(tmp_path, 0, messages.LOST)
     messages.tell(tmp_path, 1, "ValueError: mine")
-    assert messages.first_words(tmp_path).text == "ValueError: mine"
+    assert messages.first_failure(tmp_path).text == "ValueError: mine"
 
 
 def test_an_attempt_has_words_of_its_own(tmp_path, attempt):
     attempt(0)
     messages.tell(tmp_path, 1, "the first time")
     attempt(1)
-    assert messages.first_words(tmp_path) is None
-    assert messages.first_words(tmp_path, of=0).text == "the first time"
+    assert messages.first_failure(tmp_path) is None
+    assert messages.first_failure(tmp_path, of=0).text == "the first time"
 
 
 def test_a_mistake_is_told_once_and_ends_the_attempts(tmp_path, attempt):
@@ -52,4 +52,4 @@ def test_what_is_given_comes_back_and_the_words_of_an_earlier_time_are_gone(tmp_
         parent=7, choices=[{"device": "cpu", "reason": "as asked", "local": None}], path=["/here"]
     )
     messages.give(tmp_path, "seed: 1\n", given)
-    assert messages.given_in(tmp_path) == given and messages.first_words(tmp_path) is None
+    assert messages.handover_in(tmp_path) == given and messages.first_failure(tmp_path) is None

@@ -36,7 +36,7 @@ def config(metric, target="Classification", **task):
 def test_a_name_that_no_epoch_would_have(metric, task, write):
     found = metric_faults(config(metric, **task))
     assert len(found) == (write is not None)
-    assert not found or (write in found[0].write and found[0].asked == f"train.early_stopping.metric={metric}")
+    assert not found or (write in found[0].fix and found[0].asked == f"train.early_stopping.metric={metric}")
 
 
 def test_what_is_better_follows_from_the_name_where_nobody_says():
@@ -53,4 +53,4 @@ def test_what_a_person_says_is_better_counts():
 @pytest.mark.parametrize("metric", ["val", "val/"])
 def test_a_split_alone_is_no_metric(metric):
     (fault,) = metric_faults(config(metric, "Own"))
-    assert "val/..." in fault.so
+    assert "val/..." in fault.problem

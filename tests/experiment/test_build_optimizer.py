@@ -90,8 +90,8 @@ def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monke
     monkeypatch.setenv("LR", "fast")
     (fault,) = faults(*words.split())
     assert asked in fault.asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_all_that_is_wrong_is_told_at_once():
@@ -145,7 +145,7 @@ def test_what_only_the_model_shows_is_told_when_it_is_there():
         optimizer_of(cfg, nn.Linear(2, 2), device=torch.device("cpu"))
     (fault,) = caught.value.faults
     assert fault.asked == "optimizer._target_=torch.optim.Muon"
-    assert "2D parameters" in fault.so and "optimizer=adam" in fault.write
+    assert "2D parameters" in fault.problem and "optimizer=adam" in fault.fix
 
 
 def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
@@ -174,9 +174,9 @@ def wrong(optimizer):
 def test_a_plateau_among_others_is_refused_and_so_is_what_is_no_schedule(own_folder):
     (own_folder / "my_schedules.py").write_text(OWN)
     (fault,) = faults("+scheduler._target_=my_schedules.chained")
-    assert "does not support `ReduceLROnPlateau`" in fault.so and "scheduler=cosine" in fault.write
+    assert "does not support `ReduceLROnPlateau`" in fault.problem and "scheduler=cosine" in fault.fix
     (fault,) = faults("+scheduler._target_=my_schedules.wrong")
-    assert "no schedule" in fault.so
+    assert "no schedule" in fault.problem
 
 
 def test_the_rehearsal_imports_nothing_that_takes_seconds(monkeypatch):

@@ -48,4 +48,4 @@ def test_what_is_no_autoencoder(shape, settings, asked, write):
         Autoencoder(shape, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert write in fault.write
+    assert write in fault.fix

@@ -29,7 +29,7 @@ def test_widths():
 )
 def test_what_are_no_widths(values, asked, write):
     found = fault(widths, values, key="model.hidden_sizes", example="[8,8]")
-    assert (found.asked, found.write) == (asked, write)
+    assert (found.asked, found.fix) == (asked, write)
 
 
 def test_probabilities():
@@ -38,4 +38,4 @@ def test_probabilities():
 
 @pytest.mark.parametrize("value", [1, -0.1, 1.5, "half", None, True, float("nan")])
 def test_what_is_no_probability(value):
-    assert fault(probability, value, key="model.dropout").write == "model.dropout=0.1"
+    assert fault(probability, value, key="model.dropout").fix == "model.dropout=0.1"

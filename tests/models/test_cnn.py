@@ -81,8 +81,8 @@ def test_what_is_no_cnn(shape, settings, asked, so, write):
         CNN(shape, 10, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_dropout_is_off_in_evaluation():

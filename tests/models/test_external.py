@@ -154,8 +154,8 @@ def test_what_it_is_not(shape, settings, asked, so, write, monkeypatch):
         external.transformers_model(shape, 3, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_what_timm_has_not(name, shape, settings, so, write, timm):
     with pytest.raises(RunnerError) as caught:
         external.timm_model(name, shape, 3, **settings)
     (fault,) = caught.value.faults
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():

@@ -138,4 +138,4 @@ def test_what_can_not_be_asked(prompt, settings, asked, write):
     with pytest.raises(RunnerError) as caught:
         generate(Chances(0.5, 0.5), prompt.long(), 3, **settings)
     (fault,) = caught.value.faults
-    assert fault.asked == asked and write in fault.write
+    assert fault.asked == asked and write in fault.fix

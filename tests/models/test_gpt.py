@@ -121,7 +121,7 @@ def test_what_is_no_gpt(settings, asked, so, write):
         small(**settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so and write in fault.write
+    assert so in fault.problem and write in fault.fix
 
 
 def test_more_tokens_than_positions():

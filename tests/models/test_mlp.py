@@ -70,7 +70,7 @@ def test_what_is_no_mlp(settings, asked, write):
         MLP(4, 2, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert write in fault.write
+    assert write in fault.fix
 
 
 def test_the_choices_are_listed():

@@ -81,5 +81,5 @@ def test_what_is_no_recurrent_network(shape, settings, asked, so, write):
         Recurrent(shape, 3, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix

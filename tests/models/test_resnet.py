@@ -62,5 +62,5 @@ def test_what_is_no_resnet(shape, settings, asked, so, write):
         ResNet(shape, 10, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix

@@ -83,4 +83,4 @@ def test_what_is_no_transformer(shape, settings, asked, so, write):
         small(shape, **settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so and write in fault.write
+    assert so in fault.problem and write in fault.fix

@@ -49,5 +49,5 @@ def test_what_is_no_vit(shape, settings, asked, so, write):
         ViT(shape, 10, **settings)
     (fault,) = caught.value.faults
     assert fault.asked.startswith(asked)
-    assert so in fault.so
-    assert fault.write.startswith(write)
+    assert so in fault.problem
+    assert fault.fix.startswith(write)

@@ -76,10 +76,10 @@ def test_strict_lists_all_that_is_amiss_and_loads_nothing(tmp_path):
         load_weights(model, str(tmp_path / "w.pt"), strict=True)
     (fault,) = caught.value.faults
     assert fault.asked == f"model.weights={tmp_path / 'w.pt'}"
-    assert "of another shape: 0.weight (5x3 in the file, 4x3 in the model)" in fault.so
-    assert "not in the file: head.weight (like head.wieght in the file), head.bias" in fault.so
-    assert "not in the model: 2.bias, head.wieght" in fault.so
-    assert "model.strict=false" in fault.write
+    assert "of another shape: 0.weight (5x3 in the file, 4x3 in the model)" in fault.problem
+    assert "not in the file: head.weight (like head.wieght in the file), head.bias" in fault.problem
+    assert "not in the model: 2.bias, head.wieght" in fault.problem
+    assert "model.strict=false" in fault.fix
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -126,8 +126,8 @@ def test_what_is_no_file_of_weights(name, content, so, write, tmp_path, capsys):
     with pytest.raises(RunnerError) as caught:
         load_weights(net(), str(tmp_path / name), strict=False)
     (fault,) = caught.value.faults
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
     assert "code ran" not in capsys.readouterr().out
 
 
@@ -135,6 +135,6 @@ def test_a_file_that_is_not_there(tmp_path):
     torch.save(state(), tmp_path / "weights.pt")
     with pytest.raises(RunnerError, match="no such file") as caught:
         load_weights(net(), str(tmp_path / "wieghts.pt"), strict=True)
-    assert caught.value.faults[0].write == f"model.weights={tmp_path / 'weights.pt'}"
+    assert caught.value.faults[0].fix == f"model.weights={tmp_path / 'weights.pt'}"
     with pytest.raises(RunnerError, match="of no run"):
         load_weights(net(), str(tmp_path), strict=True)

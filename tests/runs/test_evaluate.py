@@ -157,4 +157,4 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
     with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
         evaluate._write(tmp_path, report)
     (fault,) = refused.value.faults
-    assert fault.write == "a copy of the folder, in a place that you may write to"
+    assert fault.fix == "a copy of the folder, in a place that you may write to"

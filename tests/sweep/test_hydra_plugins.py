@@ -41,4 +41,4 @@ def test_one_that_a_file_names_by_its_class_is_asked_about_by_its_key():
     joblib = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
     parts = {"launcher": {"_target_": joblib}, "sweeper": {"_target_": "runner.sweep.Grid"}}
     (fault,) = part_faults(OmegaConf.create(parts))
-    assert (fault.asked, fault.write) == (f"hydra.launcher._target_={joblib}", LAUNCHERS)
+    assert (fault.asked, fault.fix) == (f"hydra.launcher._target_={joblib}", LAUNCHERS)

@@ -110,7 +110,7 @@ def test_pixels_have_classes_too():
 def test_what_does_not_suit_it_is_told_at_once(settings, mend):
     with pytest.raises(RunnerError) as caught:
         Classification(**settings)
-    assert mend in caught.value.faults[0].write
+    assert mend in caught.value.faults[0].fix
 
 
 def test_a_model_with_another_number_of_outputs_is_told():

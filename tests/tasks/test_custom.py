@@ -56,7 +56,7 @@ def test_a_module_is_placed_with_the_task():
 def test_what_would_go_wrong_is_told(make, mend):
     with pytest.raises(RunnerError) as caught:
         make()
-    assert mend in caught.value.faults[0].write
+    assert mend in caught.value.faults[0].fix
 
 
 def test_it_is_built_from_yaml(own_folder):

@@ -19,7 +19,7 @@ from runner.tasks.classification import Classification
 from runner.tasks.metrics import MOST_VALUES, make_metrics
 from runner.tasks.regression import Regression
 from runner.tasks.torchmetrics import BINARY, SHORT
-from runner.training.evaluate import evaluate, make_judge
+from runner.training.evaluate import evaluate, make_eval_step
 
 CPU = torch.device("cpu")
 F1 = {"_target_": "torchmetrics.classification.MulticlassF1Score", "num_classes": 4}
@@ -217,14 +217,14 @@ def test_an_evaluation_is_not_part_of_the_next_one_even_when_it_was_broken_off()
     logits, targets = classes(4)
     task = Classification(num_classes=4, metrics=["f1", "auroc"])
     whole = measured(task, logits, targets)
-    judge = make_judge(task, precision=precision("fp32", device=CPU))
+    judge = make_eval_step(task, precision=precision("fp32", device=CPU))
 
     def breaks_off():
         yield logits[:50], targets[:50]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate(nn.Identity(), task, breaks_off(), precision=precision("fp32", device=CPU), judge=judge)
+        evaluate(nn.Identity(), task, breaks_off(), precision=precision("fp32", device=CPU), eval_step=judge)
     judge(nn.Identity(), (logits[:9], targets[:9]))  # left in it
     assert measured(task, logits, targets) == whole
 
@@ -304,7 +304,7 @@ def test_a_table_and_many_values_are_no_curves():
 def test_what_is_no_metric_is_told_at_once(make, mend):
     with pytest.raises(RunnerError) as caught:
         make()
-    assert mend in caught.value.faults[0].write
+    assert mend in caught.value.faults[0].fix
 
 
 def test_a_function_that_gives_no_number_is_told():
@@ -318,7 +318,7 @@ def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
     with pytest.raises(RunnerError) as caught:
         Classification(num_classes=3, metrics=["f1"])
-    assert caught.value.faults[0].write == install("metrics")
+    assert caught.value.faults[0].fix == install("metrics")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_what_downloads_is_no_part(target):
 def test_no_batch_reads_the_device(device, metrics):
     logits, targets = classes(4)
     task = place(Classification(num_classes=4, metrics=metrics), device)
-    judge = make_judge(task, precision=precision("fp32", device=device))
+    judge = make_eval_step(task, precision=precision("fp32", device=device))
     batch = logits.to(device), targets.to(device)
     with HostReads(device) as reads:
         for _ in range(2):

@@ -73,4 +73,4 @@ def test_an_autoencoder_is_compared_with_its_inputs():
 def test_what_does_not_suit_is_told(make, mend):
     with pytest.raises(RunnerError) as caught:
         make()
-    assert mend in caught.value.faults[0].write
+    assert mend in caught.value.faults[0].fix

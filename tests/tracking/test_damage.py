@@ -9,7 +9,7 @@ import pytest
 
 from runner import cli
 from runner.errors import RunnerError
-from runner.experiment.run_record import take_up
+from runner.experiment.run_record import restore
 from runner.tracking import ack as acks
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.damage import find_damage
@@ -134,7 +134,7 @@ def test_wherever_it_is_damaged_the_rest_is_read_and_the_loss_is_told(how, folde
         told = find_damage(folder)
         assert bool(told) != is_clean_cut
         starts = [record for record in expected if record.kind == "start"]
-        assert take_up(folder).uid == "u1" if starts else take_up(folder).uid != "u1"
+        assert restore(folder).uid == "u1" if starts else restore(folder).uid != "u1"
         caplog.clear()
         goes_on = check_going_on(folder, damaged, expected)
         num_refused += not goes_on
@@ -300,7 +300,7 @@ def test_sync_of_a_journal_without_its_first_record(trained, uri, client, capfd,
     """The record that a resumed run began again with says which run it is, too; without one there is nowhere to go."""
     from runner.tracking import sync as module
 
-    monkeypatch.setattr(module.Patience, "silent_seconds", lambda self, **_: 1e9)  # one attempt
+    monkeypatch.setattr(module.Backoff, "silent_seconds", lambda self, **_: 1e9)  # one attempt
     assert cli.main(RESUME) == 0
     damage(trained, 0)
     assert cli.main(["sync", "outputs", f"tracking.uri={uri}"]) == 0

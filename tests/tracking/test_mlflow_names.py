@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from runner.tracking.mlflow_names import MOST_NAME, cut, spell, spell_all
+from runner.tracking.mlflow_names import MOST_NAME, cut, valid_name, valid_names
 
 NAMES = [
     ("train/loss", "train/loss"),
@@ -26,7 +26,7 @@ NAMES = [
 
 @pytest.mark.parametrize(("name", "spelled"), NAMES)
 def test_names_are_spelled_as_mlflow_takes_them(name, spelled):
-    assert spell(name) == spelled
+    assert valid_name(name) == spelled
 
 
 @pytest.mark.parametrize("name", [*[name for name, _ in NAMES], "x" * 1000, "/".join(".." for _ in range(200))])
@@ -34,21 +34,21 @@ def test_mlflow_takes_them(name):
     from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
 
     for validate in (_validate_metric_name, _validate_param_name, _validate_tag_name):
-        validate(spell(name))
-    assert 0 < len(spell(name)) <= MOST_NAME
+        validate(valid_name(name))
+    assert 0 < len(valid_name(name)) <= MOST_NAME
 
 
 @pytest.mark.skipif(os.name == "nt", reason="MLflow takes no colon there")
 def test_a_colon_stays():
-    assert spell("cuda:0") == "cuda:0"
+    assert valid_name("cuda:0") == "cuda:0"
 
 
 def test_long_names_with_the_same_beginning_stay_apart():
-    assert spell("x" * 300 + "a") != spell("x" * 300 + "b")
+    assert valid_name("x" * 300 + "a") != valid_name("x" * 300 + "b")
 
 
 def test_names_that_fall_together_stay_apart():
-    spelled = spell_all({"a@b": 1, "a#b": 2, "a_b": 3}, most=10)
+    spelled = valid_names({"a@b": 1, "a#b": 2, "a_b": 3}, most=10)
     assert len(spelled) == 3 and sorted(spelled.values()) == ["1", "2", "3"] and spelled["a_b"] == "1"
 
 
@@ -56,4 +56,4 @@ def test_long_values_are_cut_and_say_so():
     assert cut("x" * 10, most=10) == "x" * 10
     assert cut("x" * 7000, most=6000).endswith("... (7000 characters)")
     assert len(cut("x" * 7000, most=6000)) == 6000
-    assert spell_all({"a": None, "b": [1]}, most=10) == {"a": "None", "b": "[1]"}
+    assert valid_names({"a": None, "b": [1]}, most=10) == {"a": "None", "b": "[1]"}

@@ -10,7 +10,7 @@ from runner.tracking.ack import Ack
 from runner.tracking.journal import Journal
 from runner.tracking.pipe import FOLLOW, GONE, bye, word
 from runner.tracking.publish_loop import Rounds, follow
-from runner.tracking.publish_run import Followed
+from runner.tracking.publish_run import PublishedRun
 from runner.tracking.sync import LOCK
 
 
@@ -79,7 +79,7 @@ class Runs:
             self.lives[folder.name] = lives
             return self.uploads[folder]
 
-        return Followed(folder, upload)
+        return PublishedRun(folder, upload)
 
     def ask(self):
         self.asked += 1
@@ -376,7 +376,7 @@ def test_a_journal_that_can_not_be_read_is_told_of_by_the_attempt(tmp_path):
     (tmp_path / "journal").mkdir()
     (tmp_path / FILE).write_bytes(encode(EVENT, b"no json", num_points=0))
     upload = Upload(False)
-    run = Followed(tmp_path, lambda folder, lives: upload)
+    run = PublishedRun(tmp_path, lambda folder, lives: upload)
     assert run.turn() is publish_run.Went.FAILED and not run.is_broken and upload.attempts == 1
     run.let_go()
 

@@ -43,7 +43,7 @@ def test_a_store_that_is_not_known_is_asked_for(own_folder, store, write):
         origin.sign(Path("run"), store)
     with pytest.raises(RunnerError) as asked:
         stores.of_run(Path("run"), asked="sync run")
-    assert [fault.write for fault in asked.value.faults] == [write]
+    assert [fault.fix for fault in asked.value.faults] == [write]
 
 
 def test_the_last_runs_store_is_that_of_the_last_one_that_was_tracked(own_folder):

@@ -123,8 +123,8 @@ def test_what_is_no_group(settings, asked, so, write):
         groups_of(**settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_an_optimizer_without_weight_decay_has_none_to_leave_out():

@@ -14,7 +14,7 @@ from runner.training.background import Background
 from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.progress import Best, Progress
-from runner.training.state import Checkpoints, best_state, whole_state
+from runner.training.state import Checkpoints, best_state, full_state
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ STOOD = Progress(BEST, step=33, epoch=3, measured=30, rate=0.1, epochs_without_b
 def taken_up(folder, parts, background, *, best=BEST, ranks=None):
     """What a process stands at that goes on from the checkpoints of one that stood at STOOD; best.pt may be of another step."""
     buffer = MetricBuffer(CPU, lambda window: None, background=background, pull_every=10)
-    state = whole_state(parts, STOOD, buffer, Alone())
+    state = full_state(parts, STOOD, buffer, Alone())
     save(state | {"seconds": STOOD.seconds, "experiment": {}}, folder / "checkpoints/last.pt")
     save(best_state(parts, replace(STOOD, best=best)), folder / "checkpoints/best.pt")
     parts.best = Best("val/loss", "min")

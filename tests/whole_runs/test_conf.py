@@ -131,7 +131,7 @@ def test_a_resolver_in_quotes_is_what_the_message_says(monkeypatch):
     word, explained = "optimizer.lr=${oc.decode:${oc.env:LRX,0.5}}", compose.composer([])
     with compose.hydra_session(["runner"]):
         (fault,) = override_errors.explain(HydraException(), [word], compose=explained, check=lambda cfg: None).faults
-        (mend,) = shlex.split(fault.write.partition(": ")[2])
+        (mend,) = shlex.split(fault.fix.partition(": ")[2])
         cfg = explained([mend])
     assert validate.faults(cfg) == []
     assert validate.target_node(cfg, "optimizer", resolve=True)["lr"] == 0.5

@@ -227,7 +227,7 @@ def test_an_error_without_words_is_told(monkeypatch):
     fault = override_errors.explain(AssertionError(), [], compose=lambda words: small(), check=lambda cfg: None).faults[
         0
     ]
-    assert fault.so.startswith("AssertionError")
+    assert fault.problem.startswith("AssertionError")
 
 
 def test_a_table_of_one_job_that_has_no_name_fits():

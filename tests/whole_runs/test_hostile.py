@@ -132,7 +132,7 @@ HYDRAS = {
     "a log's reference": "job_logging: {handlers: {console: {stream: 'ext://mine.makedirs'}}}",
     "a log's attribute": "job_logging: {handlers: {file: {'.': {namer: 'ext://os.makedirs'}}}}",
     "a server for logs": "job_logging: {filters: {x: {'()': logging.config.listen}}}",
-    "a library loaded first": "job: {env_set: {LD_PRELOAD: ./evil.so}}",
+    "a library loaded first": "job: {env_set: {LD_PRELOAD: ./evil.problem}}",
     "Python's path": "job: {env_set: {PYTHONPATH: .}}",
     "git's helper": "job: {env_set: {GIT_EXTERNAL_DIFF: touch PWNED}}",
     "more allowed parts": "job: {env_set: {RUNNER_ALLOW: os}}",

@@ -138,7 +138,7 @@ def test_every_command_is_one(a_run, monkeypatch):
             assert cli.main([verb, *words]) == 0, words
             assert done.pop() is not None
         elif verb in VERBS:
-            asked = options.asked(verb, words)
+            asked = options.parse(verb, words)
             flags, overrides = sorted_words(asked.rest)
             options.check_keys(verb, overrides)
             if VERBS[verb].keys == ANY_KEY:

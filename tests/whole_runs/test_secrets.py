@@ -238,7 +238,7 @@ def test_what_is_written_down_by_hand(monkeypatch):
 
 def test_a_lost_password_of_the_data_is_asked_for():
     cfg = OmegaConf.create({"data": {"_target_": "x", "url": "s3://me:***@there"}})
-    assert any(fault.write == "data.url=s3://me:PASSWORD@there" for fault in faults(cfg))
+    assert any(fault.fix == "data.url=s3://me:PASSWORD@there" for fault in faults(cfg))
 
 
 def test_a_journal_that_asks_for_what_is_not_there_builds_no_model(own_folder):

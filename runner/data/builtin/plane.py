@@ -40,8 +40,8 @@ def check_features(names: Any, *, key: str) -> list[str]:
     for name in names:
         if name not in FEATURES:
             hits = nearest(str(name), FEATURES) or FEATURES
-            so = f"there is no feature {name}; there are {', '.join(FEATURES)}"
+            problem = f"there is no feature {name}; there are {', '.join(FEATURES)}"
             raise RunnerError(
-                Fault(f"{key}=[{','.join(map(str, names))}]", so, f"{' or '.join(hits)} instead of {name}")
+                Fault(f"{key}=[{','.join(map(str, names))}]", problem, f"{' or '.join(hits)} instead of {name}")
             )
     return list(names)

@@ -86,8 +86,8 @@ def scikit(which: str) -> Source:
     scales a regression back. Raises: RunnerError for another name.
     """
     if which not in SETS:
-        write = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
-        raise RunnerError(Fault(f"data.which={which}", f"there are {', '.join(SETS)}", write))
+        fix = " or ".join(f"data={hit}" for hit in nearest(str(which), SETS) or SETS)
+        raise RunnerError(Fault(f"data.which={which}", f"there are {', '.join(SETS)}", fix))
     found = SETS[which]
     values = _numbers(found.file, skip=bool(found.classes))
     if found.classes:

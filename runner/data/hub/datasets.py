@@ -97,8 +97,8 @@ def huggingface(
 
 def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[str, Any]) -> TextRows:
     if type(context_length) is not int or context_length < 1:
-        so = "it is a whole number of tokens, 1 or more"
-        raise RunnerError(Fault(f"data.context_length={context_length}", so, "data.context_length=256"))
+        problem = "it is a whole number of tokens, 1 or more"
+        raise RunnerError(Fault(f"data.context_length={context_length}", problem, "data.context_length=256"))
     entries = known["entries"] if known else entries_of(tokenizer)
     length = known.get("context_length", context_length) + (
         picked.target is None
@@ -146,8 +146,8 @@ def _all_targets(
 def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
     """The names of a column's classes. Raises: RunnerError for numbers that it has no name for."""
     if numbers.min() < 0 or numbers.max() >= len(names):
-        so = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
-        raise RunnerError(Fault(asked, so, "the same set without rows of unknown class (-1)"))
+        problem = f"{called} holds {numbers.min()}..{numbers.max()}, and it has {len(names)} classes"
+        raise RunnerError(Fault(asked, problem, "the same set without rows of unknown class (-1)"))
     return np.array(names)[numbers]
 
 

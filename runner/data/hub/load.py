@@ -46,8 +46,8 @@ def loaded(
     datasets = _library()
     asked = _asked(path, subset, data_files, data_dir)
     if streaming and num_rows is None:
-        so = "a stream has no length, and rows are drawn by their number here"
-        raise RunnerError(Fault("data.streaming=true", so, "data.num_rows=10000, the rows of each split to fetch"))
+        problem = "a stream has no length, and rows are drawn by their number here"
+        raise RunnerError(Fault("data.streaming=true", problem, "data.num_rows=10000, the rows of each split to fetch"))
     with _quiet(datasets), _explained(asked):
         if _is_saved(path):
             found = datasets.load_from_disk(str(Path(path).expanduser()))
@@ -66,8 +66,8 @@ def _library() -> Any:
     try:
         import datasets  # an optional package, and a slow one
     except ImportError:
-        so = "reading such sets takes a package that is not installed"
-        raise RunnerError(Fault("data=huggingface", so, install("huggingface"))) from None
+        problem = "reading such sets takes a package that is not installed"
+        raise RunnerError(Fault("data=huggingface", problem, install("huggingface"))) from None
     return datasets
 
 
@@ -76,9 +76,9 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
     place, asked = Path(path).expanduser(), f"data.path={path}"
     if path in BUILDERS:
         if data_files is None and data_dir is None:
-            so = f"{path} reads files, and none are named"
-            write = f"data.path={path} data.data_files=FILE" + (" or data.data_dir=FOLDER" if path != "text" else "")
-            raise RunnerError(Fault(asked, so, write))
+            problem = f"{path} reads files, and none are named"
+            fix = f"data.path={path} data.data_files=FILE" + (" or data.data_dir=FOLDER" if path != "text" else "")
+            raise RunnerError(Fault(asked, problem, fix))
         if subset is not None:
             raise RunnerError(
                 Fault(f"data.subset={subset}", f"{path} reads files, which have none", "data.subset=null")
@@ -86,19 +86,19 @@ def _words(path: str, subset: str | None, data_files: Files | None, data_dir: st
         return {"path": path, "data_files": _expanded(data_files), "data_dir": _expanded(data_dir)}
     if place.is_file():
         if place.suffix.lower() not in BY_ENDING:
-            so = f"files of kind {place.suffix or '(without an ending)'} are not read by their name alone"
-            write = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
-            raise RunnerError(Fault(asked, so, write))
+            problem = f"files of kind {place.suffix or '(without an ending)'} are not read by their name alone"
+            fix = " or ".join(f"data.path={name} data.data_files={path}" for name in BUILDERS[:3])
+            raise RunnerError(Fault(asked, problem, fix))
         more = {"sep": "\t"} if place.suffix.lower() == ".tsv" else {}
         return {"path": BY_ENDING[place.suffix.lower()], "data_files": str(place), **more}
     if not place.is_dir() and (path.startswith((".", "/", "~")) or path.count("/") > 1 or place.suffix in BY_ENDING):
         there = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
-        write = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
-        so = "there is no such file or folder here, and the Hub has no such names"
-        raise RunnerError(Fault(asked, so, write or "data.path=FILE, or a name as huggingface.co/datasets has it"))
+        fix = " or ".join(f"data.path={place.parent / hit}" for hit in nearest(place.name, there))
+        problem = "there is no such file or folder here, and the Hub has no such names"
+        raise RunnerError(Fault(asked, problem, fix or "data.path=FILE, or a name as huggingface.co/datasets has it"))
     if path in _all_builders():
-        so = f"that reader of files is not taken here; {', '.join(BUILDERS)} are"
-        raise RunnerError(Fault(asked, so, " or ".join(f"data.path={name}" for name in BUILDERS)))
+        problem = f"that reader of files is not taken here; {', '.join(BUILDERS)} are"
+        raise RunnerError(Fault(asked, problem, " or ".join(f"data.path={name}" for name in BUILDERS)))
     return {
         "path": str(place) if place.is_dir() else path,
         "name": subset,
@@ -131,21 +131,23 @@ def _chosen(asked: dict[str, str], there: list[str], set_asked: str) -> dict[str
     """Our names of the splits -> the set's. Raises: RunnerError for a split that it lacks."""
     listed = ", ".join(there)
     if unknown := [name for name in asked if name not in SPLITS]:
-        so = f"splits are called {', '.join(SPLITS)} here"
-        raise RunnerError(Fault(f"data.split.{unknown[0]}={asked[unknown[0]]}", so, "data.split={train:...,val:...}"))
+        problem = f"splits are called {', '.join(SPLITS)} here"
+        raise RunnerError(
+            Fault(f"data.split.{unknown[0]}={asked[unknown[0]]}", problem, "data.split={train:...,val:...}")
+        )
     for name, theirs in asked.items():
         if theirs not in there:
             hits = nearest(theirs, there) or there
-            write = " or ".join(f"data.split.{name}={hit}" for hit in hits)
-            raise RunnerError(Fault(f"data.split.{name}={theirs}", f"the set's splits are {listed}", write))
+            fix = " or ".join(f"data.split.{name}={hit}" for hit in hits)
+            raise RunnerError(Fault(f"data.split.{name}={theirs}", f"the set's splits are {listed}", fix))
     found = asked or {
         name: next(hit for hit in hits if hit in there) for name, hits in SPLITS.items() if set(hits) & set(there)
     }
     if "train" not in found and len(there) == 1:
         found = {"train": there[0]}
     if "train" not in found:
-        write = " or ".join(f"data.split={{train:{name}}}" for name in there)
-        raise RunnerError(Fault(set_asked, f"nothing says what to train on; the set's splits are {listed}", write))
+        fix = " or ".join(f"data.split={{train:{name}}}" for name in there)
+        raise RunnerError(Fault(set_asked, f"nothing says what to train on; the set's splits are {listed}", fix))
     return found
 
 
@@ -197,9 +199,9 @@ def _fault(asked: str, error: Exception) -> Fault:
     if isinstance(error, ConnectionError | exceptions.DatasetNotFoundError):
         is_offline = config.HF_HUB_OFFLINE
         why = "HF_HUB_OFFLINE says to stay offline" if is_offline else "it has no such set, or can't be reached"
-        so = f"the set is not in {config.HF_DATASETS_CACHE}, and of the Hub: {why} ({said})"
-        write = "a name as huggingface.co/datasets has it (OWNER/NAME), or data.path=csv data.data_files=FILE"
-        return Fault(asked, so, f"unset HF_HUB_OFFLINE, {write}" if is_offline else write)
+        problem = f"the set is not in {config.HF_DATASETS_CACHE}, and of the Hub: {why} ({said})"
+        fix = "a name as huggingface.co/datasets has it (OWNER/NAME), or data.path=csv data.data_files=FILE"
+        return Fault(asked, problem, f"unset HF_HUB_OFFLINE, {fix}" if is_offline else fix)
     if "Config name is missing" in said or "BuilderConfig" in said:
         return Fault(asked, str(error).strip(), "data.subset=NAME, one of these")
     return Fault(asked, f"it can't be read: {said}", f"whole files of that kind ({', '.join(BUILDERS)})")

@@ -95,8 +95,8 @@ def found_files(path: str | Sequence[str], *, key: str, most: int | None = None)
             raise RunnerError(_missing(file, name, key))
         files += [hit for hit in hits if hit not in files]
     if not files or (most is not None and len(files) > most):
-        so = f"that is {len(files)} files"
-        raise RunnerError(Fault(f"{key}={path}", so, f"{key}=FILE"))
+        problem = f"that is {len(files)} files"
+        raise RunnerError(Fault(f"{key}={path}", problem, f"{key}=FILE"))
     return files
 
 
@@ -110,8 +110,8 @@ def _missing(file: Path, name: str, key: str) -> Fault:
         )
     there = sorted(item.name for item in file.parent.iterdir() if item.is_file())
     hits = nearest(file.name, there) or there
-    write = " or ".join(f"{key}={file.parent / hit}" for hit in hits[:3])
-    return Fault(asked, f"there is no such file in {file.parent.resolve()}", write or f"{key}=FILE with text in it")
+    fix = " or ".join(f"{key}={file.parent / hit}" for hit in hits[:3])
+    return Fault(asked, f"there is no such file in {file.parent.resolve()}", fix or f"{key}=FILE with text in it")
 
 
 def _called(found: Vocabulary) -> str:

@@ -66,8 +66,8 @@ def entries_of(tokenizer: str) -> str | None:
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokenizer, (BYTES, *there)) or [BYTES, *there]
-        so = f"it is {BYTES} or a tokenizer.json, and there is no file {file}"
+        problem = f"it is {BYTES} or a tokenizer.json, and there is no file {file}"
         raise RunnerError(
-            Fault(f"data.tokenizer={tokenizer}", so, " or ".join(f"data.tokenizer={hit}" for hit in hits[:3]))
+            Fault(f"data.tokenizer={tokenizer}", problem, " or ".join(f"data.tokenizer={hit}" for hit in hits[:3]))
         )
     return file.read_text(encoding="utf-8", errors="replace")

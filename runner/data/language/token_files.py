@@ -50,19 +50,21 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
     Raises: RunnerError for an ending, a size or a content that no such file has.
     """
     if file.suffix not in ENDINGS:
-        so = f"token files end in {' or '.join(ENDINGS)}"
-        raise RunnerError(Fault(asked, so, "data=text for text files, or a file of runner.data.write_tokens"))
+        problem = f"token files end in {' or '.join(ENDINGS)}"
+        raise RunnerError(Fault(asked, problem, "data=text for text files, or a file of runner.data.write_tokens"))
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
     told = remembered(file)
     dtype = dtype or (told.dtype if told else "uint16")
     if dtype not in DTYPES:
-        so = f"tokens in a .bin are {', '.join(DTYPES)}"
-        raise RunnerError(Fault(f"data.dtype={dtype}", so, " or ".join(f"data.dtype={name}" for name in DTYPES)))
+        problem = f"tokens in a .bin are {', '.join(DTYPES)}"
+        raise RunnerError(Fault(f"data.dtype={dtype}", problem, " or ".join(f"data.dtype={name}" for name in DTYPES)))
     size, width = file.stat().st_size, np.dtype(dtype).itemsize
     if size == 0 or size % width:
-        so = f"its {size:,} bytes are no whole number of {dtype} tokens, {width} bytes each" if size else "it is empty"
-        raise RunnerError(Fault(asked, so, "the whole file, or data.dtype= as it was written"))
+        problem = (
+            f"its {size:,} bytes are no whole number of {dtype} tokens, {width} bytes each" if size else "it is empty"
+        )
+        raise RunnerError(Fault(asked, problem, "the whole file, or data.dtype= as it was written"))
     return mapped(file, dtype), dtype
 
 
@@ -79,8 +81,8 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
         part = tokens[start : start + TOKENS_A_PASS]
         if part.dtype.kind == "i" and part.min() < 0:
             at = int((part < 0).argmax())
-            so = f"the number at position {start + at:,} is {part[at]:,}"
-            raise RunnerError(Fault(asked, so, "tokens of 0 or more"))
+            problem = f"the number at position {start + at:,} is {part[at]:,}"
+            raise RunnerError(Fault(asked, problem, "tokens of 0 or more"))
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
     found = Known(*_state(file), dtype, greatest, at)
@@ -112,11 +114,11 @@ def _opened_npy(file: Path, asked: str) -> tuple[NDArray[Any], str]:
     try:
         tokens = mapped(file, "")
     except (ValueError, OSError, EOFError) as error:
-        so = f"it can't be read as .npy: {first_line(error)}"
-        raise RunnerError(Fault(asked, so, "a whole file, saved by numpy")) from None
+        problem = f"it can't be read as .npy: {first_line(error)}"
+        raise RunnerError(Fault(asked, problem, "a whole file, saved by numpy")) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
-        so = f"it holds {tokens.dtype} of shape {tokens.shape}"
-        raise RunnerError(Fault(asked, so, "one row of whole numbers, (N,)"))
+        problem = f"it holds {tokens.dtype} of shape {tokens.shape}"
+        raise RunnerError(Fault(asked, problem, "one row of whole numbers, (N,)"))
     return tokens, tokens.dtype.name
 
 

@@ -108,8 +108,8 @@ class TokensReader:
         if Path(path).suffix in ENDINGS:
             return self._blocks(path)
         if self._text is None:
-            so = "the run's tokens came without a tokenizer, so no text can be read"
-            raise RunnerError(Fault(f"--input {path}", so, "a token file, or a training with data.tokenizer=..."))
+            problem = "the run's tokens came without a tokenizer, so no text can be read"
+            raise RunnerError(Fault(f"--input {path}", problem, "a token file, or a training with data.tokenizer=..."))
         return self._text(path)
 
     def _blocks(self, path: str) -> Iterator[Tensor]:
@@ -129,8 +129,8 @@ class TokensReader:
     def encode(self, text: str) -> list[int]:
         """Raises: RunnerError where no vocabulary is known."""
         if self._text is None:
-            so = "the run's tokens came without a tokenizer"
-            raise RunnerError(Fault(f"the text {text[:40]!r}", so, "a training with data.tokenizer=..."))
+            problem = "the run's tokens came without a tokenizer"
+            raise RunnerError(Fault(f"the text {text[:40]!r}", problem, "a training with data.tokenizer=..."))
         return self._text.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -140,9 +140,9 @@ class TokensReader:
 
 def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
     if tokenizer == Characters.kind:
-        so = "numbers do not tell which characters they stand for"
-        write = "data.tokenizer=null: a file of write_tokens(..., 'characters') brings them"
-        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", so, write))
+        problem = "numbers do not tell which characters they stand for"
+        fix = "data.tokenizer=null: a file of write_tokens(..., 'characters') brings them"
+        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", problem, fix))
     if tokenizer is not None:
         return asked_for(tokenizer, (), asked=f"data.tokenizer={tokenizer}", key="data.tokenizer")
     return vocabulary(told.reader["tokens"], told.reader["entries"]) if told.reader else None
@@ -151,9 +151,11 @@ def _vocabulary(told: Known, tokenizer: str | None) -> Vocabulary | None:
 def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *, asked: str = "") -> int:
     size = vocab_size or max(told.greatest + 1, words.size if words else 0)
     if told.greatest >= min(size, MOST_TOKENS):
-        so = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
+        problem = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
         fits = f"data.vocab_size={told.greatest + 1}, or " if told.greatest < MOST_TOKENS else ""
-        raise RunnerError(Fault(asked or f"data.vocab_size={size}", so, f"{fits}data.dtype= as the file was written"))
+        raise RunnerError(
+            Fault(asked or f"data.vocab_size={size}", problem, f"{fits}data.dtype= as the file was written")
+        )
     return size
 
 

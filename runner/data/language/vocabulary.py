@@ -54,8 +54,10 @@ class Characters:
         return self._codes[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, at: int, asked: str) -> Fault:
-        so = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
-        return Fault(asked, so, "the text without it, or a training on text that has it, or with data.tokens=bytes")
+        problem = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
+        return Fault(
+            asked, problem, "the text without it, or a training on text that has it, or with data.tokens=bytes"
+        )
 
 
 class Bytes:
@@ -116,8 +118,8 @@ def asked_for(tokens: str, contents: Iterable[bytes], *, asked: str, key: str = 
     if not file.is_file():
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokens, (*KINDS, *there)) or [*KINDS, *there]
-        so = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
-        raise RunnerError(Fault(f"{key}={tokens}", so, " or ".join(f"{key}={hit}" for hit in hits[:3])))
+        problem = f"tokens are {' or '.join(KINDS)}, or come from a tokenizer.json, and there is no file {file}"
+        raise RunnerError(Fault(f"{key}={tokens}", problem, " or ".join(f"{key}={hit}" for hit in hits[:3])))
     return Subwords(file.read_text(encoding="utf-8", errors="replace"), asked=f"{key}={tokens}")
 
 
@@ -127,8 +129,8 @@ def as_text(content: bytes, *, asked: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        so = f"it is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
-        raise RunnerError(Fault(asked, so, "the file saved as UTF-8, or data.tokens=bytes")) from None
+        problem = f"it is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{content[error.start]:02x}"
+        raise RunnerError(Fault(asked, problem, "the file saved as UTF-8, or data.tokens=bytes")) from None
 
 
 def place(text: str, at: int) -> str:
@@ -150,14 +152,14 @@ def tokenizer_of(content: str, *, asked: str) -> Any:
     try:
         from tokenizers import Tokenizer  # an optional package
     except ImportError:
-        so = "reading a tokenizer.json takes a package that is not installed"
-        raise RunnerError(Fault(asked, so, install("text"))) from None
+        problem = "reading a tokenizer.json takes a package that is not installed"
+        raise RunnerError(Fault(asked, problem, install("text"))) from None
     try:
         json.loads(content)
         found = Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exceptions
-        so = f"it is no tokenizer.json: {first_line(error)}"
-        raise RunnerError(Fault(asked, so, "a file that tokenizers or transformers saved")) from None
+        problem = f"it is no tokenizer.json: {first_line(error)}"
+        raise RunnerError(Fault(asked, problem, "a file that tokenizers or transformers saved")) from None
     found.no_truncation()
     found.no_padding()
     return found

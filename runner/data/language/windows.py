@@ -83,15 +83,15 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
     faults = []
     if windows not in WINDOWS:
         hits = nearest(str(windows), WINDOWS) or WINDOWS
-        so = f"windows are {' or '.join(WINDOWS)}"
-        faults.append(Fault(f"data.windows={windows}", so, " or ".join(f"data.windows={hit}" for hit in hits)))
+        problem = f"windows are {' or '.join(WINDOWS)}"
+        faults.append(Fault(f"data.windows={windows}", problem, " or ".join(f"data.windows={hit}" for hit in hits)))
     asked = f"data.context_length={context_length}"
     if type(context_length) is not int or context_length < 1:
         faults.append(Fault(asked, "it is a number of tokens, 1 or more", "data.context_length=256"))
     elif num_windows(num_tokens, context_length) < 1:
-        so = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"
+        problem = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"
         fits = f"data.context_length={max(1, num_tokens // 20)}, or a" if num_tokens > 1 else "a"
-        faults.append(Fault(asked, so, f"{fits} longer text"))
+        faults.append(Fault(asked, problem, f"{fits} longer text"))
     if faults:
         raise RunnerError(*faults)
 

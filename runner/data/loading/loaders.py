@@ -109,16 +109,16 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
         raise RunnerError(Fault(f"data.residency={asked}", "data lies on the device or is streamed to it", choices))
     if isinstance(rows, Dataset):
         if asked == "device":
-            so = "a Dataset is read row by row and can't be put on the device whole"
-            write = "data.residency=stream, or tensors from your function"
-            raise RunnerError(Fault("data.residency=device", so, write))
+            problem = "a Dataset is read row by row and can't be put on the device whole"
+            fix = "data.residency=stream, or tensors from your function"
+            raise RunnerError(Fault("data.residency=device", problem, fix))
         return False, "streamed (a Dataset is read row by row)"
     size = num_bytes(rows)
     free = None if device.type == "cpu" else free_bytes  # the CPU's memory has the rows already
     if asked == "device":
         if free is not None and size > free:
-            so = f"the set takes {_size(size)}, and {device} has {_size(free)} free"
-            raise RunnerError(Fault("data.residency=device", so, "data.residency=stream, or data.limit=... rows"))
+            problem = f"the set takes {_size(size)}, and {device} has {_size(free)} free"
+            raise RunnerError(Fault("data.residency=device", problem, "data.residency=stream, or data.limit=... rows"))
         return True, "on the device (as asked)"
     if asked == "stream":
         return False, "streamed (as asked)"

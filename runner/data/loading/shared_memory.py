@@ -60,8 +60,8 @@ def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: boo
     )
     if is_asked:
         fewer = f"data.num_workers={most}, " if most else ""
-        write = f"{fewer}data.num_workers=0, a smaller train.batch_size, or {BIGGER}"
-        raise RunnerError(Fault(f"data.num_workers={workers}", room, write))
+        fix = f"{fewer}data.num_workers=0, a smaller train.batch_size, or {BIGGER}"
+        raise RunnerError(Fault(f"data.num_workers={workers}", room, fix))
     return most, f"; read by {most} processes: {room}" if most else f"; read in this process: {room}"
 
 
@@ -72,6 +72,6 @@ def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
     except (RuntimeError, RunnerError) as error:  # torch's own, or where rows became no batch for want of it
         if not workers or "shared memory" not in str(error):
             raise
-        so = f"its processes found no room in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
-        write = f"data.num_workers=0, fewer of them, a smaller train.batch_size, or {BIGGER}"
-        raise RunnerError(Fault(f"data.num_workers={workers}", so, write)) from error
+        problem = f"its processes found no room in /dev/shm: {(free_room() or 0) / 2**20:,.1f} MiB are free"
+        fix = f"data.num_workers=0, fewer of them, a smaller train.batch_size, or {BIGGER}"
+        raise RunnerError(Fault(f"data.num_workers={workers}", problem, fix)) from error

@@ -50,9 +50,9 @@ class Reader:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             if not self._num_workers:
                 raise
-            so = f"the Dataset can't be sent to the processes that would read it: {error}"
-            write = "data.num_workers=0, or a Dataset without lambdas, open files and classes inside functions"
-            raise RunnerError(Fault(f"data.num_workers={self._num_workers}", so, write)) from error
+            problem = f"the Dataset can't be sent to the processes that would read it: {error}"
+            fix = "data.num_workers=0, or a Dataset without lambdas, open files and classes inside functions"
+            raise RunnerError(Fault(f"data.num_workers={self._num_workers}", problem, fix)) from error
 
     def close(self) -> None:
         """Ends the processes and waits for that; DataLoader itself leaves it to the garbage collector."""

@@ -68,8 +68,8 @@ def choose(
     complete = targets if drop_missing_targets else ()
     tallies, num_left_out = scan(files, [*inputs, *targets], counted=[*forced, *targets], complete=complete)
     if tallies[targets[0]].rows == 0:
-        so = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
-        raise RunnerError(Fault(files[0].asked, so, "a file with rows below its column names"))
+        problem = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
+        raise RunnerError(Fault(files[0].asked, problem, "a file with rows below its column names"))
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
     found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
     notes = [f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}"]
@@ -91,8 +91,8 @@ def choose(
             hints += _on_the_form(tally, "taken as texts")
         if missing == "refuse" and tally.first_missing is not None:
             place, row = tally.first_missing
-            so = f"{place.of(row)}, column {name!r}, is missing"
-            raise RunnerError(Fault("data.missing=refuse", so, f"data.missing=mean, or data.drop=[{name}]"))
+            problem = f"{place.of(row)}, column {name!r}, is missing"
+            raise RunnerError(Fault("data.missing=refuse", problem, f"data.missing=mean, or data.drop=[{name}]"))
         kept.append(tally.column(what, most=max_categories))
     if left_out:
         notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
@@ -138,16 +138,16 @@ def _inputs(
 
 def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Fault:
     hits = nearest(name, names)
-    write = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
-    so = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
-    return Fault(f"data.{key}={name}", so, write or "a column that it has")
+    fix = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
+    problem = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
+    return Fault(f"data.{key}={name}", problem, fix or "a column that it has")
 
 
 def _kind(tally: Tally, file: TableFile) -> str:
     kind = tally.kind()
     if not kind:
-        so = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
-        raise RunnerError(Fault(file.asked, so, f"data.drop=[{tally.name}]"))
+        problem = f"column {tally.name!r} of {file.path.name} has no value in any of its {tally.rows:,} rows"
+        raise RunnerError(Fault(file.asked, problem, f"data.drop=[{tally.name}]"))
     return kind
 
 
@@ -161,9 +161,9 @@ def _on_the_header(names: Sequence[str], file: TableFile) -> list[str]:
 
 def _on_the_form(tally: Tally, what: str) -> list[str]:
     """What to write for a column of texts that can be told as dates or numbers."""
-    write = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
+    fix = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
     first = next(iter(tally.texts), "")
-    return [f"column {tally.name} ({first}) is {what}; {write}"] if write else []
+    return [f"column {tally.name} ({first}) is {what}; {fix}"] if fix else []
 
 
 def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> None:
@@ -171,9 +171,9 @@ def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: Tabl
     if any(tally.dates for tally in tallies.values()):
         return
     texts = {name: suggested(itertools.islice(tally.texts, MOST_LOOKED_AT)) for name, tally in tallies.items()}
-    write = next((found for found in texts.values() if found), "")
-    so = f"no column of {file.path.name} has dates that are written so"
-    raise RunnerError(Fault(f"data.date_format={formats[0]}", so, write or "data.date_format=null"))
+    fix = next((found for found in texts.values() if found), "")
+    problem = f"no column of {file.path.name} has dates that are written so"
+    raise RunnerError(Fault(f"data.date_format={formats[0]}", problem, fix or "data.date_format=null"))
 
 
 def _is_a_key(tally: Tally, most: int) -> bool:
@@ -182,11 +182,11 @@ def _is_a_key(tally: Tally, most: int) -> bool:
 
 def _check(missing: str, max_categories: int) -> None:
     if missing not in ("mean", "refuse"):
-        so = "missing values become the mean of the training split, or are refused"
-        raise RunnerError(Fault(f"data.missing={missing}", so, "data.missing=mean or data.missing=refuse"))
+        problem = "missing values become the mean of the training split, or are refused"
+        raise RunnerError(Fault(f"data.missing={missing}", problem, "data.missing=mean or data.missing=refuse"))
     if type(max_categories) is not int or max_categories < 1:
-        so = "it is a whole number, 1 or more"
-        raise RunnerError(Fault(f"data.max_categories={max_categories}", so, "data.max_categories=100"))
+        problem = "it is a whole number, 1 or more"
+        raise RunnerError(Fault(f"data.max_categories={max_categories}", problem, "data.max_categories=100"))
 
 
 def _texts(names: str | Sequence[str] | None) -> list[str]:

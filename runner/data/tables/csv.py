@@ -91,14 +91,14 @@ def _unreadable(file: Path, width: int, error: Exception, asked: str) -> Fault:
             reader = csv.reader(stream, delimiter=separator(file, asked=asked))
             for values in reader:
                 if values and len(values) != width:
-                    so = f"{file.name}, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
-                    return Fault(asked, so, "that line mended (a value with the separator in it stands in quotes)")
+                    problem = f"{file.name}, line {reader.line_num}, has {len(values)} values, and the header names {width} columns"
+                    return Fault(asked, problem, "that line mended (a value with the separator in it stands in quotes)")
     except RunnerError as found:
         return found.faults[0]
     except (csv.Error, OSError, EOFError) as found_error:
         error = found_error
-    so = f"{file.name} can't be read as a table: {first_line(error)}"
-    return Fault(asked, so, "a whole CSV file, saved as UTF-8")
+    problem = f"{file.name} can't be read as a table: {first_line(error)}"
+    return Fault(asked, problem, "a whole CSV file, saved as UTF-8")
 
 
 @contextmanager
@@ -125,6 +125,6 @@ def _decoded(stream: Any, file: Path, asked: str) -> Iterator[str]:
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "another encoding than UTF-8"
-            so = f"{file.name}, line {number}, holds {raw[error.start : error.start + 1]!r}: that is {kind}"
-            write = f"iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv"
-            raise RunnerError(Fault(asked, so, write)) from None
+            problem = f"{file.name}, line {number}, holds {raw[error.start : error.start + 1]!r}: that is {kind}"
+            fix = f"iconv -f {'UTF-16' if kind == 'UTF-16' else 'WINDOWS-1252'} -t UTF-8 {file.name} > utf8.csv"
+            raise RunnerError(Fault(asked, problem, fix)) from None

@@ -89,10 +89,10 @@ def columns_of(node: Sequence[dict[str, Any]], *, refuses_missing: bool) -> Colu
 class Encoder:
     """Rows of float32 from a table's files; counts the categories it does not know."""
 
-    def __init__(self, columns: Columns, *, write: str) -> None:
+    def __init__(self, columns: Columns, *, fix: str) -> None:
         self.columns = columns
         self.unknown: dict[str, int] = {}  # by column: rows with a category that the training table does not have
-        self._write = write  # what a person does about a value that does not fit; {column} is its name
+        self._fix = fix  # what a person does about a value that does not fit; {column} is its name
         self._numbers = [{text: index for index, text in enumerate(column.categories)} for column in columns.columns]
 
     def chunks(
@@ -119,7 +119,7 @@ class Encoder:
             try:
                 found = self._floats(column, tidied[column.name], numbers)
             except BadValue as bad:
-                raise RunnerError(bad_value(column.name, WORDS[column.kind], bad, place, self._write)) from None
+                raise RunnerError(bad_value(column.name, WORDS[column.kind], bad, place, self._fix)) from None
             rows[:, start:end] = found.reshape(num_rows, -1)
             if self.columns.refuses_missing and (gone := np.isnan(rows[:, start])).any():
                 raise RunnerError(_missing_value(column.name, place, int(gone.argmax())))
@@ -178,16 +178,16 @@ def _tidied_at(values: Any, name: str, place: Place) -> Any:
         found = tidy(values)
         return place.file.form.tidied(found) if type_of(found) == "text" else found
     except UnknownType as error:
-        so = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
-        raise RunnerError(Fault(place.file.asked, so, f"data.drop=[{name}]")) from None
+        problem = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
+        raise RunnerError(Fault(place.file.asked, problem, f"data.drop=[{name}]")) from None
 
 
-def bad_value(name: str, holds: str, bad: BadValue, place: Place, write: str) -> Fault:
+def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> Fault:
     holds = f"that column holds {holds}"
     if is_too_large(bad.value):
         holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
-    so = f"{place.of(bad.row)}, column {name!r}, is {_shown(bad.value)}, and {holds}"
-    return Fault(place.file.asked, so, write.format(column=name))
+    problem = f"{place.of(bad.row)}, column {name!r}, is {_shown(bad.value)}, and {holds}"
+    return Fault(place.file.asked, problem, fix.format(column=name))
 
 
 def check_names(wanted: Sequence[str], file: Rows) -> None:
@@ -197,8 +197,8 @@ def check_names(wanted: Sequence[str], file: Rows) -> None:
     if lacks := [name for name in wanted if name not in known]:
         hits = nearest(lacks[0], there)
         like = f" (is it {' or '.join(map(repr, hits))}?)" if hits else ""
-        so = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
-        raise RunnerError(Fault(file.asked, so, "a file with the columns that were trained on, in any order"))
+        problem = f"{file.name} has no column {', '.join(map(repr, lacks[:5]))}{like}; it has {listed(there)}"
+        raise RunnerError(Fault(file.asked, problem, "a file with the columns that were trained on, in any order"))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -207,8 +207,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _missing_value(name: str, place: Place, row: int) -> Fault:
-    so = f"{place.of(row)}, column {name!r}, is missing"
-    return Fault("data.missing=refuse", so, f"data.missing=mean, data.drop=[{name}], or that line mended")
+    problem = f"{place.of(row)}, column {name!r}, is missing"
+    return Fault("data.missing=refuse", problem, f"data.missing=mean, data.drop=[{name}], or that line mended")
 
 
 def _shown(value: Any) -> str:

@@ -45,9 +45,9 @@ class TableFile:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
         found = [name for name in names if name not in INDEX]
         if twice := sorted({name for name in found if found.count(name) > 1}) if len(set(found)) < len(found) else []:
-            so = f"{self.path.name} has {found.count(twice[0])} columns called {twice[0]!r}"
-            write = "a file whose columns have names of their own, or data.header=false if its first line is a row"
-            raise RunnerError(Fault(self.asked, so, write))
+            problem = f"{self.path.name} has {found.count(twice[0])} columns called {twice[0]!r}"
+            fix = "a file whose columns have names of their own, or data.header=false if its first line is a row"
+            raise RunnerError(Fault(self.asked, problem, fix))
         return found
 
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
@@ -93,14 +93,14 @@ class TableFile:
                 with pa.memory_map(str(self.path)) as source, pa.ipc.open_file(source) as file:
                     yield file
         except PermissionError:
-            so = f"you may not read {self.path.name}"
-            raise RunnerError(Fault(self.asked, so, f"chmod u+r {self.path}")) from None
+            problem = f"you may not read {self.path.name}"
+            raise RunnerError(Fault(self.asked, problem, f"chmod u+r {self.path}")) from None
         except pa.ArrowMemoryError:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
-            so = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
+            problem = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
             raise RunnerError(
-                Fault(self.asked, so, f"a file written as {kind}, or one with the ending it needs")
+                Fault(self.asked, problem, f"a file written as {kind}, or one with the ending it needs")
             ) from None
 
 
@@ -118,19 +118,19 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
     elif place.is_dir():
         found = sorted(item for item in place.rglob("*") if item.is_file() and _is_table(item))
         if not found:
-            so = f"there are no tables in that folder; {', '.join(ENDINGS)} are read"
-            raise RunnerError(Fault(asked, so, f"{key}=FILE.csv"))
+            problem = f"there are no tables in that folder; {', '.join(ENDINGS)} are read"
+            raise RunnerError(Fault(asked, problem, f"{key}=FILE.csv"))
     else:
         found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
         if not found:
             raise RunnerError(_missing(place, asked, key))
     if other := [item for item in found if not _is_table(item)]:
-        so = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
-        raise RunnerError(Fault(asked, so, "the table saved as CSV or Parquet"))
+        problem = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
+        raise RunnerError(Fault(asked, problem, "the table saved as CSV or Parquet"))
     files = [TableFile(item, asked, form or Form()) for item in found]
     if form is not None and not form.header and (named := [file for file in files if not file.is_csv]):
-        so = f"{named[0].path.name} has names for its columns, as all files of its kind have"
-        raise RunnerError(Fault("data.header=false", so, "data.header=true"))
+        problem = f"{named[0].path.name} has names for its columns, as all files of its kind have"
+        raise RunnerError(Fault("data.header=false", problem, "data.header=true"))
     return files
 
 
@@ -142,8 +142,8 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
         if set(there) != set(names):
             lacks, more = [n for n in names if n not in there], [n for n in there if n not in names]
             what = f"lacks the columns {', '.join(lacks[:5])}" if lacks else f"has more columns: {', '.join(more[:5])}"
-            so = f"{file.path.name} {what}, beside {files[0].path.name}"
-            raise RunnerError(Fault(file.asked, so, "files with the same columns"))
+            problem = f"{file.path.name} {what}, beside {files[0].path.name}"
+            raise RunnerError(Fault(file.asked, problem, "files with the same columns"))
     return names
 
 
@@ -160,5 +160,5 @@ def _missing(place: Path, asked: str, key: str) -> Fault:
             asked, f"there is no folder {folder}", f"{key}=FILE, relative to the current folder ({Path.cwd()})"
         )
     there = sorted(item.name for item in folder.iterdir() if _is_table(item))
-    write = " or ".join(f"{key}={folder / name}" for name in (nearest(place.name, there) or there)[:3])
-    return Fault(asked, f"there is no such file in {folder.resolve()}", write or f"{key}=FILE.csv or FILE.parquet")
+    fix = " or ".join(f"{key}={folder / name}" for name in (nearest(place.name, there) or there)[:3])
+    return Fault(asked, f"there is no such file in {folder.resolve()}", fix or f"{key}=FILE.csv or FILE.parquet")

@@ -54,16 +54,16 @@ def form_of(decimal: str = ".", header: bool = True, date_format: str | Sequence
     """Raises: RunnerError for settings that are none."""
     faults = []
     if decimal not in (".", ","):
-        so = "decimals stand behind a point or a comma"
-        faults.append(Fault(f"data.decimal={decimal}", so, "data.decimal=. or \"data.decimal=','\""))
+        problem = "decimals stand behind a point or a comma"
+        faults.append(Fault(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
     if not isinstance(header, bool):
-        so = "the first line has the columns' names (true), or is a row (false)"
-        faults.append(Fault(f"data.header={header}", so, "data.header=true or data.header=false"))
+        problem = "the first line has the columns' names (true), or is a row (false)"
+        faults.append(Fault(f"data.header={header}", problem, "data.header=true or data.header=false"))
     patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
     for pattern in patterns:
         if "%" not in str(pattern):
-            so = "a date's parts are written as strptime names them: %d %m %Y %H %M %S"
-            faults.append(Fault(f"data.date_format={pattern}", so, "data.date_format='%d.%m.%Y', say"))
+            problem = "a date's parts are written as strptime names them: %d %m %Y %H %M %S"
+            faults.append(Fault(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y', say"))
     if faults:
         raise RunnerError(*faults)
     return Form(decimal, header, tuple(patterns))

@@ -64,7 +64,7 @@ class TableReader:
         return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
 
     def _all(self, files: Sequence[Rows]) -> Tensor:
-        encoder = Encoder(self.columns, write=WRITE)
+        encoder = Encoder(self.columns, fix=WRITE)
         chunks = ((rows, rows[:, :0]) for rows, _, _ in encoder.chunks(files))
         rows, _ = gathered(chunks, num_floats=self.columns.num_floats)
         self._tell(encoder)
@@ -73,7 +73,7 @@ class TableReader:
     def _some(self, files: Sequence[TableFile]) -> Iterator[Tensor]:
         from torch import from_numpy
 
-        encoder = Encoder(self.columns, write=WRITE)
+        encoder = Encoder(self.columns, fix=WRITE)
         for rows, _, _ in encoder.chunks(files):
             yield from_numpy(rows)
         self._tell(encoder)

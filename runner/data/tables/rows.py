@@ -81,8 +81,8 @@ def fits_in_memory(num_bytes: int, asked: str | bool) -> tuple[bool, str]:
     if isinstance(asked, bool):
         return asked, "as asked"
     if asked != "auto":
-        so = "rows are kept in memory, or in a file that is mapped into it, or wherever they fit (auto)"
-        raise RunnerError(Fault(f"data.in_memory={asked}", so, "data.in_memory=auto, true or false"))
+        problem = "rows are kept in memory, or in a file that is mapped into it, or wherever they fit (auto)"
+        raise RunnerError(Fault(f"data.in_memory={asked}", problem, "data.in_memory=auto, true or false"))
     left, whose = memory_left()
     is_small = num_bytes * COPIES <= left / 2
     return is_small, f"auto: {num_bytes / 2**20:,.1f} MiB of rows, {left / 2**20:,.0f} MiB {whose}"
@@ -122,9 +122,9 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
                 _check_room(folder.parent, num_bytes)
                 _make(folder, make(), plan)
     except OSError as error:
-        so = f"{folder.parent} can't take the rows of a table that memory has no room for: {error}"
+        problem = f"{folder.parent} can't take the rows of a table that memory has no room for: {error}"
         raise RunnerError(
-            Fault(asked, so, f"{CACHE_VARIABLE}=FOLDER on a disk with room, before the command")
+            Fault(asked, problem, f"{CACHE_VARIABLE}=FOLDER on a disk with room, before the command")
         ) from error
     return MappedRows(folder)
 

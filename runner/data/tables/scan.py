@@ -73,14 +73,14 @@ class Tally:
                 return kind
             if (count + like) * 2 >= self.present and kind in self.odd:
                 place, row, value = self.odd[kind]
-                if write := suggested(self.texts):
-                    means = "decimal commas" if "decimal" in write else "dates"
-                    so = f"column {self.name!r} holds {means}, {value!r} for one"
-                    raise RunnerError(Fault(place.file.asked, so, write))
+                if fix := suggested(self.texts):
+                    means = "decimal commas" if "decimal" in fix else "dates"
+                    problem = f"column {self.name!r} holds {means}, {value!r} for one"
+                    raise RunnerError(Fault(place.file.asked, problem, fix))
                 by_name = f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
-                write = f"that line mended (3.5, 2026-11-21), {by_name}"
-                so = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
-                raise RunnerError(Fault(place.file.asked, so, write))
+                fix = f"that line mended (3.5, 2026-11-21), {by_name}"
+                problem = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
+                raise RunnerError(Fault(place.file.asked, problem, fix))
         return "boolean" if self.booleans == self.present else "category"
 
     def column(self, kind: str, *, most: int) -> Column:

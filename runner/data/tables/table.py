@@ -125,7 +125,7 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
 
 
 def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
-    encoder = Encoder(found.columns, write=WRITE)
+    encoder = Encoder(found.columns, fix=WRITE)
     for rows, targets, place in encoder.chunks(files, found.target.names, complete=complete):
         yield rows, found.target.encode(targets, place)
     if not found.is_cut:  # else the rare categories are unknown in training, too

@@ -42,9 +42,9 @@ class Target:
         codes = as_codes(values[0], {text: number for number, text in enumerate(self.classes)})
         if (codes < 0).any():
             row = int((codes < 0).argmax())
-            so = f"{place.of(row)}, column {self.names[0]!r}, is {values[0][row].as_py()!r}, a class that the training table lacks"
-            write = f"rows of each class in the training table (it has {', '.join(self.classes[:10])}), or that line left out"
-            raise RunnerError(Fault(place.file.asked, so, write))
+            problem = f"{place.of(row)}, column {self.names[0]!r}, is {values[0][row].as_py()!r}, a class that the training table lacks"
+            fix = f"rows of each class in the training table (it has {', '.join(self.classes[:10])}), or that line left out"
+            raise RunnerError(Fault(place.file.asked, problem, fix))
         return codes.astype(np.int64)
 
     def _named(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -60,8 +60,8 @@ class Target:
                 found = as_numbers(values)
         except BadValue as bad:
             holds = "labels, 0 or 1" if self.kind == "multilabel" else "the numbers of a regression"
-            write = "that line mended, or data.kind=classification"
-            raise RunnerError(bad_value(name, holds, bad, place, write)) from None
+            fix = "that line mended, or data.kind=classification"
+            raise RunnerError(bad_value(name, holds, bad, place, fix)) from None
         return found.astype(np.float32)
 
 
@@ -72,22 +72,22 @@ def target_of(node: Mapping[str, Any]) -> Target:
 def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Target, str]:
     """The target, and how its kind was found. Raises: RunnerError for one that is constant, missing or of another kind."""
     if kind not in KINDS:
-        so = f"a target is one of {', '.join(KINDS)}"
-        raise RunnerError(Fault(f"data.kind={kind}", so, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+        problem = f"a target is one of {', '.join(KINDS)}"
+        raise RunnerError(Fault(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     for tally in tallies:
         if tally.first_missing is not None:
             raise RunnerError(_missing(tally.name, *tally.first_missing, count=tally.rows - tally.present))
         if len(tally.texts) == 1:
-            so = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all of its {tally.rows:,} rows: nothing can be learned of it"
-            raise RunnerError(Fault(asked, so, "data.target=... another column, or rows with other values"))
+            problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows: nothing can be learned of it"
+            raise RunnerError(Fault(asked, problem, "data.target=... another column, or rows with other values"))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
     names = tuple(tally.name for tally in tallies)
     if found != "classification":
         return Target(names, found), f"{found}, {why}"
     if len(tallies) > 1:
-        so = f"{', '.join(names)} are several columns, and a class is one value a row"
+        problem = f"{', '.join(names)} are several columns, and a class is one value a row"
         raise RunnerError(
-            Fault(f"data.kind=classification {asked}", so, "one column in data.target, or data.kind=multilabel")
+            Fault(f"data.kind=classification {asked}", problem, "one column in data.target, or data.kind=multilabel")
         )
     if tallies[0].is_cut:
         raise RunnerError(
@@ -119,8 +119,8 @@ def _order(text: str) -> tuple[bool, float, str]:
 
 def _missing(name: str, place: Place, row: int, *, count: int = 1) -> Fault:
     also = f"; so are {count - 1:,} more" if count > 1 else ""
-    so = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
-    write = (
+    problem = f"{place.of(row)}, column {name!r}, is missing, and it is the target{also}"
+    fix = (
         "data.drop_missing_targets=true, by which rows without a target are left out, or data.target=... another column"
     )
-    return Fault(place.file.asked, so, write)
+    return Fault(place.file.asked, problem, fix)

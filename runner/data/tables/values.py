@@ -26,8 +26,10 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     """
     array = _rows_of(values, asked, called)
     if array.dtype.kind not in "fiub":
-        so = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
-        raise RunnerError(Fault(asked, so, "the same rows as an array of numbers, texts turned into numbers first"))
+        problem = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
+        raise RunnerError(
+            Fault(asked, problem, "the same rows as an array of numbers, texts turned into numbers first")
+        )
     if array.ndim == 1:
         array = array[:, None]
     if keep_integers and array.dtype.kind in "iu":
@@ -45,13 +47,13 @@ def to_targets(
     Raises: RunnerError for what is neither, for NaN and infinity, and for a class that `like` does not have.
     """
     if kind not in KINDS:
-        so = f"targets are taken as one of {', '.join(KINDS)}"
-        raise RunnerError(Fault(f"data.kind={kind}", so, " or ".join(f"data.kind={choice}" for choice in KINDS)))
+        problem = f"targets are taken as one of {', '.join(KINDS)}"
+        raise RunnerError(Fault(f"data.kind={kind}", problem, " or ".join(f"data.kind={choice}" for choice in KINDS)))
     array = _rows_of(values, asked, called)
     if kind == "regression" or (kind == "auto" and array.dtype.kind == "f"):
         if array.dtype.kind not in "fiub":
-            so = f"{called} hold {_kind_in_words(array.dtype)}, and a regression needs numbers"
-            raise RunnerError(Fault(asked, so, "data.kind=classification, or targets that are numbers"))
+            problem = f"{called} hold {_kind_in_words(array.dtype)}, and a regression needs numbers"
+            raise RunnerError(Fault(asked, problem, "data.kind=classification, or targets that are numbers"))
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
@@ -64,11 +66,11 @@ def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
     if not (torch.isfinite(low) and torch.isfinite(high)):
         bad = ~torch.isfinite(tensor).flatten(1)
         rows, columns = bad.any(1).nonzero()[:, 0], bad.any(0).nonzero()[:, 0]
-        so = (
+        problem = (
             f"{int(bad.sum()):,} values of {called} are NaN or infinite, in {_count(len(rows), 'row')} and "
             f"{_count(len(columns), 'column')}; the first is in row {int(rows[0])}, column {int(columns[0])}"
         )
-        raise RunnerError(Fault(asked, so, "the same data with those rows mended or left out"))
+        raise RunnerError(Fault(asked, problem, "the same data with those rows mended or left out"))
     return tensor
 
 
@@ -80,11 +82,11 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        so = f"{called} can't become an array: {first_line(error)}"
-        raise RunnerError(Fault(asked, so, "rows of the same length each, as an array or a tensor")) from None
+        problem = f"{called} can't become an array: {first_line(error)}"
+        raise RunnerError(Fault(asked, problem, "rows of the same length each, as an array or a tensor")) from None
     if array.ndim == 0:
-        so = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
-        raise RunnerError(Fault(asked, so, "an array or a tensor whose first dimension counts the examples"))
+        problem = f"{called} are a single {type(values).__name__}, not an array with a row for each example"
+        raise RunnerError(Fault(asked, problem, "an array or a tensor whose first dimension counts the examples"))
     if len(array) == 0:
         raise RunnerError(Fault(asked, f"{called} have no rows", "a file or a function with rows in it"))
     if array.size == 0:
@@ -95,21 +97,21 @@ def _rows_of(values: Any, asked: str, called: str) -> Any:
 def _one_column(array: Any, asked: str, called: str) -> Any:
     """(N,) of integers or texts."""
     if array.size != len(array):
-        so = f"{called} have the shape {array.shape}, and a class is one value a row"
-        raise RunnerError(Fault(asked, so, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
+        problem = f"{called} have the shape {array.shape}, and a class is one value a row"
+        raise RunnerError(Fault(asked, problem, f"targets.argmax(1) where a 1 marks the class, or {REGRESSION}"))
     column = array.reshape(len(array))
     if column.dtype.kind == "f":
         to_floats(column[:, None], asked=asked, called=called)
         if not np.array_equal(column, np.round(column)):
             broken = column[column != np.round(column)][0]
-            so = f"{called} hold {broken}, and classes are whole numbers or texts"
-            raise RunnerError(Fault(asked, so, f"classes as integers or texts, or {REGRESSION}"))
+            problem = f"{called} hold {broken}, and classes are whole numbers or texts"
+            raise RunnerError(Fault(asked, problem, f"classes as integers or texts, or {REGRESSION}"))
         return column.astype(np.int64)
     if column.dtype.kind == "O" and all(isinstance(item, str) for item in column):  # texts, as pandas keeps them
         return column.astype(str)
     if column.dtype.kind not in "iubUST":
-        so = f"{called} hold {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
-        raise RunnerError(Fault(asked, so, "targets as an array of integers, texts or floats"))
+        problem = f"{called} hold {_kind_in_words(column.dtype)}, and classes are whole numbers or texts"
+        raise RunnerError(Fault(asked, problem, "targets as an array of integers, texts or floats"))
     return column
 
 
@@ -120,8 +122,8 @@ def _numbered(column: Any, asked: str, called: str, like: Sequence[str] | None) 
         return torch.from_numpy(indices.astype(np.int64)), names
     number = {name: index for index, name in enumerate(like)}
     if unknown := [name for name in names if name not in number]:
-        so = f"{called} hold classes that the training split lacks: {', '.join(unknown[:5])}"
-        raise RunnerError(Fault(asked, so, "rows of each class in the training split, or these rows left out"))
+        problem = f"{called} hold classes that the training split lacks: {', '.join(unknown[:5])}"
+        raise RunnerError(Fault(asked, problem, "rows of each class in the training split, or these rows left out"))
     return torch.tensor([number[name] for name in names])[torch.from_numpy(indices.astype(np.int64))], tuple(like)
 
 

@@ -59,17 +59,17 @@ def strengths_of(asked: Any) -> dict[str, float]:
     for name, value in pairs.items():
         if name not in NAMES:
             hits = nearest(str(name), NAMES) or NAMES
-            write = " or ".join(f"data.augment.{hit}" for hit in hits)
+            fix = " or ".join(f"data.augment.{hit}" for hit in hits)
             faults.append(
                 Fault(
                     f"data.augment.{name}={value}",
                     f"there is no such augmentation; there are {', '.join(NAMES)}",
-                    write,
+                    fix,
                 )
             )
         elif not isinstance(value, bool | int | float) or not (isinstance(value, bool) or NAMES[name].check(value)):
-            write = f"data.augment.{name}={NAMES[name].usual:g}"
-            faults.append(Fault(f"data.augment.{name}={value}", f"it is {NAMES[name].valid}", write))
+            fix = f"data.augment.{name}={NAMES[name].usual:g}"
+            faults.append(Fault(f"data.augment.{name}={value}", f"it is {NAMES[name].valid}", fix))
     if faults:
         raise RunnerError(*faults)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
@@ -85,26 +85,30 @@ def _pairs(asked: Any) -> dict[Any, Any]:
         for item in asked:
             pairs |= item if isinstance(item, Mapping) else {item: True}
         return pairs
-    so = "it is a list of names, or names with their strengths"
-    write = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
-    raise RunnerError(Fault(f"data.augment={asked}", so, write))
+    problem = "it is a list of names, or names with their strengths"
+    fix = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
+    raise RunnerError(Fault(f"data.augment={asked}", problem, fix))
 
 
 def shape_faults(strengths: Mapping[str, float], shape: Sequence[int]) -> list[Fault]:
     """What images of that shape are too small for, or have no colours for. shape: of a row."""
     if len(shape) != 3:
-        so = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
+        problem = f"the inputs have the shape {tuple(shape)}, and images are (channels, height, width)"
         asked = f"data.augment={{{','.join(strengths)}}}"
-        return [Fault(asked, so, "data.augment=null, or inputs that are images")]
+        return [Fault(asked, problem, "data.augment=null, or inputs that are images")]
     faults = []
     side = min(shape[1:])
     for name in ("crop", "cutout"):
         if strengths.get(name, 0) > side:
-            so = f"the images have a side of {side} pixels"
+            problem = f"the images have a side of {side} pixels"
             faults.append(
-                Fault(f"data.augment.{name}={strengths[name]:g}", so, f"data.augment.{name}={max(1, side // 4)}")
+                Fault(f"data.augment.{name}={strengths[name]:g}", problem, f"data.augment.{name}={max(1, side // 4)}")
             )
     if strengths.get("saturation") and shape[0] != 3:
-        so = f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
-        faults.append(Fault(f"data.augment.saturation={strengths['saturation']:g}", so, "data.augment.saturation=0"))
+        problem = (
+            f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
+        )
+        faults.append(
+            Fault(f"data.augment.saturation={strengths['saturation']:g}", problem, "data.augment.saturation=0")
+        )
     return faults

@@ -100,11 +100,11 @@ def check_same(sizes: Sequence[tuple[int, int]], *, names: Sequence[str], asked:
     (most, count), *others = Counter(sizes).most_common()
     if others:
         other = next(index for index, found in enumerate(sizes) if found != most)
-        so = (
+        problem = (
             f"the images differ in size: {names[sizes.index(most)]} is {most[0]} high and {most[1]} wide, as {count:,} of "
             f"{len(sizes):,} are, and {names[other]} is {sizes[other][0]} high and {sizes[other][1]} wide"
         )
-        raise RunnerError(Fault(asked, so, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
+        raise RunnerError(Fault(asked, problem, f"data.size={min(most)} or data.size=[{most[0]},{most[1]}]"))
     return most
 
 
@@ -128,8 +128,8 @@ def each(indices: Sequence[int], read: Callable[[int], T], *, names: Sequence[st
     if broken:
         more = [f"and {len(broken) - MOST_NAMED:,} more"] if len(broken) > MOST_NAMED else []
         count = f"{len(broken):,} of {len(indices):,} images can't be used"
-        so = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
-        raise RunnerError(Fault(asked, so, "the same folder with these files mended or taken out"))
+        problem = "\n".join([f"{count}:", *broken[:MOST_NAMED], *more])
+        raise RunnerError(Fault(asked, problem, "the same folder with these files mended or taken out"))
     return found
 
 
@@ -141,8 +141,8 @@ def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
     import psutil
 
     if asked not in DECODE:
-        so = "rows are decoded once, into memory, or by the loader's workers, whenever they are needed"
-        raise RunnerError(Fault(f"data.decode={asked}", so, " or ".join(f"data.decode={name}" for name in DECODE)))
+        problem = "rows are decoded once, into memory, or by the loader's workers, whenever they are needed"
+        raise RunnerError(Fault(f"data.decode={asked}", problem, " or ".join(f"data.decode={name}" for name in DECODE)))
     free = psutil.virtual_memory().available
     size = f"{num_bytes / 2**20:,.1f} MiB of {free / 2**20:,.0f} MiB free"
     if asked != "auto":

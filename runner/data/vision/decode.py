@@ -54,8 +54,8 @@ def size_of(encoded: Encoded) -> tuple[int, int]:
 def checked_mode(mode: str) -> str:
     """Raises: RunnerError for a mode that is none."""
     if mode not in CHANNELS:
-        so = f"images are taken as one of {', '.join(CHANNELS)}"
-        raise RunnerError(Fault(f"data.mode={mode}", so, " or ".join(f"data.mode={name}" for name in CHANNELS)))
+        problem = f"images are taken as one of {', '.join(CHANNELS)}"
+        raise RunnerError(Fault(f"data.mode={mode}", problem, " or ".join(f"data.mode={name}" for name in CHANNELS)))
     return mode
 
 
@@ -65,8 +65,8 @@ def checked_size(size: Any) -> tuple[int, int] | None:
         return None
     sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, Sequence) else []
     if len(sides) != 2 or any(type(side) is not int or side < 1 for side in sides):
-        so = "it is the side of a square in pixels, or [height,width], or null for images that share a size"
-        raise RunnerError(Fault(f"data.size={size}", so, "data.size=64 or data.size=[48,64]"))
+        problem = "it is the side of a square in pixels, or [height,width], or null for images that share a size"
+        raise RunnerError(Fault(f"data.size={size}", problem, "data.size=64 or data.size=[48,64]"))
     return sides[0], sides[1]
 
 
@@ -76,8 +76,8 @@ def _opened(encoded: Encoded) -> Iterator[Image]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        so = "reading images takes a package that is not installed"
-        raise RunnerError(Fault("images", so, "pip install pillow")) from None
+        problem = "reading images takes a package that is not installed"
+        raise RunnerError(Fault("images", problem, "pip install pillow")) from None
     try:
         with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
             yield image

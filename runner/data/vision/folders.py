@@ -63,20 +63,20 @@ def no_folder(path: str | Path, *, key: str) -> RunnerError:
     folder = Path(path).expanduser()
     parent = folder.parent
     there = sorted(item.name for item in parent.iterdir() if item.is_dir()) if parent.is_dir() else []
-    write = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
-    so = "that is a file" if folder.is_file() else f"there is no such folder in {parent.resolve()}"
-    return RunnerError(Fault(f"{key}={path}", so, write or f"{key}=FOLDER with a folder of images for each class"))
+    fix = " or ".join(f"{key}={parent / hit}" for hit in (nearest(folder.name, there) or there)[:3])
+    problem = "that is a file" if folder.is_file() else f"there is no such folder in {parent.resolve()}"
+    return RunnerError(Fault(f"{key}={path}", problem, fix or f"{key}=FOLDER with a folder of images for each class"))
 
 
 def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) -> Found:
     asked, number = f"data.path={path}", {name: index for index, name in enumerate(names)}
     inner = _folders(folder, path)
     if unknown := [item.name for item in inner if item.name not in number]:
-        so = f"{folder} holds classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
-        raise RunnerError(Fault(asked, so, "the same classes in each split"))
+        problem = f"{folder} holds classes that the training split lacks: {', '.join(unknown[:MOST_NAMED])}"
+        raise RunnerError(Fault(asked, problem, "the same classes in each split"))
     if loose := [item.name for item in sorted(folder.iterdir()) if item.is_file() and _is_image(item.name)]:
-        so = f"{len(loose):,} images lie in {folder} itself, {loose[0]} for one, and the folder says the class"
-        raise RunnerError(Fault(asked, so, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
+        problem = f"{len(loose):,} images lie in {folder} itself, {loose[0]} for one, and the folder says the class"
+        raise RunnerError(Fault(asked, problem, f"{folder}/CLASS/{loose[0]} and so on, a folder for each class"))
     files, labels, empty = [], [], []
     for item in inner:
         here = list(image_files(item))
@@ -85,8 +85,8 @@ def _by_class(folder: Path, names: Sequence[str], path: str, *, is_train: bool) 
         if not here:
             empty.append(item.name)
     if not files or (is_train and empty):
-        so = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
-        raise RunnerError(Fault(asked, so, f"images in {folder}/CLASS/, or those folders taken out"))
+        problem = f"no images lie in {', '.join(empty[:MOST_NAMED]) or folder} (they end in {', '.join(ENDINGS)})"
+        raise RunnerError(Fault(asked, problem, f"images in {folder}/CLASS/, or those folders taken out"))
     return Found(folder, files, torch.tensor(labels))
 
 
@@ -95,12 +95,14 @@ def _single(only: Path, found: Mapping[str, Found], path: str) -> Fault:
     meant = only
     while len(inner := _folders(meant, path)) == 1:
         meant = inner[0]
-    so = f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images"
+    problem = (
+        f"{only.parent} has one folder, {only.name}, and so one class for all {len(found['train'].files):,} images"
+    )
     if not inner:
-        return Fault(f"data.path={path}", so, f"a folder for each class beside {only}")
-    so += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
+        return Fault(f"data.path={path}", problem, f"a folder for each class beside {only}")
+    problem += f"; {meant} holds {', '.join(item.name for item in inner[:MOST_NAMED])}"
     moved = f"the folders in {meant} moved up into {only.parent}, in each split alike"
-    return Fault(f"data.path={path}", so, f"data.path={meant}" if len(found) == 1 else moved)
+    return Fault(f"data.path={path}", problem, f"data.path={meant}" if len(found) == 1 else moved)
 
 
 def _folders(root: Path, path: str) -> list[Path]:

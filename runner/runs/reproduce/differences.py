@@ -86,13 +86,13 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             say(f"data:   the same as then, by its fingerprint {now[:12]}{limits}")
         else:
             was = f"{original.dataset.get('name')}, {_num_rows(original)} rows, fingerprint {before[:12]}"
-            so = f"{was} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
+            problem = f"{was} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
             if not anyway:
                 asked = f"reproduce {original.name}"
                 raise RunnerError(
-                    Fault(asked, f"the data is not the same: {so}", "that data, or --anyway to go on with this")
+                    Fault(asked, f"the data is not the same: {problem}", "that data, or --anyway to go on with this")
                 )
-            say(f"warning: the data is not the same: {so}")
+            say(f"warning: the data is not the same: {problem}")
 
     return check
 

@@ -31,20 +31,24 @@ def fetched(run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
     path = store_uri.sqlite_path(uri)
     uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
     if path is not None and not path.is_file():  # opening it would make it
-        so = f"no run below outputs or multirun has that id, and there is no store {where}"
-        raise RunnerError(Fault(asked, so, f"reproduce {run_id} tracking.uri=URI"))
+        problem = f"no run below outputs or multirun has that id, and there is no store {where}"
+        raise RunnerError(Fault(asked, problem, f"reproduce {run_id} tracking.uri=URI"))
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
         folder = Path(name)
         try:
             with mlflow_store.settings():
                 run, series = _copy(run_id, folder, uri)
         except Exception as error:
-            so = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError(Fault(asked, so, f"reproduce {run_id} tracking.uri=URI, or the run's folder")) from error
+            problem = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
+            raise RunnerError(
+                Fault(asked, problem, f"reproduce {run_id} tracking.uri=URI, or the run's folder")
+            ) from error
         rerun = folder / RERUN
         if not rerun.is_file():
-            so = f"that run of {where} has no {RERUN} among its artifacts: a sweep as a whole, or not of this runner"
-            raise RunnerError(Fault(asked, so, "the id of a run that this runner has tracked"))
+            problem = (
+                f"that run of {where} has no {RERUN} among its artifacts: a sweep as a whole, or not of this runner"
+            )
+            raise RunnerError(Fault(asked, problem, "the id of a run that this runner has tracked"))
         text = rerun.read_text(errors="replace")
         rerun.write_text(cleared(text, asked=asked, look=how_to_get(RERUN, run_id, uri), trusted=trusted))
         with trusting():  # what is there now

@@ -63,8 +63,8 @@ class Ledger:
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
-            so = "another process is running this sweep"
-            raise RunnerError(Fault(f"sweep {folder}", so, "wait for it, or stop it with Ctrl-C there")) from None
+            problem = "another process is running this sweep"
+            raise RunnerError(Fault(f"sweep {folder}", problem, "wait for it, or stop it with Ctrl-C there")) from None
         self.path = folder / FILE
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         _cut_torn_line(self._fd)

@@ -56,8 +56,8 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
         try:
             (override,) = parser.parse_overrides([f"{key}={'null' if value is None else value}"])
         except HydraException as error:
-            so = " ".join(first_line(error).split())
-            faults.append(Fault(asked, so, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
+            problem = " ".join(first_line(error).split())
+            faults.append(Fault(asked, problem, f"{PARAMS}: {{{key}: 'interval(0.001,0.1)'}}, say"))
             continue
         if is_of_the_sweep(override):
             faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))
@@ -124,8 +124,8 @@ def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
             found[name] = "letters, digits and .,=+@:[]()- are what a job's folder is named by"
         elif names.count(name) > 1:
             found[name] = "several jobs would have this folder"
-    write = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
-    return [Fault(f"hydra.sweep.subdir={name or repr(name)}", so, write) for name, so in found.items()]
+    fix = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
+    return [Fault(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
 
 
 def examine(
@@ -163,10 +163,10 @@ def examine(
 
 
 def _refuse_intervals(parsed: Sequence[Any]) -> None:
-    so = "an interval has no end of values, and a grid takes them all; a search can do with some"
+    problem = "an interval has no end of values, and a grid takes them all; a search can do with some"
     found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
     if found:
-        raise RunnerError(*(Fault(text, so, f"hydra/sweeper=optuna '{text}'") for text in found))
+        raise RunnerError(*(Fault(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found))
 
 
 def is_of_the_sweep(override: Any) -> bool:

@@ -89,7 +89,7 @@ def task(cfg: DictConfig) -> dict[str, Any]:
         given = Given(choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
         return run.run(cfg, folder, given=given)
     except RunnerError as error:
-        text = "; ".join(f"{fault.asked}: {fault.so}; write {fault.write}" for fault in error.faults)
+        text = "; ".join(f"{fault.asked}: {fault.problem}; write {fault.fix}" for fault in error.faults)
         say(f"\n{error}")
     except Exception as error:
         traceback.print_exc()

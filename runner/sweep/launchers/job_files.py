@@ -29,12 +29,12 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(luggage: bytes, folder: Path) -> None:
+def unpack(job_files: bytes, folder: Path) -> None:
     """Puts the files into the folder, each whole or not at all, over those that are there; leaves all others alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not luggage:
+    if not job_files:
         return
-    with tarfile.open(fileobj=io.BytesIO(luggage), mode="r:gz") as archive:
+    with tarfile.open(fileobj=io.BytesIO(job_files), mode="r:gz") as archive:
         for member in archive:
             path = folder / member.name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class Slots(Launcher):
         self.preload = tuple(preload)
         self._free: list[Slot] = []
         self._busy: dict[int, Slot] = {}
-        self._nurseries: dict[str, ProcessPool] = {}
+        self._process_pools: dict[str, ProcessPool] = {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context = hydra_context
@@ -49,26 +49,26 @@ class Slots(Launcher):
     def devices_for(self) -> DevicesFor:
         return devices_for
 
-    def nursery(self, place: Slot | None = None) -> ProcessPool:
+    def process_pool(self, place: Slot | None = None) -> ProcessPool:
         """The warm process for a place; without one, that which sees the whole machine."""
         key = place.device if place is not None and place.kind == "cuda" else ""
-        if key not in self._nurseries:
+        if key not in self._process_pools:
             environment = environment_of(place, visible=_visible()) if key and place is not None else {}
             if self._threads is not None and "OMP_NUM_THREADS" not in os.environ:
                 environment["OMP_NUM_THREADS"] = str(self._threads)
-            self._nurseries[key] = ProcessPool(environment, preload=self.preload)
-        return self._nurseries[key]
+            self._process_pools[key] = ProcessPool(environment, preload=self.preload)
+        return self._process_pools[key]
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         """Opens the slots of the devices that the jobs may take, and says in words which they are."""
         self._order = [place for place in places(hardware, self._slots) if place.device in devices]
         self._free = list(self._order)
         for place in self._free:
-            self.nursery(place)
+            self.process_pool(place)
         return ", ".join(map(str, self._free)) or "none"
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Jobs at a time, once it is open."""
         return len(self._order)
 
@@ -85,7 +85,7 @@ class Slots(Launcher):
         placed = Assignment(
             **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
         )
-        self.nursery(place).start(
+        self.process_pool(place).start(
             Request(
                 number,
                 "runner.sweep.jobs.run_job:run_pickled",
@@ -104,9 +104,9 @@ class Slots(Launcher):
 
     def ended(self, seconds: float) -> list[Ended]:
         """The jobs that have ended; waits for the first one, at most so long."""
-        nurseries = list(self._nurseries.values())
-        select.select(nurseries, [], [], seconds)
-        found = [ended for nursery in nurseries for ended in nursery.ended()]
+        process_pools = list(self._process_pools.values())
+        select.select(process_pools, [], [], seconds)
+        found = [ended for process_pool in process_pools for ended in process_pool.ended()]
         for ended in found:
             place = self._busy.pop(ended.number)
             self._free = sorted([*self._free, place], key=self._order.index)
@@ -114,14 +114,14 @@ class Slots(Launcher):
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
         """Tells every job to save its state and end; SIGKILL ends it and all that it started."""
-        for nursery in self._nurseries.values():
-            for number in nursery.running:
-                nursery.signal(number, what, whole_group=what == signal.SIGKILL)
+        for process_pool in self._process_pools.values():
+            for number in process_pool.running:
+                process_pool.signal(number, what, whole_group=what == signal.SIGKILL)
 
     def close(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
-        self._nurseries.clear()
+        for process_pool in self._process_pools.values():
+            process_pool.close()
+        self._process_pools.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_faults() refuses them

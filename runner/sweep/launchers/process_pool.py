@@ -180,17 +180,17 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def call(nursery: ProcessPool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """`function(*arguments)` in a process of the nursery's; waits for it. Function and values must pickle.
+def call(process_pool: ProcessPool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)` in a process of the pool; waits for it. Function and values must pickle.
 
     Raises: what it raised; RuntimeError when the process ended without an answer, with what it said.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer, log = Path(folder) / "answer", Path(folder) / "log"
         payload = pickle.dumps((function, arguments, str(answer)))
-        nursery.start(Request(-1, "runner.sweep.launchers.process_pool:answer", payload, str(log)))
-        while not any(ended.number == -1 for ended in nursery.ended()):
-            select.select([nursery], [], [], 0.2)
+        process_pool.start(Request(-1, "runner.sweep.launchers.process_pool:answer", payload, str(log)))
+        while not any(ended.number == -1 for ended in process_pool.ended()):
+            select.select([process_pool], [], [], 0.2)
         if not answer.exists():
             said = log.read_text() if log.exists() else ""
             raise RuntimeError(f"a process ended without an answer\n{said}")

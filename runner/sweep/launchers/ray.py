@@ -71,7 +71,7 @@ class RayCluster(Launcher):
         self._resources = dict(resources or {})
         self._runtime_env = OmegaConf.to_container(OmegaConf.create(dict(runtime_env or {})), resolve=True)
         self._connection: ray_connection.Connection | None = None
-        self._nursery: ProcessPool | None = None
+        self._process_pool: ProcessPool | None = None
         self._stays: dict[int, Stay] = {}
         self._ready: set[Any] = set()  # arrivals and ends that are there
         self._looked_at = 0.0
@@ -89,10 +89,10 @@ class RayCluster(Launcher):
     def devices_for(self) -> DevicesFor:
         return functools.partial(devices_in, has_gpus=self._connected().num("GPU") > 0)
 
-    def nursery(self) -> ProcessPool:
-        if self._nursery is None:
-            self._nursery = ProcessPool({}, preload=("torch",))
-        return self._nursery
+    def process_pool(self) -> ProcessPool:
+        if self._process_pool is None:
+            self._process_pool = ProcessPool({}, preload=("torch",))
+        return self._process_pool
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class RayCluster(Launcher):
         except ray_connection.Lost as lost:
             stay.problem = f"Ray gave it no place: {lost}"
             return stay.device
-        stay.ended = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), self._luggage(stay))
+        stay.ended = stay.actor.run.remote(self._request(prepared, assigned, stay.arrival), self._job_files(stay))
         return f"{stay.device} at {self._connected().name_of(stay.arrival.node_id)}"
 
     def ended(self, seconds: float) -> list[Ended]:
@@ -142,10 +142,10 @@ class RayCluster(Launcher):
                 self._connection.kill(stay.actor)
             self._connection.close()
         Path(self._home.mark).unlink(missing_ok=True)
-        if self._nursery is not None:
-            self._nursery.close()
+        if self._process_pool is not None:
+            self._process_pool.close()
         self._stays.clear()
-        self._connection = self._nursery = None
+        self._connection = self._process_pool = None
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         raise NotImplementedError  # Hydra's interface, for sweepers of others: hydra_plugins.part_faults() refuses them
@@ -174,9 +174,9 @@ class RayCluster(Launcher):
 
     def _request(self, prepared: Prepared, assigned: Assignment, arrival: Arrival) -> Request:
         folder, config = self._folder / prepared.job.folder_name, prepared.config
-        if arrival.luggage is not None:
-            folder, config = Path(arrival.luggage), config.copy()
-            config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.luggage, "."
+        if arrival.job_files is not None:
+            folder, config = Path(arrival.job_files), config.copy()
+            config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.job_files, "."
             assigned = dataclasses.replace(
                 assigned, study=None
             )  # it lies in the person's files: nobody is given up here
@@ -191,8 +191,8 @@ class RayCluster(Launcher):
             self._grace_seconds,
         )
 
-    def _luggage(self, stay: Stay) -> bytes:
-        is_away = stay.arrival is not None and stay.arrival.luggage is not None
+    def _job_files(self, stay: Stay) -> bytes:
+        is_away = stay.arrival is not None and stay.arrival.job_files is not None
         return pack(stay.folder) if is_away else b""
 
     def _look(self, seconds: float = 0.0) -> None:
@@ -209,9 +209,9 @@ class RayCluster(Launcher):
         cause, code = stay.problem, None
         if stay.problem is None:
             try:
-                code, luggage = self._connected().get(stay.ended)
-                if stay.arrival is not None and stay.arrival.luggage is not None:
-                    unpack(luggage, stay.folder)
+                code, job_files = self._connected().get(stay.ended)
+                if stay.arrival is not None and stay.arrival.job_files is not None:
+                    unpack(job_files, stay.folder)
             except ray_connection.Lost as lost:
                 where = self._connected().name_of(stay.arrival.node_id) if stay.arrival else "?"
                 cause = f"its place on {where} was lost: {lost}"

@@ -142,10 +142,8 @@ def _no_answer(where: str, error: Exception) -> Fault:
         return Fault(
             asked, text, "RAY_AUTH_MODE and the token as the cluster has them (docs.ray.io: token authentication)"
         )
-    write = (
-        "hydra.launcher.address=HOST:PORT as ray start --head printed it, or null for a cluster that is started here"
-    )
-    return Fault(asked, f"Ray does not answer there: {text}", write)
+    fix = "hydra.launcher.address=HOST:PORT as ray start --head printed it, or null for a cluster that is started here"
+    return Fault(asked, f"Ray does not answer there: {text}", fix)
 
 
 def _line_of(error: Exception) -> str:

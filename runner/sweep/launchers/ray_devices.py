@@ -55,5 +55,7 @@ def _not_there(item: str, *, has_gpus: bool) -> Fault:
         return Fault(
             asked, "no node of the cluster has a GPU", "device=cpu, or start a node with ray start --num-gpus=N"
         )
-    so = "Ray knows CPUs and NVIDIA GPUs alone"
-    return Fault(asked, so, f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}")
+    problem = "Ray knows CPUs and NVIDIA GPUs alone"
+    return Fault(
+        asked, problem, f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}"
+    )

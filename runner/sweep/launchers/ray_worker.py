@@ -31,7 +31,7 @@ class Arrival:
     """Where Ray has put a job."""
 
     node_id: str
-    luggage: str | None  # the job's folder there; None where it is the one in the person's files
+    job_files: str | None  # the job's folder there; None where it is the one in the person's files
 
 
 class Site:
@@ -47,34 +47,34 @@ class Site:
         self._is_home = _shares(home)
         if self._is_home and Path(home.folder).is_dir():
             os.chdir(home.folder)  # relative paths in the configuration mean the person's
-        self._luggage = None if self._is_home else tempfile.mkdtemp(prefix="runner-job-")
-        self._nursery = ProcessPool(environment)
+        self._job_files = None if self._is_home else tempfile.mkdtemp(prefix="runner-job-")
+        self._process_pool = ProcessPool(environment)
 
     async def arrived(self) -> Arrival:
         import ray
 
-        return Arrival(ray.get_runtime_context().get_node_id(), self._luggage)
+        return Arrival(ray.get_runtime_context().get_node_id(), self._job_files)
 
-    async def run(self, request: Request, luggage: bytes) -> tuple[int | None, bytes]:
+    async def run(self, request: Request, job_files: bytes) -> tuple[int | None, bytes]:
         """The exit code, or minus the signal; and the job's folder, packed, where it did not run in the person's files.
 
         luggage: what the folder holds already, packed.
         """
-        if self._luggage is not None:
-            unpack(luggage, Path(self._luggage))
+        if self._job_files is not None:
+            unpack(job_files, Path(self._job_files))
         self._number = request.number
-        self._nursery.start(request)
+        self._process_pool.start(request)
         try:
-            while not (ended := self._nursery.ended()):
+            while not (ended := self._process_pool.ended()):
                 await asyncio.sleep(LOOK_SECONDS)
-            return ended[0].code, b"" if self._luggage is None else pack(Path(self._luggage))
+            return ended[0].code, b"" if self._job_files is None else pack(Path(self._job_files))
         finally:
-            self._nursery.close()
-            if self._luggage is not None:
-                shutil.rmtree(self._luggage, ignore_errors=True)
+            self._process_pool.close()
+            if self._job_files is not None:
+                shutil.rmtree(self._job_files, ignore_errors=True)
 
     async def stop(self, what: int) -> None:
-        self._nursery.signal(self._number, signal.Signals(what), whole_group=what == signal.SIGKILL)
+        self._process_pool.signal(self._number, signal.Signals(what), whole_group=what == signal.SIGKILL)
 
 
 def _shares(home: Home) -> bool:

@@ -51,16 +51,16 @@ class Scheduled:
         self._folders: dict[int, Path] = {}
         self._asked_at = time.monotonic()
         self._is_stopping = False
-        self._nursery: ProcessPool | None = None
+        self._process_pool: ProcessPool | None = None
 
     @property
     def devices_for(self) -> DevicesFor:
         return devices_for if self.is_here else anywhere
 
-    def nursery(self) -> ProcessPool:
-        if self._nursery is None:
-            self._nursery = ProcessPool({}, preload=("torch",))
-        return self._nursery
+    def process_pool(self) -> ProcessPool:
+        if self._process_pool is None:
+            self._process_pool = ProcessPool({}, preload=("torch",))
+        return self._process_pool
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         return "processes on this machine, by submitit" if self.is_here else "Slurm's queue, by submitit"
@@ -91,9 +91,9 @@ class Scheduled:
     def close(self) -> None:
         if self._jobs:
             self.stop(signal.SIGKILL)
-        if self._nursery is not None:
-            self._nursery.close()
-        self._nursery = None
+        if self._process_pool is not None:
+            self._process_pool.close()
+        self._process_pool = None
 
     def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> None:
         parameters = dict(self._launcher.params)
@@ -182,9 +182,9 @@ def check_there(config: DictConfig) -> None:
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(PLUGIN) is not None:
             if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
-                so = "there is no Slurm on this machine: srun is not found"
+                problem = "there is no Slurm on this machine: srun is not found"
                 raise RunnerError(
-                    Fault(asked, so, "the same line on the cluster's login node, or hydra/launcher=slots")
+                    Fault(asked, problem, "the same line on the cluster's login node, or hydra/launcher=slots")
                 )
             return
     raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", install("slurm")))

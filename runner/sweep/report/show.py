@@ -17,8 +17,8 @@ def show(folder: Path | None) -> int:
     """Returns 0, whatever the jobs did: it is the report that was asked for. None: the last sweep below multirun/."""
     found = folder if folder is not None else ledger.find_last(ROOT)
     if found is None:
-        so = f"no sweep has run below {ROOT.absolute()}"
-        raise RunnerError(Fault("report", so, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
+        problem = f"no sweep has run below {ROOT.absolute()}"
+        raise RunnerError(Fault("report", problem, "python -m runner -m KEY=VALUE1,VALUE2, or report FOLDER"))
     check_folder(found)
     console = Terminal()
     text.show(build.write(found), console)

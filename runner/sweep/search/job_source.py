@@ -58,7 +58,7 @@ class Suggestions:
 
     def next(self, num_waiting: int) -> Prepared | None:
         """The next trial, made only when there is a place free for it, so that it knows of all that have ended."""
-        most = self._hands.num_places or self._settings.batch
+        most = self._hands.num_slots or self._settings.batch
         if self._is_over or num_waiting or len(self._running) >= most:
             return None
         if self._again:

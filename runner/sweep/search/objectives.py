@@ -24,9 +24,9 @@ def read_goals(metric: Any, direction: Any) -> tuple[Goals, list[Fault]]:
     faults = []
     if len(given) != len(metrics):
         asked = f"hydra.sweeper.direction={_listed(given)}"
-        so = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
-        write = f"hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}, or null"
-        faults.append(Fault(asked, so, write))
+        problem = f"there are {len(metrics)} metrics ({', '.join(metrics)}) and {len(given)} directions"
+        fix = f"hydra.sweeper.direction={_listed([_usual(name) for name in metrics])}, or null"
+        faults.append(Fault(asked, problem, fix))
         given = [None] * len(metrics)
     for name in {name for name in metrics if metrics.count(name) > 1}:
         faults.append(Fault(f"hydra.sweeper.metric={_listed(metrics)}", f"{name} stands twice", f"{name} once"))
@@ -55,12 +55,12 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
             hits = dict.fromkeys(
                 [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)]
             )
-            so = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
-            write = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
-            faults.append(Fault(asked, so, write))
+            problem = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
+            fix = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
+            faults.append(Fault(asked, problem, fix))
         elif data in WITHOUT_SPLITS and split in ("val", "test") and config.data[f"{split}_fraction"] == 0:
-            so = f"data.{split}_fraction=0 leaves no rows to measure {name} on"
-            faults.append(Fault(asked, so, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
+            problem = f"data.{split}_fraction=0 leaves no rows to measure {name} on"
+            faults.append(Fault(asked, problem, f"data.{split}_fraction=0.1, or hydra.sweeper.metric=train/{leaf}"))
     return faults
 
 

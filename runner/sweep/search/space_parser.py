@@ -47,8 +47,8 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
             faults.append(Fault(str(override.input_line), f"{key} stands twice", f"{key}=... once"))
         dimensions[key] = dimension
     if not dimensions and not faults:
-        so = "no word has several values, so there is nothing to search for"
-        faults.append(Fault(" ".join(words) or "no words", so, "'optimizer.lr=tag(log,interval(1e-4,1e-1))', say"))
+        problem = "no word has several values, so there is nothing to search for"
+        faults.append(Fault(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))', say"))
     if faults:
         raise RunnerError(*faults)
     return Space(tuple(fixed), dimensions)
@@ -76,11 +76,11 @@ def _interval(override: Override, value: IntervalSweep) -> Numbers:
         raise _fault(override, "an interval goes up", f"{key}={tag.format(f'interval({high:g},{low:g})')}")
     if is_log and low <= 0:
         least = 1 if isinstance(low, int) else f"{high / 1000:g}"
-        so = "a logarithmic interval begins above 0"
-        raise _fault(override, so, f"'{key}=tag(log,interval({least},{high:g}))'")
+        problem = "a logarithmic interval begins above 0"
+        raise _fault(override, problem, f"'{key}=tag(log,interval({least},{high:g}))'")
     if isinstance(low, float) and (validate.kind_of(key) or "").startswith("int"):
-        so = f"{key} is a whole number, and an interval is one of floats"
-        raise _fault(override, so, f"'{key}={tag.format(f'int(interval({low:g},{high:g}))')}'")
+        problem = f"{key} is a whole number, and an interval is one of floats"
+        raise _fault(override, problem, f"'{key}={tag.format(f'int(interval({low:g},{high:g}))')}'")
     step = 1 if isinstance(low, int) else None
     return Numbers(override.get_key_element(), low, high, step, is_log)
 
@@ -91,13 +91,13 @@ def _range(override: Override, value: RangeSweep) -> Numbers:
         raise _fault(override, "a step of 0 leads nowhere", f"{key}=range({value.start},{value.stop})")
     found = sorted(value.range())
     if not found:
-        so = "it has no values: a range goes from its start towards its end, which is not part of it"
+        problem = "it has no values: a range goes from its start towards its end, which is not part of it"
         assert value.start is not None and value.stop is not None
         first, last = (value.stop, value.start) if value.start != value.stop else (value.start, value.start + 1)
-        raise _fault(override, so, f"{key}=range({first},{last})")
+        raise _fault(override, problem, f"{key}=range({first},{last})")
     if is_log and (value.step != 1 or found[0] < 1):
-        so = "a logarithmic range has steps of 1, and begins at 1 or above"
-        raise _fault(override, so, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
+        problem = "a logarithmic range has steps of 1, and begins at 1 or above"
+        raise _fault(override, problem, f"'{key}=tag(log,interval({max(found[0], 1):g},{found[-1]:g}))'")
     return Numbers(override.get_key_element(), found[0], found[-1], abs(value.step), is_log)
 
 
@@ -111,10 +111,10 @@ def _choices(override: Override, value: Any) -> Choices:
     else:
         texts = list(override.sweep_string_iterator())
     if not texts:
-        so = f"no file in {override.key_or_group} has such a name"
-        raise _fault(override, so, f"'{override.key_or_group}=glob(*)'")
+        problem = f"no file in {override.key_or_group} has such a name"
+        raise _fault(override, problem, f"'{override.key_or_group}=glob(*)'")
     return Choices(override.get_key_element(), tuple(dict.fromkeys(texts)))
 
 
-def _fault(override: Override, so: str, write: str) -> RunnerError:
-    return RunnerError(Fault(str(override.input_line), so, write))
+def _fault(override: Override, problem: str, write: str) -> RunnerError:
+    return RunnerError(Fault(str(override.input_line), problem, write))

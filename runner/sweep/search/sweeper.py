@@ -50,8 +50,8 @@ class Search(Sweeper):
         faults += goal_faults(goals, self._config, space.dimensions)
         subdir = str(self._config.hydra.sweep._get_node("subdir")._value())
         if subdir != BY_NUMBER:
-            so = "a search's folders have its trials' numbers"
-            faults.append(Fault(f"hydra.sweep.subdir={subdir}", so, f"hydra.sweep.subdir='{BY_NUMBER}'"))
+            problem = "a search's folders have its trials' numbers"
+            faults.append(Fault(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
         faults += _sampler_faults(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
         faults += found + _missing_packages(settings)
@@ -96,8 +96,8 @@ def choose_pruner(asked: str | None, goals: Goals) -> tuple[str | None, str, lis
         return (None if asked in (None, "none") else asked), "", []
     if asked in ("auto", "none", None):
         return None, why if asked == "auto" else "", []
-    write = f"{KEY}.pruner=none, or {KEY}.metric=val/loss"
-    return None, "", [Fault(f"{KEY}.pruner={asked}", why, write)]
+    fix = f"{KEY}.pruner=none, or {KEY}.metric=val/loss"
+    return None, "", [Fault(f"{KEY}.pruner={asked}", why, fix)]
 
 
 def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Fault]:
@@ -105,15 +105,17 @@ def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Faul
     dimensions = space.dimensions
     if settings.sampler == "grid":
         endless = [key for key, dimension in dimensions.items() if listed(dimension) is None]
-        write = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1, say"
-        return [Fault(asked, f"{key} is an interval, and a grid needs values", write.format(key)) for key in endless]
+        fix = f"{KEY}.sampler=random or tpe, or {{}}=0.001,0.01,0.1, say"
+        return [Fault(asked, f"{key} is an interval, and a grid needs values", fix.format(key)) for key in endless]
     if settings.sampler != "cmaes":
         return []
     faults = []
     numbers = [key for key, dimension in dimensions.items() if not isinstance(dimension, Choices)]
     if len(numbers) < 2:
-        so = f"CMA-ES works on two numbers or more; of {', '.join(dimensions)}, {', '.join(numbers) or 'none'} is one"
-        faults.append(Fault(asked, so, f"{KEY}.sampler=tpe"))
+        problem = (
+            f"CMA-ES works on two numbers or more; of {', '.join(dimensions)}, {', '.join(numbers) or 'none'} is one"
+        )
+        faults.append(Fault(asked, problem, f"{KEY}.sampler=tpe"))
     if len(goals) > 1:
         faults.append(Fault(asked, "CMA-ES has one goal", f"{KEY}.sampler=nsga2 or {KEY}.sampler=tpe"))
     return faults

@@ -54,7 +54,7 @@ def choose_steps(
             clip_grad_norm=train.clip_grad_norm,
             average=parts.average,
             options=StepOptions(
-                wrap_learning=split.wrap if split else None,
+                wrap_forward_backward=split.wrap if split else None,
                 own_batches=several.own_batches if several else None,
                 **options,
             ),

@@ -82,8 +82,8 @@ def make_compiled(
             return compiled(batches)
         except _compiling_errors() as error:
             _check_compiler(error)
-            so = f"torch can't compile this model: {first_line(error)}"
-            raise RunnerError(Fault("train.compile=true", so, "train.compile=false")) from error
+            problem = f"torch can't compile this model: {first_line(error)}"
+            raise RunnerError(Fault("train.compile=true", problem, "train.compile=false")) from error
 
     return step
 
@@ -134,10 +134,10 @@ def _check_compiler(error: BaseException) -> None:
         cause = cause.__cause__ or getattr(cause, "inner_exception", None)
     words = "\n".join(str(cause) for cause in causes)
     if any(isinstance(cause, inductor.InvalidCxxCompiler) for cause in causes) or "No working C++ compiler" in words:
-        so = "torch finds no C++ compiler here"
-        write = "train.compile=false; or install g++ or clang++, or name one in the environment variable CXX"
+        problem = "torch finds no C++ compiler here"
+        fix = "train.compile=false; or install g++ or clang++, or name one in the environment variable CXX"
     elif any(isinstance(cause, inductor.TritonMissing) for cause in causes):
-        so, write = "torch finds no Triton here", "train.compile=false; or install triton"
+        problem, fix = "torch finds no Triton here", "train.compile=false; or install triton"
     else:
         return
-    raise RunnerError(Fault("train.compile=true", so, write)) from error
+    raise RunnerError(Fault("train.compile=true", problem, fix)) from error

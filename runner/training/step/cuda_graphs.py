@@ -108,9 +108,9 @@ class Graphed:
             try:
                 self._graphs[key] = self._graphs_of.capture(lambda: self._take(sizes, num))
             except (RuntimeError, CannotTraceError) as error:
-                so = f"the step can't be captured, as something in it needs the host: {first_line(error)}"
-                write = "train.cuda_graph=false (placement.guard=always names what reads the device)"
-                raise RunnerError(Fault("train.cuda_graph=true", so, write)) from error
+                problem = f"the step can't be captured, as something in it needs the host: {first_line(error)}"
+                fix = "train.cuda_graph=false (placement.guard=always names what reads the device)"
+                raise RunnerError(Fault("train.cuda_graph=true", problem, fix)) from error
         self._graphs[key]()
 
     def _take(self, sizes: tuple[int, ...], num: int) -> None:
@@ -135,8 +135,8 @@ class Graphed:
             try:
                 rates.append(self._update.now())
             except CannotTraceError as error:
-                write = "a schedule of rates alone (cycle_momentum=false), or train.cuda_graph=false"
-                raise RunnerError(Fault("train.cuda_graph=true", str(error), write)) from error
+                fix = "a schedule of rates alone (cycle_momentum=false), or train.cuda_graph=false"
+                raise RunnerError(Fault("train.cuda_graph=true", str(error), fix)) from error
             self._rates.go_on()
         if rates != self._sent[:num]:
             self._sent = rates
@@ -147,8 +147,8 @@ class Graphed:
         try:
             self._update = FixedUpdate(self._optimizer, as_formula=False)
         except CannotTraceError as error:
-            write = "optimizer=adam, adamw or sgd (fused, as they are by default), or train.cuda_graph=false"
-            raise RunnerError(Fault("train.cuda_graph=true", f"{error}, and that takes the host", write)) from error
+            fix = "optimizer=adam, adamw or sgd (fused, as they are by default), or train.cuda_graph=false"
+            raise RunnerError(Fault("train.cuda_graph=true", f"{error}, and that takes the host", fix)) from error
         self._step = self._make(update=self._update.update)
         self._table = self._update.rates.repeat(STEPS_A_REPLAY, 1)
 

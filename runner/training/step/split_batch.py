@@ -14,7 +14,7 @@ from runner.errors import first_line
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 
-Learn = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+ForwardBackward = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
 
 class SplitBatch:
@@ -29,16 +29,16 @@ class SplitBatch:
         self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
         self._progress, self._buffers = progress, list(parts.model.buffers())
 
-    def wrap(self, learn: Learn) -> Learn:
+    def wrap(self, forward_backward: ForwardBackward) -> ForwardBackward:
         """`learn`, forward and backward over a group of batches, repeated in smaller parts where memory ends.
 
         Costs a copy of the model's buffers each step: a forward pass that breaks off may have changed them.
         """
 
-        def learn_what_fits(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        def forward_backward_parts(batches: Sequence[Any]) -> Mapping[str, Tensor]:
             before = [buffer.clone() for buffer in self._buffers]
             while True:
-                values = self._learn(learn, batches)
+                values = self._forward_backward(forward_backward, batches)
                 if values is not None:  # beside the except clause, whose error keeps the activations alive
                     return values
                 self._undo(before)
@@ -47,12 +47,14 @@ class SplitBatch:
                 rows = max(num_rows(batch) for batch in batches)
                 self._say(f"out of memory: each batch is learnt in {num} parts of {-(-rows // num)} rows now")
 
-        return learn_what_fits
+        return forward_backward_parts
 
-    def _learn(self, learn: Learn, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
+    def _forward_backward(
+        self, forward_backward: ForwardBackward, batches: Sequence[Any]
+    ) -> Mapping[str, Tensor] | None:
         parts = [part for batch in batches for part in in_parts(batch, self._progress.num_pieces)]
         try:
-            return learn(parts)
+            return forward_backward(parts)
         except RuntimeError as error:
             if not backends.is_out_of_memory(error) or max(map(num_rows, parts)) <= 1:
                 raise
@@ -93,13 +95,11 @@ def explain(error: BaseException, parts: Parts, *, may_split: bool) -> str:
     }
     named = ", ".join(f"{name} {count / 2**20:,.0f} MiB" for name, count in taken.items() if count >= 2**20)
     batch_size = parts.train.batch_size
-    write = [f"train.batch_size={batch_size // 2}"] if batch_size > 1 else []
-    write += ["train.on_oom=split (the same step, in parts)"] if may_split else []
-    write += ["train.precision=bf16"] if parts.precision.name == "fp32" else []
-    write += ["data.residency=stream"] if taken["data set"] > weights else []
-    return (
-        f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(write)}"
-    )
+    fix = [f"train.batch_size={batch_size // 2}"] if batch_size > 1 else []
+    fix += ["train.on_oom=split (the same step, in parts)"] if may_split else []
+    fix += ["train.precision=bf16"] if parts.precision.name == "fp32" else []
+    fix += ["data.residency=stream"] if taken["data set"] > weights else []
+    return f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(fix)}"
 
 
 def _num_bytes(tree: Any) -> int:

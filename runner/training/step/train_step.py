@@ -25,7 +25,7 @@ class StepOptions:
     """What stands around a step, of a run that asks for more than forward, backward, update (None: nothing)."""
 
     #: around forward and backward of a group of batches: split_batch.SplitBatch.wrap
-    wrap_learning: Callable[[Step], Step] | None = None
+    wrap_forward_backward: Callable[[Step], Step] | None = None
     #: what the forward pass with its loss is put through: torch.compile
     compile_forward: Callable[[Forward], Forward] | None = None
     #: what takes the optimizer's step and leaves no gradients, in the place of fused_update.make_update's
@@ -59,7 +59,7 @@ def make_step(
 
     predict = options.compile_forward(forward) if options.compile_forward else forward
 
-    def learn(batch: Any, share: float | None) -> Mapping[str, Tensor]:
+    def forward_backward(batch: Any, share: float | None) -> Mapping[str, Tensor]:
         values = predict(batch)
         loss = next(iter(values.values()))
         if share is not None:
@@ -85,15 +85,19 @@ def make_step(
             average.update()
         return norm
 
-    def learn_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+    def forward_backward_all(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if options.own_batches is not None:
-            return _mean_over(options.own_batches(batches), learn)
+            return _mean_over(options.own_batches(batches), forward_backward)
         if len(batches) == 1:
-            values = learn(batches[0], None).items()
+            values = forward_backward(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
-        return _mean_over(_by_rows(batches), learn)
+        return _mean_over(_by_rows(batches), forward_backward)
 
-    whole = learn_all if options.wrap_learning is None else options.wrap_learning(learn_all)
+    whole = (
+        forward_backward_all
+        if options.wrap_forward_backward is None
+        else options.wrap_forward_backward(forward_backward_all)
+    )
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         values = whole(batches)
@@ -110,11 +114,11 @@ def _by_rows(batches: Sequence[Any]) -> Iterator[tuple[Any, float]]:
 
 
 def _mean_over(
-    parts: Iterable[tuple[Any, float]], learn: Callable[[Any, float | None], Mapping[str, Tensor]]
+    parts: Iterable[tuple[Any, float]], forward_backward: Callable[[Any, float | None], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     means: dict[str, Tensor] = {}
     for batch, share in parts:
-        for name, value in learn(batch, share).items():
+        for name, value in forward_backward(batch, share).items():
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
     return means

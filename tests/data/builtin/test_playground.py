@@ -94,4 +94,4 @@ def test_what_is_no_playground(settings, asked, write):
         playground(**settings)
     (fault,) = caught.value.faults
     assert fault.asked == asked
-    assert write in fault.write
+    assert write in fault.fix

@@ -51,5 +51,5 @@ def test_another_name():
     with pytest.raises(RunnerError) as caught:
         scikit("wines")
     (fault,) = caught.value.faults
-    assert fault.write == "data=wine"
-    assert "diabetes" in fault.so
+    assert fault.fix == "data=wine"
+    assert "diabetes" in fault.problem

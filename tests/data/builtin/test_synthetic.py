@@ -61,8 +61,8 @@ def test_sizes_that_are_none(sizes, asked, write):
     with pytest.raises(RunnerError) as caught:
         synthetic(**sizes)
     (fault,) = caught.value.faults
-    assert (fault.asked, fault.write) == (asked, write)
-    assert "or more" in fault.so
+    assert (fault.asked, fault.fix) == (asked, write)
+    assert "or more" in fault.problem
 
 
 def test_all_of_them_at_once():

@@ -125,11 +125,11 @@ def test_splits_are_found_or_named(tmp_path):
     lone = huggingface("csv", data_files={"other": files["other"]})
     assert (len(lone.rows[0]), lone.given) == (3, {})
     fault = refused("csv", data_files=files, split={"train": "tain"})
-    assert (fault.asked, "data.split.train=train" in fault.write) == ("data.split.train=tain", True)
-    assert "called train, val, test" in refused("csv", data_files=files, split={"dev": "train"}).so
+    assert (fault.asked, "data.split.train=train" in fault.fix) == ("data.split.train=tain", True)
+    assert "called train, val, test" in refused("csv", data_files=files, split={"dev": "train"}).problem
     fault = refused("csv", data_files={"a": files["train"], "b": files["test"]})
-    assert "splits are a, b" in fault.so
-    assert "data.split={train:a}" in fault.write
+    assert "splits are a, b" in fault.problem
+    assert "data.split={train:a}" in fault.fix
 
 
 def test_the_classes_are_those_of_the_training_split(tmp_path):
@@ -137,7 +137,7 @@ def test_the_classes_are_those_of_the_training_split(tmp_path):
     test.write_text("width,height,label\n1,2,tall\n3,4,tall\n")
     assert huggingface("csv", data_files={"train": train, "test": str(test)}).given["test"][1].tolist() == [1, 1]
     test.write_text("width,height,label\n1,2,huge\n")
-    assert "huge" in refused("csv", data_files={"train": train, "test": str(test)}).so
+    assert "huge" in refused("csv", data_files={"train": train, "test": str(test)}).problem
 
 
 def test_lists_of_numbers_are_taken_flat(tmp_path):
@@ -149,14 +149,14 @@ def test_lists_of_numbers_are_taken_flat(tmp_path):
     assert source.facts["num_classes"] == 3
     rows[2]["pixels"] = [[1], [2]]
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert "differ in length" in refused(str(tmp_path / "b.jsonl")).so
+    assert "differ in length" in refused(str(tmp_path / "b.jsonl")).problem
 
 
 def test_what_is_missing_is_told_with_its_row(tmp_path):
     (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,,b\n5,6,a\n")
-    assert "row 1, column 1" in refused(str(tmp_path / "a.csv")).so
+    assert "row 1, column 1" in refused(str(tmp_path / "a.csv")).problem
     (tmp_path / "b.csv").write_text("x,label\n1,a\n2,\n")
-    assert "1 of 2 rows have nothing in column label" in refused(str(tmp_path / "b.csv")).so
+    assert "1 of 2 rows have nothing in column label" in refused(str(tmp_path / "b.csv")).problem
 
 
 @pytest.mark.parametrize("decode", ["once", "workers"])
@@ -190,10 +190,10 @@ def test_images_of_many_sizes_and_broken_ones(tmp_path):
     folder = write_images(tmp_path / "set")
     Image.new("RGB", (5, 9)).save(tmp_path / "set" / "dark" / "9.png")
     fault = refused("imagefolder", data_dir=folder)
-    assert "the image of row 6 is 9 high and 5 wide" in fault.so
-    assert fault.write == "data.size=8 or data.size=[8,8]"
+    assert "the image of row 6 is 9 high and 5 wide" in fault.problem
+    assert fault.fix == "data.size=8 or data.size=[8,8]"
     (tmp_path / "set" / "dark" / "9.png").write_bytes(b"no image")
-    assert "the image of row 6: it is no image" in refused("imagefolder", data_dir=folder, size=8).so
+    assert "the image of row 6: it is no image" in refused("imagefolder", data_dir=folder, size=8).problem
 
 
 def test_texts_and_classes_become_tokens(tmp_path):
@@ -247,7 +247,7 @@ def test_a_tokenizer_of_a_file(tmp_path):
     assert "${" not in json.dumps(source.reader)
     read = build(json.loads(json.dumps(source.reader)))
     assert torch.equal(read(str(tmp_path / "a.csv")), source.rows[0])
-    assert "tokenizer.json" in refused(str(tmp_path / "a.csv"), **settings).so
+    assert "tokenizer.json" in refused(str(tmp_path / "a.csv"), **settings).problem
     with pytest.raises(RunnerError, match="no tokenizer"):
         TextRows("{}", 4)
 
@@ -303,7 +303,7 @@ def test_classes_that_are_hidden_in_the_test_split(tmp_path):
     assert huggingface(str(tmp_path / "saved")).given == {}
     parts["train"] = make({"x": [1, 2], "label": [0, -1]}, features)
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "other")
-    assert "holds -1..0" in refused(str(tmp_path / "other")).so
+    assert "holds -1..0" in refused(str(tmp_path / "other")).problem
 
 
 # the library leaves a stream's file to the garbage collector
@@ -315,13 +315,13 @@ def test_of_a_stream_the_first_rows_are_fetched(tmp_path):
     streamed = huggingface("imagefolder", data_dir=folder, streaming=True, num_rows=8)
     assert torch.equal(streamed.rows[0], huggingface("imagefolder", data_dir=folder).rows[0][:8])
     fault = refused(str(tmp_path / "a.csv"), streaming=True)
-    assert "data.num_rows=" in fault.write
+    assert "data.num_rows=" in fault.fix
 
 
 def test_augmentation_is_for_images(tmp_path):
     source = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), augment=["flip"])
     assert source.finish is not None
-    assert "are (channels" in refused(write_csv(tmp_path / "a.csv"), augment=["flip"]).so
+    assert "are (channels" in refused(write_csv(tmp_path / "a.csv"), augment=["flip"]).problem
 
 
 @pytest.mark.parametrize(
@@ -342,30 +342,30 @@ def test_columns_and_settings_that_are_none(tmp_path, table, settings, asked, so
     (tmp_path / "a.csv").write_text(table)
     fault = refused(str(tmp_path / "a.csv"), **settings)
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_sets_that_are_not_there(own_folder):
     write_csv(own_folder / "table.csv")
     fault = refused("owner/no_such_set")
     assert fault.asked == "data.path=owner/no_such_set"
-    assert "HF_HUB_OFFLINE" in fault.so
-    assert "OWNER/NAME" in fault.write
-    assert "unset HF_HUB_OFFLINE" in fault.write
-    assert "data.path=table.csv" in refused("tabel.csv").write
-    assert "no such file or folder" in refused("./nowhere").so
-    assert refused("csv").write == "data.path=csv data.data_files=FILE or data.data_dir=FOLDER"
-    assert "nothing.csv" in refused("csv", data_files="nothing.csv").so
+    assert "HF_HUB_OFFLINE" in fault.problem
+    assert "OWNER/NAME" in fault.fix
+    assert "unset HF_HUB_OFFLINE" in fault.fix
+    assert "data.path=table.csv" in refused("tabel.csv").fix
+    assert "no such file or folder" in refused("./nowhere").problem
+    assert refused("csv").fix == "data.path=csv data.data_files=FILE or data.data_dir=FOLDER"
+    assert "nothing.csv" in refused("csv", data_files="nothing.csv").problem
     assert refused("csv", "small", data_files="table.csv").asked == "data.subset=small"
     for name in ("pandas", "sql"):
-        assert "not taken here" in refused(name, data_files="table.csv").so
+        assert "not taken here" in refused(name, data_files="table.csv").problem
     (own_folder / "a.xyz").write_text("")
-    assert "data.path=csv data.data_files=a.xyz" in refused("a.xyz").write
+    assert "data.path=csv data.data_files=a.xyz" in refused("a.xyz").fix
     (own_folder / "broken.csv").write_text("a,label\n1,2\n3,4,5\n")
-    assert "Expected 2 fields in line 3" in refused("broken.csv").so
+    assert "Expected 2 fields in line 3" in refused("broken.csv").problem
     (own_folder / "broken.parquet").write_text("words")
-    assert "arquet" in refused("broken.parquet").so
+    assert "arquet" in refused("broken.parquet").problem
 
 
 def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
@@ -378,7 +378,7 @@ def test_without_the_package_its_name_is_told(tmp_path, monkeypatch):
 
     file = write_tokenizer(tmp_path / "tokenizer.json")
     monkeypatch.setattr(builtins, "__import__", without)
-    assert refused("a/b").write == install("huggingface")
+    assert refused("a/b").fix == install("huggingface")
     with pytest.raises(RunnerError, match=re.escape(install("text"))):
         TextRows(Path(file).read_text(), 4)
 

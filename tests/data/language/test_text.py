@@ -213,16 +213,16 @@ def test_what_is_no_text(tmp_path, own_folder):
     ]:  # fmt: skip
         fault = fault_of(text, **settings)
         assert fault.asked == asked
-        assert so in fault.so and mend in fault.write, fault
+        assert so in fault.problem and mend in fault.fix, fault
 
 
 def test_a_character_that_is_not_known(tmp_path):
     reader = build(text(write(tmp_path, "ab\n" * 30), context_length=8).reader)
     fault = fault_of(reader, write(tmp_path, "ab\nbax", "new.txt"))
-    assert "'x' in line 2, column 3 is none of the 3 characters" in fault.so
-    assert "new.txt" in fault.asked and "data.tokens=bytes" in fault.write
-    assert "empty" in fault_of(reader, write(tmp_path, "", "new.txt")).so
-    assert "'q'" in fault_of(reader.encode, "q").so
+    assert "'x' in line 2, column 3 is none of the 3 characters" in fault.problem
+    assert "new.txt" in fault.asked and "data.tokens=bytes" in fault.fix
+    assert "empty" in fault_of(reader, write(tmp_path, "", "new.txt")).problem
+    assert "'q'" in fault_of(reader.encode, "q").problem
 
 
 def test_bytes_know_every_text(tmp_path):

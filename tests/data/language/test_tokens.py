@@ -136,7 +136,7 @@ def test_a_reader_reads_token_files_block_by_block_and_text(tmp_path, monkeypatc
     bare = build(tokens(bin_file(tmp_path), context_length=10).reader)
     assert bare.decode([3, 4]) == "3 4"
     for fault in (fault_of(bare, str(tmp_path / "b.txt")), fault_of(bare.encode, "A")):
-        assert "data.tokenizer" in fault.write
+        assert "data.tokenizer" in fault.fix
 
 
 def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
@@ -144,7 +144,7 @@ def test_an_earlier_runs_reader_holds_for_another_file(tmp_path):
     second = tokens(bin_file(tmp_path, COUNTED[:500], "b.bin"), context_length=77, like=first.reader)
     assert second.facts == first.facts
     assert second.reader == first.reader
-    assert "1,000" in fault_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).so
+    assert "1,000" in fault_of(tokens, bin_file(tmp_path), like={**first.reader, "vocab_size": 300}).problem
 
 
 def test_a_split_of_a_big_file_lists_no_rows(tmp_path):
@@ -199,9 +199,9 @@ def test_what_is_no_token_file(tmp_path, own_folder):
         bin_file(own_folder, np.array([3_000_000_000], np.uint32), "big.bin")
         fault = fault_of(tokens, **settings)
         assert fault.asked == asked, fault
-        assert so in fault.so and mend in fault.write, fault
-    assert "path=a.bin" in fault_of(write_tokens, ["a"], "a.npy").write
-    assert "no tokens" in fault_of(write_tokens, [""], "e.bin").so
+        assert so in fault.problem and mend in fault.fix, fault
+    assert "path=a.bin" in fault_of(write_tokens, ["a"], "a.npy").fix
+    assert "no tokens" in fault_of(write_tokens, [""], "e.bin").problem
 
 
 #: trains on a file of 1 GiB with no more than 512 MiB of memory of its own. A mapped file's pages do not count there (the

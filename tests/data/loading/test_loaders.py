@@ -69,8 +69,8 @@ def test_what_can_not_be_had(rows, residency, free, so, write):
         made(rows, residency, CUDA, free)
     (fault,) = caught.value.faults
     assert fault.asked == f"data.residency={residency}"
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_both_kinds_give_the_same_batches():

@@ -40,8 +40,8 @@ def test_a_number_that_was_asked_for_is_refused():
     with pytest.raises(RunnerError) as caught:
         with_room(4, MIB, 6 * MIB, is_asked=True)
     (fault,) = caught.value.faults
-    assert fault.asked == "data.num_workers=4" and fault.write.startswith("data.num_workers=2, data.num_workers=0")
-    assert "--shm-size" in fault.write
+    assert fault.asked == "data.num_workers=4" and fault.fix.startswith("data.num_workers=2, data.num_workers=0")
+    assert "--shm-size" in fault.fix
 
 
 class Rows(Dataset):

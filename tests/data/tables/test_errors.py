@@ -40,20 +40,20 @@ def faults(*args, **settings):
         (GOOD.replace("3,a,1", "3,a,1,1"), "line 4, has 4 values", "quotes"),
         (GOOD.replace("3,a,1", "3,a,"), "line 4, column 'y', is missing, and it is the target", "left out"),
         (GOOD.replace("1\n", "\n"), "line 3, column 'y', is missing, and it is the target; so are 1 more", "left out"),
-        (GOOD.replace(",0\n", ",1\n"), "column 'y' is '1' in all of its 4 rows", "data.target"),
+        (GOOD.replace(",0\n", ",1\n"), "column 'y' is '1' in all 4 rows", "data.target"),
         ("age,y\n,0\nNA,1\n", "column 'age' of t.csv has no value in any of its 2 rows", "data.drop=[age]"),
         ("age,age,y\n1,2,0\n", "t.csv has 2 columns called 'age'", "names of their own"),
         ("", "t.csv is empty", "column names"),
         ("age,y\n", "no rows", "rows below"),
-        ("age,y\n1,1\n", "in all of its 1 rows", "data.target"),
+        ("age,y\n1,1\n", "in all 1 rows", "data.target"),
         ("y\n1\n2\n", "no column is left to learn from", "more columns"),
     ],
 )
 def test_what_is_wrong_in_a_file(content, so, write, folder):
     (folder / "t.csv").write_text(content)
     (fault, *_) = faults("t.csv")
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_what_is_wrong_in_a_file(content, so, write, folder):
 def test_what_is_wrong_in_the_settings(settings, asked, so, write):
     (fault, *_) = faults("good.csv", **settings)
     assert fault.asked == asked
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_all_unknown_names_at_once():
@@ -119,25 +119,25 @@ def test_what_is_no_table(path, so, write, folder):
         (folder / name).write_text(GOOD)
     (fault,) = faults(path)
     assert fault.asked == f"data.path={path}"
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 @pytest.mark.parametrize(("encoding", "line", "kind"), [("latin-1", 3, "another encoding"), ("utf-16", 1, "UTF-16")])
 def test_another_encoding(encoding, line, kind, folder):
     (folder / "t.csv").write_bytes("age,city,y\n1,a,0\n2,Å,1\n".encode(encoding))
     (fault,) = faults("t.csv")
-    assert f"t.csv, line {line}" in fault.so
-    assert kind in fault.so
-    assert "iconv" in fault.write
+    assert f"t.csv, line {line}" in fault.problem
+    assert kind in fault.problem
+    assert "iconv" in fault.fix
 
 
 def test_missing_values_can_be_refused(folder):
     (folder / "t.csv").write_text(GOOD.replace("3,a", ",a"))
     (fault,) = faults("t.csv", missing="refuse")
-    assert (fault.asked, fault.so) == ("data.missing=refuse", "t.csv, line 4, column 'age', is missing")
+    assert (fault.asked, fault.problem) == ("data.missing=refuse", "t.csv, line 4, column 'age', is missing")
     (fault,) = faults("good.csv", missing="refuse", test_path="t.csv")
-    assert fault.so == "t.csv, line 4, column 'age', is missing"
+    assert fault.problem == "t.csv, line 4, column 'age', is missing"
     assert table("t.csv").facts["in_features"] == 4
 
 
@@ -146,7 +146,7 @@ def test_a_row_of_a_parquet_file(folder):
 
     pd.DataFrame({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 0]}).to_parquet("t.parquet")
     (fault,) = faults("t.parquet")
-    assert fault.so.startswith("t.parquet, row 3, column 'x', is inf")
+    assert fault.problem.startswith("t.parquet, row 3, column 'x', is inf")
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_the_place_of_a_bad_value_far_down(ending, where, folder, monkeypatch):
     else:
         getattr(frame, f"to_{ending}")(f"t.{ending}", index=False)
     (fault,) = faults(f"t.{ending}")
-    assert fault.so.startswith(f"t.{ending}, {where}, column 'x', is ")
+    assert fault.problem.startswith(f"t.{ending}, {where}, column 'x', is ")

@@ -71,7 +71,7 @@ def test_a_file_without_a_header(folder, in_memory):
     (folder / "new.csv").write_text("7.0,1.5\n")
     assert build(source.reader, key="reader")("new.csv").tolist() == [[7.0, 1.5]]
     (folder / "bad.csv").write_text("1,0\n2,1\nx,0\n4,1\n")
-    assert "bad.csv, line 3, column 'c0'" in fault("bad.csv", header=False).so
+    assert "bad.csv, line 3, column 'c0'" in fault("bad.csv", header=False).problem
     told = table("iris.data.csv").notes
     assert any("the first line is taken as names: 5.1, 3.5, setosa; data.header=false" in note for note in told)
 
@@ -80,30 +80,30 @@ def test_a_file_without_a_header(folder, in_memory):
 def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch):
     lines = [f"{index},{'' if index % 3 else index % 2}" for index in range(60)]
     (folder / "bad.csv").write_text("x,y\n" + "\n".join([*lines, "inf,1"]) + "\n")
-    assert "bad.csv, line 62, column 'x'" in fault("bad.csv", drop_missing_targets=True, in_memory=in_memory).so
+    assert "bad.csv, line 62, column 'x'" in fault("bad.csv", drop_missing_targets=True, in_memory=in_memory).problem
     monkeypatch.setattr(csv, "LEAST_BLOCK", 64)  # several batches
     monkeypatch.setattr(csv, "COLUMN_BYTES", 1)
     (folder / "t.csv").write_text("x,y\n" + "\n".join(lines) + "\n")
-    assert "data.drop_missing_targets=true" in fault("t.csv").write
+    assert "data.drop_missing_targets=true" in fault("t.csv").fix
     source = table("t.csv", drop_missing_targets=True, in_memory=in_memory)
     assert rows_of(source)[0][:, 0].tolist() == list(range(0, 60, 3))
     assert "left out, since they have no y: 40 rows" in source.notes
     (folder / "none.csv").write_text("x,y\n1,\n2,\n")
-    assert "all of its 2 rows lack the target" in fault("none.csv", drop_missing_targets=True).so
+    assert "all of its 2 rows lack the target" in fault("none.csv", drop_missing_targets=True).problem
 
 
 def test_a_file_of_another_form_is_told_as_one(folder):
-    assert fault("german.csv").write == "\"data.decimal=','\""
-    assert "column 'Preis' holds decimal commas" in fault("german.csv").so
+    assert fault("german.csv").fix == "\"data.decimal=','\""
+    assert "column 'Preis' holds decimal commas" in fault("german.csv").problem
     found = fault("german.csv", decimal=",")
-    assert (found.write, "holds dates" in found.so) == ("data.date_format='%d.%m.%Y'", True)
+    assert (found.fix, "holds dates" in found.problem) == ("data.date_format='%d.%m.%Y'", True)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
     (folder / "short.csv").write_text("day,y\n12/31/99,0\n01/01/01,1\n")
     (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
     writes = {"t.csv": "'%d/%m/%Y'", "short.csv": "'%m/%d/%y'", "numbers.csv": "null"}
     for name, write in ((name, f"data.date_format={write}") for name, write in writes.items()):
         found = fault(name, date_format="%m/%d/%Y")
-        assert (found.asked, found.write) == ("data.date_format=%m/%d/%Y", write)
+        assert (found.asked, found.fix) == ("data.date_format=%m/%d/%Y", write)
 
 
 def test_what_looks_like_dates_is_told(folder):
@@ -153,21 +153,21 @@ def test_what_is_suggested(texts, told):
 def test_settings_that_are_none(settings, asked, write):
     found = fault("german.csv", **settings)
     assert found.asked == asked
-    assert write in found.write
+    assert write in found.fix
 
 
 def test_a_parquet_file_has_names(folder):
     import pandas as pd
 
     pd.DataFrame({"x": [1.0, 2.0], "y": [0, 1]}).to_parquet("t.parquet")
-    assert fault("t.parquet", header=False).write == "data.header=true"
+    assert fault("t.parquet", header=False).fix == "data.header=true"
 
 
 @pytest.mark.parametrize("value", ["-1e+308", "1e39", f"{10**40}"])
 def test_a_number_that_float32_cannot_hold_is_told_as_one(value, folder):
     (folder / "t.csv").write_text(f"x,y\n1,0\n{value},1\n3,0\n4,1\n")
     assert (
-        fault("t.csv").so
+        fault("t.csv").problem
         == f"t.csv, line 3, column 'x', is {value!r}, and float32, in which models compute, ends at 3.4e+38"
     )
     assert np.isfinite(np.float32(3.4e38))

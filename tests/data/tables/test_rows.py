@@ -108,14 +108,14 @@ def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
     (folder / "cache").write_text("a file")
     with pytest.raises(RunnerError) as caught:
         table("t.csv", in_memory=False)
-    assert caught.value.faults[0].write.startswith("RUNNER_CACHE=FOLDER")
+    assert caught.value.faults[0].fix.startswith("RUNNER_CACHE=FOLDER")
 
 
 def test_a_disk_without_room(monkeypatch, folder):
     monkeypatch.setattr(table_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
     with pytest.raises(RunnerError) as caught:
         table("t.csv", in_memory=False)
-    assert "GiB are free" in caught.value.faults[0].so
+    assert "GiB are free" in caught.value.faults[0].problem
     assert cached(folder) == []
 
 

@@ -201,7 +201,7 @@ def test_a_folder_and_a_glob_of_parts(folder):
         assert torch.equal(table(path, "y").rows[0], expected)
     whole[["x", "y"]].to_parquet("parts/2.parquet")
     found = fault("parts", "y")
-    assert "2.parquet lacks the columns c" in found.so
+    assert "2.parquet lacks the columns c" in found.problem
 
 
 def test_types_of_parquet_columns(folder):
@@ -226,8 +226,8 @@ def test_types_of_parquet_columns(folder):
     assert source.classes == ("7", "8")
     parquet.write_table(pa.table({**columns, "list": pa.array([[1], [2], [3]])}), "t.parquet")
     found = fault("t.parquet", "y")
-    assert "'list'" in found.so
-    assert found.write == "data.drop=[list]"
+    assert "'list'" in found.problem
+    assert found.fix == "data.drop=[list]"
     assert table("t.parquet", "y", drop=["list"]).facts == source.facts
 
 
@@ -242,8 +242,8 @@ def test_ready_splits(mixed):
     write("later.csv", MIXED.replace("yes", "perhaps"))
     found = fault(mixed, test_path="later.csv")
     assert found.asked == "data.test_path=later.csv"
-    assert "line 2" in found.so
-    assert "'perhaps'" in found.so
+    assert "line 2" in found.problem
+    assert "'perhaps'" in found.problem
 
 
 def test_like_an_earlier_run(mixed):
@@ -275,11 +275,11 @@ def test_the_reader_says_what_is_missing(mixed):
     write("less.csv", "age,City,member,income\n1,a,true,2\n")
     with pytest.raises(RunnerError) as caught:
         reader("less.csv")
-    assert "no column 'city', 'joined' (is it 'City'?)" in caught.value.faults[0].so
+    assert "no column 'city', 'joined' (is it 'City'?)" in caught.value.faults[0].problem
     write("bad.csv", MIXED.replace("28,", "old,"))
     with pytest.raises(RunnerError) as caught:
         reader("bad.csv")
-    assert "bad.csv, line 4, column 'age', is 'old'" in caught.value.faults[0].so
+    assert "bad.csv, line 4, column 'age', is 'old'" in caught.value.faults[0].problem
     write("none.csv", MIXED.splitlines()[0] + "\n")
     with pytest.raises(RunnerError) as caught:
         reader("none.csv")

@@ -217,8 +217,8 @@ def test_what_is_no_augmentation(asked, key, so, write):
         augmented(source(TINY, torch.zeros(1)), asked)
     (fault,) = caught.value.faults
     assert fault.asked == key
-    assert so in fault.so
-    assert write in fault.write
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 def test_all_faults_at_once():

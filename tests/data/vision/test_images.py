@@ -143,9 +143,9 @@ def test_sizes_that_differ_are_told_with_a_file(tmp_path, decode):
     save(tmp_path / "red" / "odd.png", np.zeros((5, 9, 3), np.uint8))
     fault = refused(str(tmp_path), decode=decode)
     assert fault.asked == f"data.path={tmp_path}"
-    assert "red/odd.png is 5 high and 9 wide" in fault.so
-    assert "12 of 13" in fault.so
-    assert fault.write == "data.size=8 or data.size=[8,8]"
+    assert "red/odd.png is 5 high and 9 wide" in fault.problem
+    assert "12 of 13" in fault.problem
+    assert fault.fix == "data.size=8 or data.size=[8,8]"
 
 
 def test_broken_images_are_told_all_at_once(tmp_path):
@@ -155,12 +155,12 @@ def test_broken_images_are_told_all_at_once(tmp_path):
     (tmp_path / "blue" / "001.png").write_text("no image")
     (tmp_path / "blue" / "002.png").write_bytes(b"")
     fault = refused(str(tmp_path), size=4)
-    assert fault.so.startswith("3 of 12 images can't be used:")
-    assert "blue/001.png: it is no image" in fault.so
-    assert "blue/002.png: it is no image" in fault.so
-    assert "red/002.png: it can't be read" in fault.so
-    assert refused(str(tmp_path)).so == fault.so
-    assert refused(str(tmp_path), decode="workers").so.startswith("2 of 12")  # their headers alone are read
+    assert fault.problem.startswith("3 of 12 images can't be used:")
+    assert "blue/001.png: it is no image" in fault.problem
+    assert "blue/002.png: it is no image" in fault.problem
+    assert "red/002.png: it can't be read" in fault.problem
+    assert refused(str(tmp_path)).problem == fault.problem
+    assert refused(str(tmp_path), decode="workers").problem.startswith("2 of 12")  # their headers alone are read
     for number in (1, 2):
         save(tmp_path / "blue" / f"00{number}.png", picture(number, is_red=False))
     streamed = images(str(tmp_path), decode="workers")
@@ -175,9 +175,9 @@ def test_of_many_broken_images_the_first_are_named(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "50.png").write_bytes(b"")
     fault = refused(str(tmp_path))
-    assert "a/19.png" in fault.so
-    assert "a/20.png" not in fault.so
-    assert "and 31 more" in fault.so
+    assert "a/19.png" in fault.problem
+    assert "a/20.png" not in fault.problem
+    assert "and 31 more" in fault.problem
 
 
 def test_kinds_of_images(tmp_path):
@@ -275,7 +275,7 @@ def test_other_images_are_read_like_those_of_a_run(tmp_path):
     assert again.classes == CLASSES
     assert again.rows[1].tolist() == [1]
     save(tmp_path / "second" / "green" / "1.png", picture(1, is_red=True))
-    assert "green" in refused(str(tmp_path / "second"), like=first.reader).so
+    assert "green" in refused(str(tmp_path / "second"), like=first.reader).problem
 
 
 def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch):
@@ -302,41 +302,41 @@ def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch)
 def test_settings_that_are_none(tmp_path, settings, asked, write):
     fault = refused(str(make(tmp_path)), **settings)
     assert fault.asked == asked
-    assert write in fault.write
+    assert write in fault.fix
 
 
 def test_folders_that_are_none(tmp_path):
     make(tmp_path / "flowers")
-    assert f"data.path={tmp_path}/flowers" in refused(str(tmp_path / "flower")).write
+    assert f"data.path={tmp_path}/flowers" in refused(str(tmp_path / "flower")).fix
     fault = refused(str(tmp_path / "flowers" / "red"))
-    assert "lie in" in fault.so
-    assert "folder says the class" in fault.so
+    assert "lie in" in fault.problem
+    assert "folder says the class" in fault.problem
     (tmp_path / "flowers" / "white").mkdir()
-    assert "no images lie in white" in refused(str(tmp_path / "flowers")).so
+    assert "no images lie in white" in refused(str(tmp_path / "flowers")).problem
     make(tmp_path / "split" / "train")
     save(tmp_path / "split" / "val" / "grey" / "1.png", picture(1, is_red=True))
-    assert "the training split lacks: grey" in refused(str(tmp_path / "split")).so
+    assert "the training split lacks: grey" in refused(str(tmp_path / "split")).problem
     (tmp_path / "nothing").mkdir()
-    assert "no images" in refused(str(tmp_path / "nothing")).so
+    assert "no images" in refused(str(tmp_path / "nothing")).problem
 
 
 def test_one_class_is_refused(tmp_path):
     root, animals = tmp_path / "set", tmp_path / "set" / "animals"
     make(animals)
     fault = refused(str(root))
-    assert "one folder, animals, and so one class for all 12 images" in fault.so
-    assert fault.write == f"data.path={animals}"
+    assert "one folder, animals, and so one class for all 12 images" in fault.problem
+    assert fault.fix == f"data.path={animals}"
     assert images(str(animals)).classes == CLASSES
     animals.rename(tmp_path / "inner")
     root.mkdir(exist_ok=True)
     (root / "all").mkdir()
     (tmp_path / "inner").rename(root / "all" / "animals")
-    assert refused(str(root)).write == f"data.path={root}/all/animals"
+    assert refused(str(root)).fix == f"data.path={root}/all/animals"
     root.rename(tmp_path / "train")
     make(tmp_path / "val" / "all")
-    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).write
+    assert f"{tmp_path}/train/all/animals moved up into {tmp_path}/train" in refused(str(tmp_path)).fix
     save(tmp_path / "single" / "red" / "1.png", picture(1, is_red=True))
-    assert "a folder for each class beside" in refused(str(tmp_path / "single")).write
+    assert "a folder for each class beside" in refused(str(tmp_path / "single")).fix
     assert len(images(str(tmp_path / "single"), like={"classes": CLASSES}).labels) == 1  # measured by an earlier run
 
 

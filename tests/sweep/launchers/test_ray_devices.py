@@ -52,8 +52,8 @@ def test_what_the_cluster_has_not_is_said_with_its_mend(policy, has_gpus, so, wr
         devices_in(policy, Hardware(), has_gpus=has_gpus)
     (fault,) = caught.value.faults
     assert fault.asked == f"device={policy[0]} on Ray"
-    assert fault.so == so
-    assert fault.write.startswith(write)
+    assert fault.problem == so
+    assert fault.fix.startswith(write)
 
 
 def test_the_question_travels_to_the_process_that_checks_the_jobs():

@@ -138,14 +138,14 @@ def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     with pytest.raises(RunnerError) as caught:
         check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
     assert caught.value.faults[0].asked == "hydra/launcher=slurm"
-    assert caught.value.faults[0].write == install("slurm")
+    assert caught.value.faults[0].fix == install("slurm")
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunnerError) as caught:
         check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
-    assert "there is no Slurm on this machine" in caught.value.faults[0].so
+    assert "there is no Slurm on this machine" in caught.value.faults[0].problem
 
 
 @pytest.mark.parametrize("target", ["runner.sweep.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])

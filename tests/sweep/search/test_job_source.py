@@ -58,7 +58,7 @@ class Search:
         self.is_new, self.said = is_new, []
         config = OmegaConf.create({"sweep": {"retry": retry}})
         self.hands = Unlaunched(
-            sweep, self.ledger, config, None, Hardware(), True, devices_for, self.said.append, num_places=places
+            sweep, self.ledger, config, None, Hardware(), True, devices_for, self.said.append, num_slots=places
         )
         self.jobs = sweep.jobs
         space = read_space(words, None)
@@ -381,7 +381,7 @@ def test_other_choices_are_refused(words, key, search):
     search(n_trials=2).run().leave()
     with pytest.raises(RunnerError) as caught:
         search(words=words)
-    assert len(caught.value.faults) == 1 and f"{key} as before" in caught.value.faults[0].write
+    assert len(caught.value.faults) == 1 and f"{key} as before" in caught.value.faults[0].fix
 
 
 def test_ends_may_move_and_other_words_are_told(search):

@@ -59,7 +59,7 @@ def test_directions_follow_from_the_names(metric, direction, expected):
 def test_as_many_directions_as_metrics():
     for metric, direction in ((["val/loss", "val/accuracy"], "minimize"), ("val/loss", ["minimize", "maximize"])):
         _, (fault,) = read_goals(metric, direction)
-        assert "hydra.sweeper.direction=" in fault.write
+        assert "hydra.sweeper.direction=" in fault.fix
 
 
 def config(**changes):
@@ -101,7 +101,7 @@ def config(**changes):
 def test_a_metric_that_no_job_has_is_told_before(metric, changes, mend):
     goals, _ = read_goals(metric, None)
     found = goal_faults(goals, config(**changes), ())
-    assert [mend in fault.write for fault in found] == ([] if mend is None else [True]), found
+    assert [mend in fault.fix for fault in found] == ([] if mend is None else [True]), found
 
 
 def test_what_differs_among_the_trials_is_not_judged_before():

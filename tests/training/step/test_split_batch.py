@@ -56,7 +56,7 @@ def trained(most_rows, *, group=1, error=torch.OutOfMemoryError):
     progress = Progress(Best("val/loss", "min"))
     pieces = SplitBatch(SimpleNamespace(device=CPU, model=model, optimizer=optimizer), progress, say=said.append)
     task, precision = Classification(), backends.precision("fp32", device=CPU)
-    options = StepOptions(wrap_learning=pieces.wrap)
+    options = StepOptions(wrap_forward_backward=pieces.wrap)
     step = make_step(model, task, optimizer=optimizer, precision=precision, clip_grad_norm=1.0, options=options)
     batches = [(torch.randn(rows, 6), torch.randint(3, (rows,))) for rows in (13, 8, 13, 5)]
     values = [step(batches[at : at + group]) for at in range(0, 4, group)]

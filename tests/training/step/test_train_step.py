@@ -11,7 +11,7 @@ from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
 from runner.tasks.classification import Classification
 from runner.tasks.regression import Regression
-from runner.training.evaluate import evaluate, make_judge
+from runner.training.evaluate import evaluate, make_eval_step
 from runner.training.optimizer import AveragedWeights
 from runner.training.step.train_step import make_step
 
@@ -207,6 +207,6 @@ def test_the_guard_looks_at_metrics_too():
 
     task = Classification(num_classes=3, metrics={"own": reads})
     watch = Guard(CPU, when="first_step", model=net(), task=task)
-    judge = watch.on(make_judge(task, precision=precision("fp32", device=CPU)))
-    evaluate(net(), task, [rows(), rows()], precision=precision("fp32", device=CPU), judge=judge)
+    judge = watch.on(make_eval_step(task, precision=precision("fp32", device=CPU)))
+    evaluate(net(), task, [rows(), rows()], precision=precision("fp32", device=CPU), eval_step=judge)
     assert [finding.line.split(":")[0] for finding in watch.findings] == ["tests/training/step/test_train_step.py"]
