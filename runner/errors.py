@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 #: the exit code of a person's mistake
@@ -44,14 +45,6 @@ class RunnerError(Exception):
         return "\n\n".join(str(fault) for fault in self.faults)
 
 
-def report(error: RunnerError) -> int:
-    """Prints a person's mistakes on stderr, and returns their exit code."""
-    count = len(error.faults)
-    head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
-    print(f"{head}\n\n{error}", file=sys.stderr)
-    return MISTAKE
-
-
 def without_password(text: str) -> str:
     """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
     for secret, name in _secrets():
@@ -80,6 +73,15 @@ def first_line(error: object) -> str:
     """The first line of what an error says, or of a text; its kind where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def finite(value: Any) -> Any:
+    """The same for JSON: NaN and inf are null, tuples lists, keys words."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from runner.cli import answer
 from runner.cli.options import ParsedWords, check_keys, explained, last_value
 
 HELP = ("--help", "-h")
@@ -20,11 +23,11 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     if asked.verb == "evaluate":
         from runner.runs.evaluate import evaluate  # torch, as all below
 
-        return evaluate(asked.run, overrides, as_json="--json" in given, tracked="--track" in given)
-    if asked.verb == "predict":
+        answer.give(evaluate(asked.run, overrides, tracked="--track" in given))
+    elif asked.verb == "predict":
         from runner.runs.predict import predict
 
-        return predict(
+        answers = predict(
             asked.run,
             given["--input"],
             given["--output"],
@@ -33,22 +36,27 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
             device=last_value(overrides, "device"),
             precision=last_value(overrides, "train.precision"),
         )
-    if asked.verb == "export":
+        answer.give(answers)
+    elif asked.verb == "export":
         from runner.runs.export import export
 
-        return export(asked.run, given["--format"], given.get("--output"), predictions="--predictions" in given)
-    if asked.verb == "serve":
+        answer.give(export(asked.run, given["--format"], given.get("--output"), predictions="--predictions" in given))
+    elif asked.verb == "serve":
         from runner.runs.serve import serve
 
-        return serve(asked.run, asked.number("--port", 5001, most=65535), predictions="--predictions" in given)
-    if asked.verb == "register":
+        port, predictions = asked.number("--port", 5001, most=65535), "--predictions" in given
+        return serve(asked.run, port, predictions=predictions, ready=answer.give)
+    elif asked.verb == "register":
         from runner.runs.register import register
 
-        return register(asked.run, given["--name"], overrides, alias=given.get("--alias"), again="--again" in given)
-    return _find_rate(asked, flags, overrides)
+        alias, again = given.get("--alias"), "--again" in given
+        answer.give(register(asked.run, given["--name"], overrides, alias=alias, again=again))
+    else:
+        answer.give(_find_rate(asked, flags, overrides))
+    return 0
 
 
-def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
+def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> dict[str, Any]:
     from runner.plan.lr_find import find_rate
 
     return find_rate(
@@ -57,5 +65,4 @@ def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> in
         num_steps=asked.number("--steps", 100, least=10),
         lowest=asked.amount("--from", 1e-7),
         highest=asked.amount("--to", 10.0),
-        as_json="--json" in asked.flags,
     )

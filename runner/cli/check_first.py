@@ -12,14 +12,15 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.cli import unexpected
+from runner.cli import answer, unexpected
 from runner.config import logs
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
-from runner.errors import Fault, RunnerError, first_line, report
+from runner.errors import Fault, RunnerError, first_line
 from runner.experiment import claim
 from runner.experiment.given import Checked
+from runner.experiment.summary import read_summary
 
 
 def check(cfg: DictConfig) -> Checked:
@@ -126,9 +127,10 @@ class CheckFirst(Callback):
                 raise
         except claim.OverError as over:
             print(claim.over_line(over))
+            answer.give({"folder": str(folder), **read_summary(folder)})
             sys.exit(0)
         except RunnerError as error:
-            sys.exit(report(error))
+            sys.exit(answer.report(error))
         except Exception as error:  # Hydra makes warnings of them, and would run what nobody has checked
             sys.exit(unexpected.tell(error))
 
@@ -144,7 +146,7 @@ class CheckFirst(Callback):
             if config.sweep.resume is None:
                 check_folder(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:
-            sys.exit(report(error))
+            sys.exit(answer.report(error))
         except Exception as error:
             sys.exit(unexpected.tell(error))
 
@@ -153,6 +155,7 @@ class CheckFirst(Callback):
         from runner.sweep.jobs import ledger
 
         folder = Path(config.hydra.sweep.dir)
+        answer.give_report(folder)
         if (folder / ledger.FILE).is_file() and any(
             job.state not in ("finished", "pruned", "skipped") for job in ledger.read(folder).jobs.values()
         ):

@@ -13,7 +13,7 @@ import hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli import unexpected
+from runner.cli import answer, unexpected
 from runner.cli.arguments import MULTIRUN, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.train import train, train_composed
@@ -48,6 +48,7 @@ def resume(words: list[str]) -> int:
         resuming.check(before, cfg)
         if is_over(read_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
+            answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
         with loading():
             from runner.experiment.given import Given
@@ -55,6 +56,7 @@ def resume(words: list[str]) -> int:
 
         with logging_to(folder), unexpected.noting(folder):
             done = run_experiment(cfg, folder, given=Given(owns_process=True))
+    answer.give({"folder": str(folder), **done})
     return int(done["exit_code"] or done["status"] == "failed")
 
 
@@ -75,7 +77,7 @@ def reproduce(words: list[str]) -> int:
                 original, cfg, folder, checked=CheckFirst.checked, anyway="--anyway" in words
             )
             agreed.append(is_same)
-            return summary
+            return {**summary, "reproduced": original.run_id or original.name, "is_same": is_same}
 
         code = train_composed([*flags, "-cd", str(original.folder), "-cn", "rerun"], overrides, run_again)
     return int(not agreed[0]) if agreed else code
@@ -83,7 +85,7 @@ def reproduce(words: list[str]) -> int:
 
 def plan(words: list[str]) -> int:
     """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked."""
-    flags, overrides = sorted_words([word for word in words if word != "--json"])
+    flags, overrides = sorted_words(words)
     is_sweep = bool(MULTIRUN & set(flags))
     flags = [flag for flag in flags if flag not in MULTIRUN]
     if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
@@ -103,7 +105,8 @@ def plan(words: list[str]) -> int:
             raise
         except Exception as error:
             raise override_errors.explain(error, overrides, compose=compose, check=command.check) from None
-        return command.plan(jobs, as_json="--json" in words)
+        answer.give(planned := command.plan(jobs))
+        return int(not planned["would_run"])
 
 
 def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
@@ -119,10 +122,11 @@ def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, 
 
 def devices(words: list[str]) -> int:
     """What this machine has, what it lacks and why; with --bench, how fast each device is."""
-    _only(words, "devices", ("--json", "--bench"))
+    _only(words, "devices", ("--bench",))
     from runner.cli.devices import show
 
-    return show(as_json="--json" in words, measured="--bench" in words)
+    answer.give(facts := show(measured="--bench" in words))
+    return int("bench" in facts and not facts["bench"]["devices"])
 
 
 def report_sweep(words: list[str]) -> int:
@@ -131,7 +135,8 @@ def report_sweep(words: list[str]) -> int:
     _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
     from runner.sweep.report.show import show
 
-    return show(folders[0] if folders else None)
+    answer.give_report(show(folders[0] if folders else None))
+    return 0
 
 
 def sync(words: list[str]) -> int:
@@ -152,7 +157,8 @@ def sync(words: list[str]) -> int:
     )
     from runner.cli.sync import replay
 
-    return replay(folders, uri=stores.named(settings))
+    answer.give({"runs": (rows := replay(folders, uri=stores.named(settings)))})
+    return int(not all(row["is_complete"] for row in rows))
 
 
 def ui(words: list[str]) -> int:
@@ -164,9 +170,11 @@ def ui(words: list[str]) -> int:
     uri = stores.named(words) or stores.of_last(resuming.newest_first(), asked="ui")
     if uri.startswith("http"):
         print(f"{validate.without_password(uri)} is a server already: open it in a browser")
+        answer.give({"url": uri})
         return 0
-    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port"]
-    command.append(settings.get("--port", "5000"))
+    port = settings.get("--port", "5000")
+    answer.give({"url": f"http://127.0.0.1:{port}"})
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     return _become(command, os.environ | {"MLFLOW_BACKEND_STORE_URI": uri})  # arguments show in `ps`, passwords too
 
 

@@ -1,8 +1,7 @@
-"""A machine goes in; the table of `python -m runner devices` comes out, or the same as JSON; measured, if asked."""
+"""A machine goes in; the table of `python -m runner devices` comes out, and the same as plain values; measured, if asked."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich.table import Table
@@ -13,24 +12,20 @@ from runner.device.unavailable import why_not
 from runner.experiment.terminal import Terminal
 
 
-def show(*, as_json: bool, measured: bool = False) -> int:
+def show(*, measured: bool = False) -> dict[str, Any]:
     """Prints what this machine has, what it lacks and why, and what `auto` takes. Asks the driver, about 0.1 s.
 
-    measured: and how fast each device is, some 10 s each. Returns 1 where none could be measured.
+    measured: and how fast each device is, some 10 s each. Returns describe()'s values, and those in `bench`.
     """
     hardware = diagnose(probe())
     facts = describe(hardware)
-    if not as_json:
-        _print(facts)
+    _print(facts)
     if measured:
         from runner.device.benchmark.show import bench, print_bench  # torch, as soon as it is imported
 
         facts["bench"] = bench(hardware)
-        if not as_json:
-            print_bench(facts["bench"], Terminal(soft_wrap=False))
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    return int(measured and not facts["bench"]["devices"])
+        print_bench(facts["bench"], Terminal(soft_wrap=False))
+    return facts
 
 
 def describe(hardware: Hardware) -> dict[str, Any]:

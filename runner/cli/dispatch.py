@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from runner.cli import unexpected
+from runner.cli import answer, unexpected
 from runner.cli.commands import COMMANDS
 from runner.config import untrusted
 from runner.config.compose import (
@@ -14,7 +14,7 @@ from runner.config.compose import (
     restored,
 )
 from runner.distributed.environment import rank_here
-from runner.errors import MISTAKE, SECRETS, Fault, RunnerError, report
+from runner.errors import MISTAKE, SECRETS, Fault, RunnerError
 from runner.experiment.terminal import leave_unread
 
 TRUST = "--trust"  # a run's folder, or a store's configuration, has been looked at
@@ -24,6 +24,13 @@ TRUST = "--trust"  # a run's folder, or a store's configuration, has been looked
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 1 failed, 2 the person's mistake, 130 Ctrl-C, 143 SIGTERM."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if answer.FLAG not in words:
+        return _run(words)
+    with answer.asked_for():
+        return _run([word for word in words if word != answer.FLAG])
+
+
+def _run(words: list[str]) -> int:
     logging.raiseExceptions = False  # a log that can't be written, on a full disk, is no reason for a traceback
     make_own_code_importable()
     code = 0
@@ -37,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     except RunnerError as error:
         place = rank_here(os.environ)
         return (
-            MISTAKE if place is not None and place.rank else report(error)
+            MISTAKE if place is not None and place.rank else answer.report(error)
         )  # of several processes the first one tells it
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -124,6 +124,7 @@ def explained(verb: str) -> str:
     lines = [usage(verb), "", f"{verb}: {takes.does}.", takes.more]
     if takes.is_of_a_run:
         lines.append("RUN: a run's folder, its id in MLflow, or last (the default)")
+    lines.append("--json: the answer as one JSON document on stdout, and what a person reads on stderr")
     return "\n".join(lines)
 
 

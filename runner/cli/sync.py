@@ -1,8 +1,9 @@
-"""Folders go in; the journals in them that MLflow has not got are sent, and a line for each comes out."""
+"""Folders go in; the journals in them that MLflow has not got are sent, and a line for each comes out, and the same as plain values."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from runner.config import origin
 from runner.config.trust import strays
@@ -19,15 +20,15 @@ from runner.tracking.publisher import find_journals, sync
 PLACES = ("outputs", "multirun")
 
 
-def replay(folders: list[Path], *, uri: str | None) -> int:
-    """Sends what is missing. Returns 0, or 1 when something is left.
+def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
+    """Sends what is missing. Returns for each run its folder, its store and whether that has all of it.
 
     uri: of the store for all of them (None: each run's own).
     Raises: RunnerError for a folder that is not there or has no journal, at once; for runs whose store is not known, last.
     """
     runs = _runs(folders)
     faults: list[Fault] = []
-    complete: dict[str, list[bool]] = {}  # by store
+    rows: list[dict[str, Any]] = []
     for run in runs:
         if uri is None and origin.store_of(run) == "" and run not in folders:
             say(f"{run}: it was run with tracking.enabled=false; sync {run} tracking.uri=URI sends it")
@@ -37,12 +38,13 @@ def replay(folders: list[Path], *, uri: str | None) -> int:
         except RunnerError as error:
             faults += error.faults
             continue
-        complete.setdefault(without_password(store), []).append(_send(run, store))
-    for shown, known in complete.items():
+        rows.append({"folder": str(run), "tracking_uri": without_password(store), **_send(run, store)})
+    for shown in dict.fromkeys(row["tracking_uri"] for row in rows):
+        known = [row["is_complete"] for row in rows if row["tracking_uri"] == shown]
         say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
     if faults:
         raise RunnerError(*faults)
-    return int(not all(map(all, complete.values())))
+    return rows
 
 
 def _runs(folders: list[Path]) -> list[Path]:
@@ -65,14 +67,14 @@ def _runs(folders: list[Path]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def _send(run: Path, uri: str) -> bool:
-    """Sends what one journal has and the store has not. Returns whether the store has all."""
+def _send(run: Path, uri: str) -> dict[str, Any]:
+    """Sends what one journal has and the store has not. Returns what became of it."""
     if found := strays(run):
         say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
-        return False
+        return {"is_complete": False}
     if is_being_written(run):
         say(f"{run}: still running, and sent by its own process")
-        return True
+        return {"is_complete": True}
     for sentence in find_damage(run):
         say(f"{run}: {sentence}")
     before = read_ack(run)
@@ -85,4 +87,4 @@ def _send(run: Path, uri: str) -> bool:
         say(f"{run}: {sent:,} points sent, run {after.run_id}")
     if not after.is_complete:
         say(f"{run}: {after.points_pending:,} points are left{': ' + after.error if after.error else ''}")
-    return after.is_complete
+    return {"run_id": after.run_id, "points_sent": sent, **after.counts, "is_complete": after.is_complete}

@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli import completion, notebook, unexpected
+from runner.cli import answer, completion, notebook, unexpected
 from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, sorted_words
 from runner.cli.check_first import CheckFirst, check, check_folder
 from runner.config import override_errors
@@ -31,7 +31,7 @@ from runner.config.importing import loading
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
-from runner.errors import SECRETS, Fault, RunnerError, report
+from runner.errors import SECRETS, Fault, RunnerError
 from runner.experiment import claim
 from runner.experiment.summary import read_summary
 
@@ -100,6 +100,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             mistaken.extend(fault for fault in error.faults if fault not in mistaken)
             return
         summaries.append(summary)
+        answer.give({"folder": str(folder), **summary})
         if summary["ending"] == "out_of_memory":
             _say_what_fits(cfg)
         if summary["exit_code"]:
@@ -122,7 +123,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
     if mistaken and not summaries:
         raise RunnerError(*mistaken)
     if mistaken:
-        report(RunnerError(*mistaken))
+        answer.report(RunnerError(*mistaken))
     return int(bool(mistaken) or any(summary["status"] == "failed" for summary in summaries))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.cli import answer
 from runner.errors import RunnerError, without_password
 
 #: set by who wants the traceback on the screen, too
@@ -56,4 +57,5 @@ def tell(error: Exception) -> int:
     if os.environ.get(VARIABLE):
         print(text, file=sys.stderr)
     print(f"its traceback: {log} ({VARIABLE}=1 shows it here)", file=sys.stderr)
+    answer.give({"error": f"{type(cause).__name__}: {words}", "traceback": str(log)})
     return 1

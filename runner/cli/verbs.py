@@ -25,7 +25,7 @@ class Verb:
 VERBS = {
     "evaluate": Verb(
         "measures a run's best weights again, on its own val and test splits or on other data",
-        switches=("--json", "--track"),
+        switches=("--track",),
         keys=(*COMPUTING, "data", "train.eval_batch_size", "tracking.uri"),
         more="data=..., data.path=...: other data, all of it measured unless it brings splits; --track: to MLflow too",
     ),
@@ -61,7 +61,6 @@ VERBS = {
     "lr-find": Verb(
         "trains a few steps with a rising learning rate, and says which rate to take",
         flags={"--steps": "STEPS", "--from": "RATE", "--to": "RATE"},
-        switches=("--json",),
         keys=ANY_KEY,
         is_of_a_run=False,
         more="leaves lr_find.png and lr_find.json in a folder below outputs/, and no run",

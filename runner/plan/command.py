@@ -32,8 +32,8 @@ class Job:
     cfg: DictConfig
 
 
-def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
-    """Plans, prints and writes. Returns 0 where all would run, else 1. Starts a process for each, some 4 s.
+def plan(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Plans, prints and writes; returns what is in plan.json. Starts a process for each, some 4 s.
 
     Raises: RunnerError for mistakes of the configuration, those of all jobs at once.
     """
@@ -49,14 +49,10 @@ def plan(jobs: Sequence[Job], *, as_json: bool) -> int:
             answer, fallback = _answer(child, job, target)
             found.append(report(job.name, job.cfg, target, answer, fallback=fallback, seconds=time.monotonic() - began))
             began = time.monotonic()
-    written = _write(found, Path(str(jobs[0].cfg.plan.folder)))
-    if as_json:
-        print(json.dumps(_whole(found), indent=2))
-    else:
-        from runner.plan.text import show
+    from runner.plan.text import show
 
-        show(found, written)
-    return int(not all(each["would_run"] for each in found))
+    show(found, _write(found, Path(str(jobs[0].cfg.plan.folder))))
+    return _whole(found)
 
 
 def what_fits(cfg: DictConfig) -> list[str]:

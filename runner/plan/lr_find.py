@@ -33,9 +33,9 @@ FILE, PICTURE = "lr_find.json", "lr_find.png"
 
 
 def find_rate(
-    flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float, as_json: bool
-) -> int:
-    """Trains, draws, prints. Leaves no run, in MLflow or below outputs/. Costs `num_steps` steps at most.
+    flags: Sequence[str], overrides: list[str], *, num_steps: int, lowest: float, highest: float
+) -> dict[str, Any]:
+    """Trains, draws, prints; returns what it wrote, and where. Leaves no run, in MLflow or below outputs/. Costs `num_steps` steps at most.
 
     Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
     """
@@ -60,11 +60,8 @@ def find_rate(
     from runner.plan.lr_plot import draw
 
     draw(found, folder / PICTURE, title=title)
-    if as_json:
-        print(json.dumps({**report, "folder": short(folder)}, indent=2))
-    else:
-        _show(report, folder)
-    return 0
+    _show(report, folder)
+    return {**report, "folder": short(folder)}
 
 
 def _tried(made: Parts, schedule: Any, *, accumulate_steps: int, clip_grad_norm: float | None) -> tuple[Any, Any]:

@@ -27,8 +27,8 @@ from runner.training.evaluate import evaluate as measure
 OWN, OTHERS = "evaluation.json", "evaluations"
 
 
-def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool) -> int:
-    """Measures, prints a table or JSON, and writes the run's evaluation.json, or evaluations/NAME.json for other data.
+def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, Any]:
+    """Measures, prints a table, and returns and writes the run's evaluation.json, or evaluations/NAME.json for other data.
 
     Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
     """
@@ -48,8 +48,8 @@ def evaluate(wanted: str, overrides: list[str], *, as_json: bool, tracked: bool)
     _write(folder, report)
     if tracked:
         report["tracked"] = _track(folder, report, overrides)
-    print(json.dumps(report, indent=2)) if as_json else _show(trained, report)
-    return 0
+    _show(trained, report)
+    return report
 
 
 def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:

@@ -54,8 +54,8 @@ class Telling(nn.Module):
         return self.task.predictions(self.task.outputs(self.model, (inputs, None)))
 
 
-def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> int:
-    """Writes the model and FILE.json beside it, and says where. Some seconds.
+def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> dict[str, Any]:
+    """Writes the model and FILE.json beside it, and says where; returns what is in that file, and the path. Some seconds.
 
     output: the path (None: exports/ in the run's folder). predictions: with what the task makes of the outputs.
     Raises: RunnerError for a model that the format can't hold; then nothing is left.
@@ -74,7 +74,7 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
         rows = ", ".join(map(str, checked["rows"]))
         say(f"checked as the original for {rows} rows; largest difference {checked['largest_difference']:.1e}")
     say(f"written {short(target.absolute())} and {short(_beside(target).absolute())}")
-    return 0
+    return {**report, "path": str(target)}
 
 
 def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from runner.runs.output_files import check_output, writing
 
 def predict(
     wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, device: Any, precision: str | None
-) -> int:
-    """Writes the answers and prints how many; of images, beside each its file.
+) -> dict[str, Any]:
+    """Writes the answers, prints and returns how many; of images, beside each its file.
 
     Memory holds a chunk of the input and a batch; of .npz, all answers.
     keep: the columns of a table beside the answers; one that is called like an answer becomes input_NAME.
@@ -57,7 +57,7 @@ def predict(
             kept.finish(count)
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
-    return 0
+    return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device}
 
 
 def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:

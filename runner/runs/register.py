@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 REFUSED = "/:\\"
 
 
-def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | None, again: bool) -> int:
-    """Registers, sets the alias and prints the version. A model that is a version of that name already stays that one.
+def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | None, again: bool) -> dict[str, Any]:
+    """Registers, sets the alias, prints and returns the version. A model that is a version of that name already stays that one.
 
     Sends to MLflow first what it has not got of the run. again: a new version in any case.
     Raises: RunnerError for names that MLflow does not take, a run that it has not got, and whatever the store says.
@@ -48,7 +48,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     )
     address = f"models:/{name}@{alias}" if alias else f"models:/{name}/{version}"
     say(f"load    mlflow.pytorch.load_model({address!r})")
-    return 0
+    return {"name": name, "version": version, "is_new": is_new, "alias": alias, "run_id": ack.run_id, "uri": address}
 
 
 def _check_names(name: str, alias: str | None) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,10 +29,11 @@ SECONDS_TO_START = 120.0
 SECONDS_TO_END = 10.0
 
 
-def serve(wanted: str, port: int, *, predictions: bool) -> int:
+def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[str, Any]], None]) -> int:
     """Starts MLflow's scoring server over the run's model and waits for it to end. Some 10 s until it answers.
 
     predictions: it answers with what the task makes of the outputs (probabilities) instead of raw outputs.
+    ready: hears what is served, and where, once it answers.
     Returns 130 after Ctrl-C, 143 after SIGTERM, 1 when the server ended by itself.
     Raises: RunnerError for a port that is taken and for a run that left no model.
     """
@@ -55,6 +56,7 @@ def serve(wanted: str, port: int, *, predictions: bool) -> int:
             try:
                 if _answers(process, port, got):
                     _say(about, port, has_columns=columns_in(trained.card.reader) is not None)
+                    ready({**about, "url": f"http://{HOST}:{port}/invocations"})
                 while process.poll() is None and not got:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(0.2)

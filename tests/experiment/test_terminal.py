@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 from synthetic_sweep import Folder
 
-from runner.errors import Fault, RunnerError, report
+from runner.cli.answer import report
+from runner.errors import Fault, RunnerError
 from runner.experiment.console import Screen
 from runner.experiment.terminal import Terminal, say
 from runner.sweep.report import build, text

@@ -6,10 +6,9 @@ import csv
 import dataclasses
 import io
 import json
-import math
 from typing import Any
 
-from runner.errors import harmless
+from runner.errors import finite, harmless
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
@@ -101,12 +100,3 @@ def _job(result: Result) -> dict[str, Any]:
 def _cause(result: Result) -> dict[str, Any]:
     log = f"{result.folder}/console.log" if result.folder else None
     return {"job": result.job, "name": result.name, "state": result.state, "error": result.error, "log": log}
-
-
-def finite(value: Any) -> Any:
-    """The same for JSON: NaN and inf are null, tuples lists, keys words."""
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

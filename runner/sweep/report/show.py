@@ -13,8 +13,8 @@ from runner.sweep.report import build, text
 ROOT = Path("multirun")
 
 
-def show(folder: Path | None) -> int:
-    """Returns 0, whatever the jobs did: it is the report that was asked for. None: the last sweep below multirun/."""
+def show(folder: Path | None) -> Path:
+    """Returns the sweep's folder. None: the last sweep below multirun/."""
     found = folder if folder is not None else ledger.find_last(ROOT)
     if found is None:
         problem = f"no sweep has run below {ROOT.absolute()}"
@@ -23,4 +23,4 @@ def show(folder: Path | None) -> int:
     console = Terminal()
     text.show(build.write(found), console)
     console.print(f"report  {found / 'report.html'}", markup=False)
-    return 0
+    return found

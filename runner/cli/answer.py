@@ -1,0 +1,70 @@
+"""What a command says to programs: with --json its answer, or its mistakes, is all of stdout, as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from runner.errors import MISTAKE, RunnerError, finite, without_password
+
+FLAG = "--json"
+_out: TextIO | None = None  # where answers go while a command runs that was asked for one
+
+
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """What this process and those that it starts print for a person goes to stderr, and answers to stdout."""
+    global _out
+    stdout = sys.stdout
+    stdout.flush()
+    with redirect_stdout(sys.stderr), _inherited(stdout) as _out:
+        try:
+            yield
+        finally:
+            _out = None
+
+
+def give(facts: Any) -> None:
+    """Writes the answer, once a command; NaN and inf are null. Nothing, where nobody asked for it."""
+    if _out is not None:
+        print(without_password(json.dumps(finite(facts), indent=2, default=str)), file=_out, flush=True)
+
+
+def give_report(sweep: Path) -> None:
+    """What report.json in a sweep's folder holds, where one was written."""
+    with suppress(FileNotFoundError):
+        give({"folder": str(sweep), **json.loads((sweep / "report.json").read_text())})
+
+
+def report(error: RunnerError) -> int:
+    """Prints a person's mistakes on stderr, and gives them as {"faults": [{asked, so, write}]}. Returns their exit code."""
+    count = len(error.faults)
+    head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
+    print(f"{head}\n\n{error}", file=sys.stderr)
+    give({"faults": [{"asked": fault.asked, "so": fault.problem, "write": fault.fix} for fault in error.faults]})
+    return MISTAKE
+
+
+@contextmanager
+def _inherited(stdout: TextIO) -> Iterator[TextIO]:
+    """Processes inherit the descriptor, not sys.stdout: theirs is stderr's, and a copy of the old one is given."""
+    try:
+        is_real = stdout.fileno() == 1
+    except (OSError, ValueError):  # somebody's buffer
+        is_real = False
+    if not is_real:
+        yield stdout
+        return
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding=stdout.encoding) as copy:
+            yield copy
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

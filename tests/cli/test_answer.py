@@ -1,0 +1,80 @@
+"""--json: stdout is one JSON document, whatever the command; the rest is on stderr."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runner import cli
+from runner.version import PACKAGES
+
+SHORT = ("model=linear", "data=iris", "train.num_epochs=1", "tracking.enabled=false", "device=cpu", "task.plots=false")
+
+
+@pytest.fixture
+def answer(own_folder, capfd):
+    """Runs a command with --json. Returns its exit code, the answer, and what a person reads."""
+
+    def run(*words, place=0):
+        capfd.readouterr()
+        code = cli.main([*words[:place], "--json", *words[place:]])
+        out, said = capfd.readouterr()
+        return code, json.loads(out), said
+
+    return run
+
+
+def test_a_run_and_what_follows_it(answer):
+    code, found, said = answer(*SHORT)
+    assert (code, found["status"], found["num_epochs"]) == (0, "finished", 1)
+    assert "epoch" in said and found["best"]["metric"] == "val/loss"
+    assert answer("resume", found["folder"])[1] == found  # it has finished
+    code, longer, _ = answer("resume", found["folder"], "train.num_epochs=2", place=1)
+    assert (code, longer["num_epochs"], longer["folder"]) == (0, 2, found["folder"])
+    code, again, said = answer("reproduce", found["folder"], place=2)
+    assert code == 0 and again["is_same"] is True and again["folder"] != found["folder"] and "train/loss" in said
+    code, measured, _ = answer("evaluate", found["folder"])
+    assert measured["metrics"]["test/loss"] == pytest.approx(longer["metrics"]["test/loss"])
+    code, exported, _ = answer("export", found["folder"], "--format", "safetensors")
+    assert (code, exported["format"]) == (0, "safetensors") and exported["path"].endswith("model.safetensors")
+
+
+def test_what_cant_be_run(answer):
+    code, found, said = answer("modle=mlp", "device=cuda:99", "sed=1")
+    assert code == 2 and "this can't be run, for" in said
+    assert {fault["asked"] for fault in found["faults"]} >= {"modle=mlp", "sed=1"}
+    assert all(set(fault) == {"asked", "so", "write"} for fault in found["faults"])
+    code, found, _ = answer(*SHORT, "device=cuda:99")
+    assert code == 2 and found["faults"][0]["asked"] == "device=cuda:99"
+    assert answer("evaluate", "nowhere")[1]["faults"][0]["asked"].endswith("nowhere")
+
+
+def test_what_is_not_a_number_is_null(answer, own_folder):
+    (own_folder / "own.py").write_text("def loss(model, batch):\n    return model(batch[0]).sum() * float('nan')\n")
+    _, found, _ = answer(
+        *SHORT[:-1], "task=own", "task.function._target_=own.loss", "train.num_steps=1", "placement.guard=off"
+    )
+    assert found["num_steps"] == 1 and found["metrics"]["train/loss"] is None
+
+
+def test_machines_and_plans(answer):
+    assert "cpu" in [each["device"] for each in answer("devices")[1]["devices"]]
+
+
+def test_nothing_is_asked_for_without_it(own_folder, capfd):
+    assert cli.main([*SHORT]) == 0
+    assert "epoch" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_of_a_process_and_those_that_it_starts(own_folder):
+    """Jobs inherit the descriptor of stdout, not Python's sys.stdout."""
+    words = [*SHORT, "-m", "seed=1,2", "hydra.sweep.dir=s", "--json"]
+    command, environment = [sys.executable, "-m", "runner", *words], {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [job["state"] for job in found["jobs"]] == ["finished"] * 2 and found["folder"] == str(own_folder / "s")
+    assert "report" in done.stderr
