@@ -1,40 +1,30 @@
-"""The path of a table goes in (csv, tsv, parquet, feather); its rows come out in chunks: as numbers, or as they are."""
+"""A table's file that no run's own reader reads: `predict` takes its numbers, or keeps its columns, a chunk at a time."""
 
 from __future__ import annotations
 
-import csv
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runner.errors import Fault, RunnerError, first_line
+from runner.data.tables import csv
+from runner.data.tables.arrow_values import NUMBER
+from runner.data.tables.encoder import Column, Columns, Encoder, listed
+from runner.data.tables.files import ENDINGS as ENDINGS
+from runner.data.tables.files import TableFile
+from runner.data.tables.files import is_table as is_table
+from runner.data.tables.forms import Form
+from runner.errors import Fault, RunnerError
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-ENDINGS = (*SEPARATORS, ".parquet", ".feather")
-ROWS_A_CHUNK = 65_536
+FIX = "the same file with those rows mended or left out"
 
 
-def frames(file: Path, *, as_text: bool = False) -> Iterator[Any]:
-    """The file's rows as pandas frames, up to 65,536 rows each. as_text: cells of text files as they are written.
-
-    Raises: RunnerError for a file that can't be read as what it ends in, or has no rows.
-    """
-    num_rows = 0
-    try:
-        for frame in _frames(file, as_text=as_text):
-            if len(frame):
-                num_rows += len(frame)
-                yield frame
-    except (RunnerError, GeneratorExit):
-        raise
-    except Exception as error:  # pandas' and pyarrow's own
-        message = first_line(error)
-        problem = f"it can't be read as {file.suffix}: {message}"
-        raise RunnerError(Fault(f"--input {file}", problem, "a whole file, its rows of the same length")) from error
-    if not num_rows:
-        raise RunnerError(Fault(f"--input {file}", "it has no rows", "a file with rows in it"))
+def columns(file: Path) -> Iterator[Any]:
+    """Arrow batches of all columns; of a CSV, the texts that stand there. Raises: RunnerError for a file that can't be read."""
+    table = _table(file)
+    yield from table.batches(table.names())
 
 
 def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
@@ -42,84 +32,23 @@ def numbers(file: Path, *, width: int | None) -> Iterator[Any]:
 
     Raises: RunnerError for another number of columns, and for cells that are no finite number, with row and column.
     """
-    done = 0
-    for frame in frames(file):
-        if width is not None and frame.shape[1] != width:
-            problem = f"it has {frame.shape[1]} columns ({_listed(frame.columns)}), and the run's model takes {width}"
-            raise RunnerError(
-                Fault(f"--input {file}", problem, f"a table of {width} columns of numbers, none beside them")
-            )
-        yield _floats(frame, file, done)
-        done += len(frame)
+    table = _table(file)
+    names = table.names()
+    if width is not None and len(names) != width:
+        problem = f"it has {len(names)} columns ({listed(names)}), and the run's model takes {width}"
+        raise RunnerError(Fault(table.asked, problem, f"a table of {width} columns of numbers, none beside them"))
+    encoder = Encoder(Columns(tuple(Column(name, "number") for name in names)), fix=FIX)
+    for rows, _, place in encoder.chunks([table]):
+        if (missing := np.isnan(rows)).any():
+            row, column = np.argwhere(missing)[0]
+            problem = f"{place.of(int(row))}, column {names[column]!r}, is missing, and the run's model takes numbers"
+            raise RunnerError(Fault(table.asked, problem, FIX))
+        yield rows
 
 
-def _floats(frame: Any, file: Path, done: int) -> Any:
-    import pandas
-
-    columns = []
-    for number, name in enumerate(frame.columns):
-        column = frame.iloc[:, number]
-        with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, and is told
-            values = pandas.to_numeric(column, errors="coerce").to_numpy(np.float32, na_value=np.nan)
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values))[0])
-            cell = column.iloc[row]
-            held = "no value" if pandas.isna(cell) else repr(cell)
-            problem = f"row {done + row + 1}, column {name}: {held}, and the run's model takes numbers"
-            raise RunnerError(Fault(f"--input {file}", problem, "the same file with those rows mended or left out"))
-        columns.append(values)
-    return np.stack(columns, 1)
-
-
-def _frames(file: Path, *, as_text: bool) -> Iterator[Any]:
-    import pandas  # 0.5 s; it comes with MLflow
-
-    if file.suffix in SEPARATORS:
-        settings: dict[str, Any] = {"dtype": str, "keep_default_na": False} if as_text else {}
-        separator = SEPARATORS[file.suffix]
-        try:
-            with pandas.read_csv(
-                file,
-                sep=separator,
-                chunksize=ROWS_A_CHUNK,
-                encoding="utf-8-sig",
-                header=0 if _has_header(file, separator) else None,
-                index_col=False,
-                **settings,
-            ) as chunks:
-                yield from chunks
-        except pandas.errors.EmptyDataError:
-            return
-    elif file.suffix == ".parquet":
-        from pyarrow.parquet import ParquetFile
-
-        with ParquetFile(file) as found:
-            for batch in found.iter_batches(batch_size=ROWS_A_CHUNK):
-                yield batch.to_pandas()
-    else:
-        import pyarrow
-
-        with pyarrow.memory_map(str(file)) as memory:
-            found = pyarrow.ipc.open_file(memory)
-            for number in range(found.num_record_batches):
-                yield found.get_batch(number).to_pandas()
-
-
-def _has_header(file: Path, separator: str) -> bool:
-    """Whether the first line holds names: some cell that is no number."""
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        first = next(csv.reader(lines, delimiter=separator), [])
-    return not first or not all(_is_number(cell) for cell in first)
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _listed(names: Any) -> str:
-    shown = [str(name) for name in names]
-    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+def _table(file: Path) -> TableFile:
+    """The first line of a CSV is a row where all of it is numbers."""
+    table = TableFile(file, f"--input {file}")
+    if table.is_csv and all(re.match(NUMBER, name) for name in csv.header(file, asked=table.asked)):
+        return TableFile(file, table.asked, Form(header=False))
+    return table

@@ -95,7 +95,7 @@ def example(trained: Trained) -> Any:
 def _read(trained: Trained, file: Path) -> Any:
     node, asked = trained.card.reader, f"--input {file}"
     is_plain = node is None or node.get("_target_") == ARRAYS
-    if not is_plain or (node is not None and file.suffix not in input_tables.ENDINGS):
+    if not is_plain or (node is not None and not input_tables.is_table(file)):
         reader = reader_of(trained)
         assert reader is not None
         try:
@@ -106,7 +106,7 @@ def _read(trained: Trained, file: Path) -> Any:
             problem = f"the run's reader failed with {type(error).__name__}: {error}"
             raise RunnerError(Fault(asked, problem, "a file as the run's own data")) from error
     shape = trained.card.facts.get("input_shape")
-    if file.suffix in input_tables.ENDINGS:
+    if input_tables.is_table(file):
         width = math.prod(shape) if isinstance(shape, list) else None
         found = map(torch.from_numpy, input_tables.numbers(file, width=width))
         return (_shaped(tensor, shape) for tensor in found)

@@ -32,7 +32,7 @@ def predict(
     """
     file = existing(inputs)
     target = check_output(output, inputs=file)
-    if keep and file.suffix not in input_tables.ENDINGS:
+    if keep and not input_tables.is_table(file):
         problem = "only tables have columns to keep"
         raise RunnerError(
             Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
@@ -77,30 +77,28 @@ class Kept:
     """The columns of a table, as they are, in as many rows at a time as the answers come in."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._frames = file, input_tables.frames(file, as_text=True)
+        self._file, self._batches = file, input_tables.columns(file)
         self._rest: Any = None
-        self._num_taken = 0
 
     def take(self, count: int, answers: Columns) -> Columns:
         """The next rows. Raises: RunnerError when there are fewer."""
-        import pandas
+        import pyarrow as pa
 
         parts, missing = [], count
         while missing:
-            frame = self._rest if self._rest is not None else next(self._frames, None)
-            if frame is None:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            if batch is None:
                 raise self._fault()
-            parts.append(frame.iloc[:missing])
+            parts.append(batch.slice(0, missing))
             missing -= len(parts[-1])
-            self._rest = frame.iloc[len(parts[-1]) :] if len(parts[-1]) < len(frame) else None
-        self._num_taken += count
-        whole = parts[0] if len(parts) == 1 else pandas.concat(parts)
-        names = [f"input_{name}" if str(name) in answers else str(name) for name in whole.columns]
-        return {name: whole.iloc[:, number].to_numpy() for number, name in enumerate(names)}
+            self._rest = batch.slice(len(parts[-1])) if len(parts[-1]) < len(batch) else None
+        whole = pa.Table.from_batches(parts)
+        names = [f"input_{name}" if name in answers else name for name in whole.column_names]
+        return {name: values.to_numpy() for name, values in zip(names, whole.columns, strict=True)}
 
     def finish(self, count: int) -> None:
         """Raises: RunnerError when rows are left over."""
-        if self._rest is not None or next(self._frames, None) is not None:
+        if self._rest is not None or next(self._batches, None) is not None:
             raise self._fault()
 
     def _fault(self) -> RunnerError:

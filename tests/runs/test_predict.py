@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from runner.config.instantiate import build
+from runner.data.tables import csv as csv_files
+from runner.data.tables import files
 from runner.errors import RunnerError
 from runner.models.card import read_card
 from runner.runs import input_tables
 from runner.training import checkpoint
 
 RUN = "outputs/digits/run"
+LETTERS = ",".join(f"c{number}" for number in range(64))
 
 
 def model_of(folder):
@@ -122,9 +125,11 @@ def test_kept_columns_that_are_called_like_answers_are_renamed(run, table):
 
 
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
-    monkeypatch.setattr(input_tables, "ROWS_A_CHUNK", 16)
+    monkeypatch.setattr(csv_files, "LEAST_BLOCK", 2**14)
+    monkeypatch.setattr(csv_files, "COLUMN_BYTES", 1)
     for count in (1, 16, 17, 50):
         write_rows("rows.csv", rows_of(count))
+        assert (len(list(input_tables.columns(Path("rows.csv")))) > 1) == (count == 50)
         assert run("predict", RUN, "--input", "rows.csv", "--output", "out.csv", "--keep", "--batch-size", "5")[0] == 0
         found = pandas.read_csv("out.csv")
         np.testing.assert_allclose(found[[f"p_{n}" for n in range(10)]], probabilities(rows_of(count)), rtol=1e-5)
@@ -155,7 +160,7 @@ def nan_row(rows):
 @pytest.mark.parametrize(
     ("kind", "rows", "said"),
     [
-        ("csv", nan_row(rows_of(4)), ['row 3, column a "pixel", 25: no value']),
+        ("csv", nan_row(rows_of(4)), ["bad.csv, line 4, column 'a \"pixel\", 25', is missing"]),
         ("npy", nan_row(rows_of(4)), ["1 values of the rows of bad.npy are NaN", "row 2, column 25"]),
         ("csv", rows_of(0), ["it has no rows"]),
         ("parquet", rows_of(0), ["it has no rows"]),
@@ -177,10 +182,10 @@ def test_what_can_not_be_read_leaves_an_older_output_as_it_was(kind, rows, said,
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "it has no rows"),
+        ("", "bad.csv is empty"),
         ("a,b\n1,2\n", "it has 2 columns (a, b), and the run's model takes 64"),
-        ("a,b\n1,2\n1,2,3,4\n", "it can't be read as .csv"),
-        (",".join(f"c{n}" for n in range(64)) + "\n" + ",".join(["x"] * 64), "row 1, column c0: 'x'"),
+        (f"{LETTERS}\n{LETTERS},1\n", "bad.csv, line 2, has 65 values, and the header names 64 columns"),
+        (LETTERS + "\n" + ",".join(["x"] * 64), "bad.csv, line 2, column 'c0', is 'x'"),
     ],
 )
 def test_broken_tables(content, said, run):
@@ -274,13 +279,16 @@ def test_many_rows_in_little_memory(tmp_path):
 
 
 def test_a_bad_cells_row_is_counted_from_the_files_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_tables, "ROWS_A_CHUNK", 16)
+    monkeypatch.setattr(files, "BATCH_ROWS", 16)
+    monkeypatch.setattr(csv_files, "LEAST_BLOCK", 200)
+    monkeypatch.setattr(csv_files, "COLUMN_BYTES", 64)
     values = np.ones((40, 3))
     values[35, 1] = np.nan
     for name in ("rows.csv", "rows.parquet"):
         frame = pandas.DataFrame(values, columns=["a", "b", "c"])
         getattr(frame, f"to_{name.split('.')[1]}")(tmp_path / name, index=False)
-        with pytest.raises(RunnerError, match="row 36, column b"):
+        line = "line 37" if name.endswith("csv") else "row 36"
+        with pytest.raises(RunnerError, match=f"{line}, column 'b', is missing"):
             list(input_tables.numbers(tmp_path / name, width=3))
 
 

@@ -116,7 +116,7 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
     if place.is_file():
         found = [place]
     elif place.is_dir():
-        found = sorted(item for item in place.rglob("*") if item.is_file() and _is_table(item))
+        found = sorted(item for item in place.rglob("*") if item.is_file() and is_table(item))
         if not found:
             problem = f"there are no tables in that folder; {', '.join(ENDINGS)} are read"
             raise RunnerError(Fault(asked, problem, f"{key}=FILE.csv"))
@@ -124,7 +124,7 @@ def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None
         found = sorted(Path(item) for item in glob.glob(str(place), recursive=True) if Path(item).is_file())  # noqa: PTH207 (Path.glob takes no absolute pattern)
         if not found:
             raise RunnerError(_missing(place, asked, key))
-    if other := [item for item in found if not _is_table(item)]:
+    if other := [item for item in found if not is_table(item)]:
         problem = f"files like {other[0].name} are not read here; {', '.join(ENDINGS)} are"
         raise RunnerError(Fault(asked, problem, "the table saved as CSV or Parquet"))
     files = [TableFile(item, asked, form or Form()) for item in found]
@@ -147,7 +147,8 @@ def shared_names(files: Sequence[TableFile]) -> list[str]:
     return names
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
+    """Whether its ending is one that is read here."""
     return path.name.lower().endswith(ENDINGS)
 
 
@@ -159,6 +160,6 @@ def _missing(place: Path, asked: str, key: str) -> Fault:
         return Fault(
             asked, f"there is no folder {folder}", f"{key}=FILE, relative to the current folder ({Path.cwd()})"
         )
-    there = sorted(item.name for item in folder.iterdir() if _is_table(item))
+    there = sorted(item.name for item in folder.iterdir() if is_table(item))
     fix = " or ".join(f"{key}={folder / name}" for name in (nearest(place.name, there) or there)[:3])
     return Fault(asked, f"there is no such file in {folder.resolve()}", fix or f"{key}=FILE.csv or FILE.parquet")
