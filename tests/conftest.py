@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import types
 
 # before torch is loaded, and less than runner/__main__.py takes: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -147,3 +149,12 @@ def warm():
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""
     monkeypatch.setattr("runner.sweep.launchers.local.ProcessPool", warm.stand_in)
+
+
+@pytest.fixture
+def warm_programs(warm, monkeypatch):
+    """The processes beside a run or a plan of this process begin with what they import. Returns the class that starts them."""
+    forking = types.SimpleNamespace(**{**vars(subprocess), "Popen": warm.program})
+    for module in ("runner.tracking.publisher", "runner.plan.command"):
+        monkeypatch.setattr(f"{module}.subprocess", forking)
+    return warm.program

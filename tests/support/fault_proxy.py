@@ -68,10 +68,10 @@ def always(fault: str) -> Choose:
 
 
 class Server:
-    """An MLflow server over a sqlite store, on one port for its whole life."""
+    """An MLflow server over a sqlite store, on one port for its whole life. start_process: subprocess.Popen, or like it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, start_process: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+        self.folder, self._start_process = folder, start_process
         self.store = f"sqlite:///{folder}/mlflow.db"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -84,7 +84,7 @@ class Server:
         place = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
         stores = ["--backend-store-uri", self.store, *artifacts]
         with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self._start_process(
                 [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *stores, *place],
                 stdout=log,
                 stderr=log,
@@ -100,7 +100,7 @@ class Server:
                 assert answer.read() == b"OK"
                 return
             assert time.monotonic() < limit and self._process.poll() is None, (self.folder / "server.log").read_text()
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def kill(self) -> None:
         if self._process is not None:

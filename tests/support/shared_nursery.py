@@ -3,6 +3,7 @@
 with opened() as warm:
     warm.stand_in                                        # the class in the place of a sweep's ProcessPool, in this process
     warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
+    warm.program([sys.executable, "-m", "module"])         # in the place of subprocess.Popen (forked_programs.py)
 
 A command is a process with a session, a folder and an environment of its own. Its nursery's warm process is forked from
 it, in place of one that imports for seconds what is there already; below that all is as always.
@@ -11,6 +12,7 @@ it, in place of one that imports for seconds what is there already; below that a
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import pickle
 import select
@@ -18,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from forked_programs import Program, become
 from waiting import LONGEST
 
 from runner import cli
@@ -33,8 +37,8 @@ from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 from runner.sweep.search import preload as search_preload
 
-PRELOAD = (*local.PRELOAD, search_preload.__name__)
-COMMANDS = 1_000_000  # their numbers begin here, after any job's
+PRELOAD = (*local.PRELOAD, search_preload.__name__, "preloaded")
+COMMANDS = 1_000_000  # their numbers and those of programs begin here, after any job's
 
 
 class Warm:
@@ -44,31 +48,55 @@ class Warm:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         threads = os.environ.get("OMP_NUM_THREADS", "1")
         self.nursery = ProcessPool({"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads}, preload=PRELOAD)
-        self.codes: dict[int, int | None] = {}
         self.commands: list[Command] = []
         self.stand_in = type("Shared", (Shared,), {"warm": self})
+        self.program = type("Program", (Program,), {"warm": self})
+        self._turn = threading.RLock()  # a publishing process is waited for in a thread
+        self._numbers = itertools.count(COMMANDS)
+        self._codes: dict[int, int | None] = {}
+        self._ended_jobs: list[Ended] = []
 
     def start(self, request: Request, folder: Path, environment: dict[str, str]) -> None:
         """The request in a folder and an environment that are not this process's."""
         payload = pickle.dumps((str(folder), environment, request.function, request.payload))
-        self.nursery.start(replace(request, function=f"{__name__}:enter", payload=payload))
+        with self._turn:
+            self.nursery.start(replace(request, function=f"{__name__}:enter", payload=payload))
+
+    def start_program(self, door: str) -> int:
+        """A process that comes to the door for all else. Returns its number."""
+        number = next(self._numbers)
+        with self._turn:
+            function = f"{become.__module__}:{become.__name__}"
+            self.nursery.start(Request(number, function, pickle.dumps(door), os.devnull))
+        return number
 
     def ended(self) -> list[Ended]:
-        """The jobs that have ended; commands are noted."""
-        found = self.nursery.ended()
-        self.codes |= {ended.number: ended.code for ended in found if ended.number >= COMMANDS}
-        return [ended for ended in found if ended.number < COMMANDS]
+        """The jobs that have ended; how commands and programs did is noted."""
+        with self._turn:
+            for ended in self.nursery.ended():
+                if ended.number < COMMANDS:
+                    self._ended_jobs.append(ended)
+                else:
+                    self._codes[ended.number] = ended.code
+            found, self._ended_jobs = self._ended_jobs, []
+            return found
+
+    def code_of(self, number: int) -> int | None:
+        """How a command or a program ended, None when it has not. Jobs that have ended are kept for who asks for them."""
+        with self._turn:
+            self._ended_jobs = self.ended()
+            return self._codes.get(number)
 
     def pid_of(self, number: int) -> int:
         """Waits for the process of a command that has just been started."""
         while not (pid := self.nursery._pids[number]):
             select.select([self.nursery], [], [], 0.2)
-            self.ended()
+            self.code_of(number)
         return pid
 
     def command(self, folder: Path, *words: str, **environment: str) -> Command:
         """`python -m runner WORDS` in the folder; its output is read from `stdout`, its stderr too."""
-        command = Command(self, COMMANDS + len(self.commands), folder, words, environment)
+        command = Command(self, next(self._numbers), folder, words, environment)
         self.commands.append(command)
         return command
 
@@ -89,8 +117,7 @@ class Command:
             self.stdout = pipe.open()
 
     def poll(self) -> int | None:
-        self._warm.ended()
-        return self._warm.codes.get(self._number)
+        return self._warm.code_of(self._number)
 
     @property
     def returncode(self) -> int | None:

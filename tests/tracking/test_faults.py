@@ -20,7 +20,7 @@ from runner.tracking.journal_reader import read_events, read_series
 from runner.tracking.upload_log import REJECTED
 from runner.version import PACKAGES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 FOLDER = Path("outputs/a/run")
 WORDS = [
@@ -39,10 +39,10 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, empty_store):
+def server(tmp_path_factory, empty_store, warm):
     folder = tmp_path_factory.mktemp("server")
     (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder)
+    server = Server(folder, warm.program)
     server.start()
     yield server
     server.kill()

@@ -12,15 +12,15 @@ from runner.tracking.journal import Journal
 from runner.tracking.publisher import Publisher
 from runner.tracking.sync import sync
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 
 @pytest.fixture
-def server(tmp_path, empty_store):
+def server(tmp_path, empty_store, warm):
     folder = tmp_path / "server"
     folder.mkdir()
     (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
-    server = Server(folder)
+    server = Server(folder, warm.program)
     yield server
     server.kill()
 
@@ -57,18 +57,18 @@ def test_a_server_that_was_away_all_along_gets_everything_later(folder, write, s
     (folder / "notes.txt").write_text("hello")
     with Publisher.start(folder, server.uri, grace_seconds=0.5) as publisher, Journal(folder) as journal:
         write.start(journal)
-        write.rows(journal, 1, 1500)
+        write.rows(journal, 1, 400)
         journal.event("artifact", path="notes.txt", to="")
         write.end(journal)
         ack = publisher.finish()
         assert publisher._process.returncode == 3
-    assert ack.points_pending == 3000 and not ack.ended and ack.error == f"{server.uri} does not answer"
+    assert ack.points_pending == 800 and not ack.ended and ack.error == f"{server.uri} does not answer"
     server.start()
     ack = sync(folder, server.uri)
-    assert ack.is_complete and ack.points_written == 3000
+    assert ack.is_complete and ack.points_written == 800
     sync(folder, server.uri)
     run, steps = stored(ack.run_id)
-    assert steps == {"train/loss": list(range(1, 1501)), "train/accuracy": list(range(1, 1501))}
+    assert steps == {"train/loss": list(range(1, 401)), "train/accuracy": list(range(1, 401))}
     assert run.info.status == "FINISHED" and (run.info.start_time, run.info.end_time) == (
         1_700_000_000_000,
         1_700_000_100_000,
@@ -91,10 +91,10 @@ def test_a_server_that_is_killed_in_the_middle_has_each_point_once(folder, write
         write.start(journal)
         for _ in range(2):
             before = read_ack(folder).points_written
-            go_on(20)
+            go_on(10)
             wait_for(lambda before=before: read_ack(folder).points_written > before)
             server.kill()  # while it has thousands to send
-            go_on(5)
+            go_on(2)
             wait_for(lambda: read_ack(folder).error)
             server.start()
         write.end(journal)
@@ -116,12 +116,12 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
         for path, journal in zip(jobs, journals, strict=True):
             write.start(journal, uid=path.name)
             journal.event("parent", uid="sweep", experiment="digits")
-            write.rows(journal, 1, 500)
+            write.rows(journal, 1, 200)
             publisher.follow(path)
         wait_for(lambda: any(read_ack(path).points_written for path in jobs))
         server.kill()
         for journal in journals:
-            write.rows(journal, 501, 500)
+            write.rows(journal, 201, 200)
         wait_for(lambda: all(read_ack(path).error for path in (folder, *jobs)))  # each run's page can say it
         for path, journal in zip(jobs[:2], journals[:2], strict=True):
             write.end(journal)
@@ -138,12 +138,12 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
     assert len(client.search_runs([ack.experiment_id])) == 5
     for path in jobs:
         found = read_ack(path)
-        assert found.points_written == 2000 and found.error is None
+        assert found.points_written == 800 and found.error is None
         run = client.get_run(found.run_id)
         assert run.info.status == ("KILLED" if path == jobs[2] else "FINISHED")
         assert run.data.tags["mlflow.parentRunId"] == ack.run_id
         for column, name in enumerate(("train/loss", "train/accuracy")):
-            expected = [(step, 1_700_000_000_000 + step, step + column / 10) for step in range(1, 1001)]
+            expected = [(step, 1_700_000_000_000 + step, step + column / 10) for step in range(1, 401)]
             assert write.history(client, found.run_id, name) == expected
 
 
@@ -152,11 +152,11 @@ def test_answers_that_get_lost_make_no_point_and_no_run_twice(folder, write, ser
     with Proxy(server.port, at_random(2, "drop", "lost", share=1 / 4)) as proxy:
         with Journal(folder) as journal:
             write.start(journal)
-            for first in range(1, 3001, 300):
-                write.rows(journal, first, 300)
+            for first in range(1, 1001, 100):
+                write.rows(journal, first, 100)
             write.end(journal)
         ack = sync(folder, proxy.uri, grace_seconds=30)
-    assert ack.is_complete and ack.points_written == 6000 and min(proxy.met["drop"], proxy.met["lost"]) > 0, proxy.met
+    assert ack.is_complete and ack.points_written == 2000 and min(proxy.met["drop"], proxy.met["lost"]) > 0, proxy.met
     run, steps = stored(ack.run_id)
-    assert steps == {"train/loss": list(range(1, 3001)), "train/accuracy": list(range(1, 3001))}
+    assert steps == {"train/loss": list(range(1, 1001)), "train/accuracy": list(range(1, 1001))}
     assert run.info.status == "FINISHED" and run.data.params == {"optimizer.lr": "0.1"}

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +13,20 @@ from waiting import LONGEST
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
+from runner.tracking.mlflow_store import open_store
 from runner.tracking.publisher import LOG, Publisher
 
 pytestmark = pytest.mark.slow
+
+#: begins with what it imports; the other tests start the real thing
+beside = pytest.mark.usefixtures("warm_programs")
 
 TRAINING = """
 import sys, time
 from pathlib import Path
 import numpy as np
 from runner.tracking.journal import Journal
+from runner.tracking.mlflow_store import open_store
 from runner.tracking.publisher import Publisher
 folder, uri = Path(sys.argv[1]), sys.argv[2]
 with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
@@ -53,6 +59,7 @@ def halt():
     def stop(process):
         halted.append(process)
         process.send_signal(signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
 
     yield stop
     for process in halted:
@@ -61,6 +68,7 @@ def halt():
             process.wait()
 
 
+@beside
 def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds):
     before = open_fds()
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
@@ -69,7 +77,7 @@ def test_a_run_arrives_beside_the_training(folder, uri, client, write, open_fds)
         wait_for(lambda: publisher.ack().run_id)
         child.send_signal(signal.SIGINT)  # Ctrl-C in the terminal
         assert os.getsid(child.pid) == child.pid  # which it does not even get
-        assert uri not in " ".join(child.cmdline())
+        assert uri not in " ".join(publisher._process.args)  # which show in `ps`
         for step in range(1, 50):
             write.rows(journal, step * 10, 10)
             publisher.wake()
@@ -115,6 +123,7 @@ def test_a_run_that_never_began_leaves_no_store_and_no_process(folder, tmp_path)
     assert not (tmp_path / "none.db").exists()
 
 
+@beside
 def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, write, halt):
     with Journal(folder) as journal:
         publisher = Publisher.start(folder, uri)
@@ -136,6 +145,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_to_end_by_itself(folder, uri, 
     assert publisher._process.returncode == 0 and publisher.ack().is_complete
 
 
+@beside
 def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, halt, monkeypatch):
     monkeypatch.setattr(module, "STUCK_SECONDS", 0.5)
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
@@ -149,6 +159,7 @@ def test_a_process_that_is_stuck_is_not_waited_for_for_ever(folder, uri, write, 
             thread.join(30)
 
 
+@beside
 def test_waking_never_waits_and_never_raises(folder, uri, write, halt):
     with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         write.start(journal)
@@ -176,15 +187,15 @@ def test_a_process_that_can_not_be_started_fails_no_run(folder, uri, write, monk
     assert ack.error == "the publishing process could not be started" and ack.points_pending == 10
 
 
+@beside
 def test_a_store_that_does_not_answer_is_not_waited_for_and_its_password_stays_secret(folder, write):
     uri = "http://ann:s3cret@127.0.0.1:9"  # the discard port: nobody listens
     with Publisher.start(folder, uri, grace_seconds=30) as publisher, Journal(folder) as journal:
-        child = psutil.Process(publisher._process.pid)
         write.start(journal)
         write.rows(journal, 1, 5)
         write.end(journal)
         wait_for(lambda: publisher.ack().error)
-        assert "s3cret" not in " ".join(child.cmdline())
+        assert "s3cret" not in " ".join(publisher._process.args)
         began = time.monotonic()
         ack = publisher.finish(grace_seconds=1)
         assert time.monotonic() - began < 10 and publisher._process.returncode == 3
@@ -206,13 +217,16 @@ def test_a_persons_modules_of_the_same_names_do_not_get_in_the_way(folder, uri, 
         assert publisher.finish().is_complete
 
 
+@beside
 def test_a_relative_store_lies_in_the_current_folder(folder, write, tmp_path, monkeypatch, empty_store):
     monkeypatch.chdir(tmp_path)
+    shutil.copy(empty_store, "mlflow.db")
     with Publisher.start(folder.relative_to(tmp_path), "sqlite:///mlflow.db") as publisher, Journal(folder) as journal:
         write.start(journal)
         (folder / "rerun.yaml").write_text("seed: 0")
         journal.event("artifact", path="rerun.yaml", to="")
         write.end(journal)
         ack = publisher.finish()
-    assert ack.is_complete and ack.uri == f"sqlite:///{tmp_path}/mlflow.db" and (tmp_path / "mlflow.db").is_file()
+    assert ack.is_complete and ack.uri == f"sqlite:///{tmp_path}/mlflow.db"
+    assert open_store(ack.uri).get_run(ack.run_id).info.status == "FINISHED"
     assert (tmp_path / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()

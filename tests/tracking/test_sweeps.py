@@ -16,7 +16,7 @@ from runner.tracking.pipe import FOLLOW, word
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.sync import find_journals, sync
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 #: writes a run of `steps` steps as app does; says so when half of them are written, and waits for a word then
 JOB = """
@@ -48,14 +48,14 @@ def wait_for(condition, seconds=LONGEST):
 
 
 @pytest.fixture
-def jobs():
+def jobs(warm_programs):
     """Starts jobs; a failing test leaves none behind."""
     started = []
 
     def start(folder, steps):
         folder.mkdir(parents=True)
         run = [sys.executable, "-c", JOB, str(folder), str(steps)]
-        started.append(subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        started.append(warm_programs(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
     yield start
@@ -86,7 +86,7 @@ def check(client, write, run_id, steps, parent_id, *, status="FINISHED", name="t
 
 
 def test_eight_jobs_at_once_arrive_through_one_process(folder, uri, client, write, jobs, open_fds):
-    before, steps = open_fds(), 600
+    before, steps = open_fds(), 200
     folders = [folder / name for name in ("0", "1", "a b", "größe", 'qu"ote', "two\nlines", "6", "7")]
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         for job in folders:
@@ -168,7 +168,7 @@ def test_a_sweep_that_is_killed_as_a_whole_leaves_every_point(folder, uri, clien
 
 
 def test_what_a_killed_publisher_left_is_sent_once_by_sync(folder, uri, client, write, jobs):
-    steps = 3000
+    steps = 2000
     paths = [folder / str(number) for number in range(4)]
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         for path in paths:
@@ -243,13 +243,14 @@ def test_a_store_that_never_answers_is_told_of_in_every_run(folder, write):
     errors = {found.error for found in [ack, *map(read_ack, paths)]}
     assert errors == {"http://ann:***@127.0.0.1:9 does not answer"}
     assert all(read_ack(path).points_pending == 10 for path in paths)
-    assert "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("Traceback") < 10
+    assert "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("how that came") < 10
 
 
 def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         process = psutil.Process(publisher._process.pid)
         process.suspend()
+        wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
         try:
             paths = [folder / ("x" * 200 + str(number)) for number in range(300)]
             for path in paths:  # 65,536 bytes are full after about 200
@@ -270,16 +271,16 @@ def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
 
 
 def test_finishing_waits_while_any_run_makes_progress(folder, uri, write, client, monkeypatch):
-    monkeypatch.setattr(module, "STUCK_SECONDS", 2.0)
+    monkeypatch.setattr(module, "STUCK_SECONDS", 1.5)
     with Publisher.start(folder, uri) as publisher, begin(folder, write) as journal:
         write.end(journal)
         wait_for(lambda: publisher.ack().ended)
         with Journal(folder / "a") as job:
             write.start(job)
-            for first in range(1, 40_001, 1000):  # some seconds' worth, and the sweep's own ack is silent
+            for first in range(1, 25_001, 1000):  # some seconds' worth, and the sweep's own ack is silent
                 write.rows(job, first, 1000)
             write.end(job)
         publisher.follow(folder / "a")
         publisher.finish()
         assert publisher._process.returncode == 0
-    assert read_ack(folder / "a").points_written == 80_000 and read_ack(folder / "a").is_complete
+    assert read_ack(folder / "a").points_written == 50_000 and read_ack(folder / "a").is_complete
