@@ -14,8 +14,6 @@ TINY = Sizes(
     batch_seconds=1e-9,
     copy_bytes=1024,
     memory_bytes=1024,
-    exercise_products=5,
-    exercise_size=3,
     repeats=2,
 )
 MACHINE = Hardware(
@@ -38,10 +36,8 @@ def device(name, *, tflops, gb_per_s, copies):
         **copies,
         "launch_us": 4.0,
         "host_read_us": 12.0,
-        "exercise": {"read_each_seconds": 0.03, "kept_on_device_seconds": 0.01, "ratio": 3.0},
     }
     found = {"name": name, "matmul_size": dict.fromkeys(tflops, 4096), **medians}
-    found["exercise"] = found["exercise"] | {"products": 1000, "size": 100}
     return found | {"lowest": scaled(medians, 0.9), "highest": scaled(medians, 1.2)}
 
 

@@ -39,7 +39,7 @@ def measure(hardware: Hardware, *, sizes: Sizes, say: Callable[[str], None]) -> 
                 failed[name] = cause(error)
             else:
                 benches[name] = bench
-                devices[name] = {"name": gpu.name, **plain(figures, sizes)}
+                devices[name] = {"name": gpu.name, **plain(figures)}
         both = _both([bench for name, bench in benches.items() if name != "cpu"], devices, failed, say)
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -50,11 +50,9 @@ def measure(hardware: Hardware, *, sizes: Sizes, say: Callable[[str], None]) -> 
     }
 
 
-def plain(figures: Figures, sizes: Sizes) -> dict[str, Any]:
+def plain(figures: Figures) -> dict[str, Any]:
     """The medians of one device, nested by their dotted names, and beside them what lies lowest and highest."""
     found = _nested({name: each.median for name, each in figures.items()})
-    if "exercise" in found:
-        found["exercise"] |= {"products": sizes.exercise_products, "size": sizes.exercise_size}
     if "matmul_size" in found:
         found["matmul_size"] = {name: int(size) for name, size in found["matmul_size"].items()}
     varied = {name: each for name, each in figures.items() if not name.startswith("matmul_size")}

@@ -1,4 +1,4 @@
-"""A machine goes in; it is measured, and what was found is kept, drawn and shown as a table."""
+"""`devices --bench`: a machine is measured, and what was found is kept and shown as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.text import Text
 from runner.device import Hardware
 from runner.device.benchmark import cache
 from runner.device.benchmark.measure import cause, measure
-from runner.device.benchmark.plot import draw
 from runner.device.benchmark.sizes import Sizes
 from runner.device.benchmark.text import figure
 
@@ -34,27 +33,25 @@ ROWS = {
 
 
 def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
-    """Measures every usable device, some 10 s each, and keeps that with a picture; says on a terminal what it does.
+    """Measures every usable device, some 10 s each, and keeps that; says on a terminal what it does.
 
-    Returns measure()'s values, and `kept` and `picture`, paths or None, with `not_kept`, the reason or None.
+    Returns measure()'s values, and `kept`, a path or None, with `not_kept`, the reason or None.
     """
     sizes = sizes or Sizes()
     with saying() as say:
         facts = measure(hardware, sizes=sizes, say=say)
     facts = {"small_size": sizes.small, **facts}
     if not facts["devices"]:
-        return {**facts, "kept": None, "picture": None, "not_kept": "nothing was measured"}
+        return {**facts, "kept": None, "not_kept": "nothing was measured"}
     try:
         kept = cache.keep(facts, hardware)
-        picture = kept.with_suffix(".png")
-        cache.write_whole(picture, draw(facts))
     except (OSError, RuntimeError) as error:  # a folder that is not there, is full or is somebody else's
-        return {**facts, "kept": None, "picture": None, "not_kept": cause(error)}
-    return {**facts, "kept": str(kept), "picture": str(picture), "not_kept": None}
+        return {**facts, "kept": None, "not_kept": cause(error)}
+    return {**facts, "kept": str(kept), "not_kept": None}
 
 
 def print_bench(facts: Mapping[str, Any], console: Console) -> None:
-    """Tables of as many devices as fit beside each other, then what else is to be said; the picture's path last."""
+    """Tables of as many devices as fit beside each other, then what else is to be said."""
     names = list(facts["devices"])
     beside = max(1, (console.width - ROW_COLUMNS) // DEVICE_COLUMNS)
     for first in range(0, len(names), beside):
@@ -81,7 +78,7 @@ def remarks(facts: Mapping[str, Any]) -> list[str]:
         )
     if facts["not_kept"]:
         return [*lines, f"not kept: {facts['not_kept']}"]
-    return [*lines, f"kept     {facts['kept']}", f"picture  {facts['picture']}"]
+    return [*lines, f"kept     {facts['kept']}"]
 
 
 def rows(facts: Mapping[str, Any], names: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -95,12 +92,6 @@ def rows(facts: Mapping[str, Any], names: list[str]) -> Iterator[tuple[str, list
                 yield label.format(inner, small=facts["small_size"]), cells
         elif found:
             yield label, [_cell(device, key) for device in devices]
-    work = devices[0]["exercise"]
-    each = f"{work['products']:,} norms of {work['size']}x{work['size']} products"
-    yield f"{each}:", ["" for _ in devices]
-    for key, label in (("read_each_seconds", "a read each, s"), ("kept_on_device_seconds", "one read at the end, s")):
-        yield f"  {label}", [_cell(device, "exercise", key) for device in devices]
-    yield "  ratio", [_cell(device, "exercise", "ratio") for device in devices]
 
 
 def _table(facts: Mapping[str, Any], names: list[str]) -> Table:

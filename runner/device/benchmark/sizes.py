@@ -24,8 +24,6 @@ class Sizes:
     batch_seconds: float = 0.01  # what the calls between two looks at the clock take at least
     copy_bytes: int = 128 * 2**20
     memory_bytes: int = 256 * 2**20  # of each of two arrays: more than a cache holds
-    exercise_products: int = 1000
-    exercise_size: int = 100
     repeats: int = 5
 
 

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from runner.device.benchmark.exercise import exercise
 from runner.device.benchmark.sizes import Bench, Figures
 from runner.device.benchmark.timing import Spread, long_enough, once, spread, waiter
 
@@ -32,7 +31,6 @@ def works(bench: Bench, precisions: list[str]) -> dict[str, Callable[[], Figures
         "copies": partial(copies, bench),
         "memory": partial(memory, bench),
         "launches and reads": partial(launches, bench),
-        "the exercise": partial(exercise, bench),
     }
 
 

@@ -10,7 +10,6 @@ from simulated import run_simulated
 
 from runner.device import probe
 from runner.device.backends import THREADS
-from runner.device.benchmark import exercise
 from runner.device.benchmark.measure import cause, measure
 from runner.device.benchmark.sizes import Bench, Sizes
 
@@ -38,22 +37,16 @@ def test_the_cpu_is_measured(here):
     cpu = facts["devices"]["cpu"]
     assert list(cpu["matmul_tflops"]) == list(cpu["small_matmul_us"]) == ["fp32", "bf16", "fp16", "fp64"]
     assert not cpu.keys() & {*COPIES}
-    assert cpu["exercise"]["products"] == 5
     assert all(math.isfinite(value) and value > 0 for _, value in numbers(cpu))
     assert said == [f"cpu: products in {name}" for name in cpu["matmul_tflops"]] + [
-        *("cpu: copies", "cpu: memory", "cpu: launches and reads", "cpu: the exercise")
+        *("cpu: copies", "cpu: memory", "cpu: launches and reads")
     ]
 
 
 def test_each_figure_lies_within_its_spread(here):
     cpu = here[0]["devices"]["cpu"]
     lowest, highest = dict(numbers(cpu["lowest"])), dict(numbers(cpu["highest"]))
-    medians = {
-        name: value
-        for name, value in numbers(cpu)
-        if not name.startswith(("lowest", "highest", "matmul_size"))
-        and name not in ("exercise.products", "exercise.size")
-    }
+    medians = {name: value for name, value in numbers(cpu) if not name.startswith(("lowest", "highest", "matmul_size"))}
     assert medians.keys() == lowest.keys() == highest.keys()
     assert all(lowest[name] <= value <= highest[name] for name, value in medians.items())
 
@@ -75,13 +68,6 @@ def test_torch_is_left_as_it_was(other_settings):
     facts = measure(machine, sizes=TINY, say=lambda work: seen.append(torch.get_num_threads()))
     assert set(seen) == {facts["num_threads"]} == {THREADS}
     assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == other_settings
-
-
-def test_both_logs_of_the_exercise_hold_the_norms():
-    left, right = torch.randn(3, 3), torch.randn(3, 3)
-    norm = float((left @ right).pow(2).sum().sqrt())
-    assert exercise.read_each(left, right, 4) == pytest.approx([norm] * 4)
-    assert exercise.kept_on_device(left, right, 4) == pytest.approx([norm] * 4)
 
 
 @pytest.mark.parametrize(("free", "at_most"), [(None, 1000), (16000, 1000), (800, 100), (0, 4)])
