@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import types
 
 # before torch is loaded, and less than runner/__main__.py takes: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -154,7 +152,8 @@ def warm_jobs(warm, monkeypatch):
 @pytest.fixture
 def warm_programs(warm, monkeypatch):
     """The processes beside a run or a plan of this process begin with what they import. Returns the class that starts them."""
-    forking = types.SimpleNamespace(**{**vars(subprocess), "Popen": warm.program})
-    for module in ("runner.tracking.publisher", "runner.plan.command"):
-        monkeypatch.setattr(f"{module}.subprocess", forking)
+    from forked_programs import popen_is
+
+    for name, namespace in popen_is(warm.program):
+        monkeypatch.setattr(name, namespace)
     return warm.program

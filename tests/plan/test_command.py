@@ -10,9 +10,9 @@ from PIL import Image
 from waiting import LONGEST, wait_for
 
 from runner import cli
-from runner.version import PACKAGES
+from runner.plan import command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 LARGE = (
     "data=synthetic",
     "data.num_rows=20000",
@@ -109,7 +109,8 @@ def test_a_mistake_is_told_before_anything_is_planned(own_folder, capsys):
     assert list(own_folder.iterdir()) == []
 
 
-def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys):
+def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys, monkeypatch):
+    monkeypatch.setattr("runner.experiment.figures._draw_predictions", lambda *args: [])
     words = ["model=linear", "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=mine", "train.batch_size=96"]
     assert cli.main(words) == 0
     capsys.readouterr()
@@ -154,22 +155,30 @@ def test_what_goes_by_values_and_what_is_wrong_are_told_with_their_line(own_fold
         "_target_: nets.Net\ninputs: ${facts.in_features}\noutputs: ${facts.out_features}\n"
     )
     Path("nets.py").write_text(source)
-    code, found, _ = plan(capsys, "device=cuda:0", "model=net")
-    assert (code, found["verdict"]) == (1, verdict)
-    assert f"nets.py:{line}" in json.dumps([found["unknown"], found["findings"]])
     assert cli.main(["plan", "device=cuda:0", "model=net"]) == 1
     assert f"nets.py:{line}" in capsys.readouterr().out
+    found = json.loads(Path("plan.json").read_text())
+    assert found["verdict"] == verdict
+    assert f"nets.py:{line}" in json.dumps([found["unknown"], found["findings"]])
 
 
-def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, capsys, monkeypatch):
+ENDS_ABRUPTLY = """
+import os
+from runner.plan import worker
+from runner.plan.simulator import device
+device._add_guard = lambda kind: os.abort() if kind == "cuda" else None
+worker.main()
+"""
+
+
+def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, capsys, monkeypatch, warm_programs):
     """As on a system whose torch is laid out in another way: the child of the first try ends, abruptly."""
-    (own_folder / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "if 'runner.plan.worker' in sys.orig_argv:\n"
-        "    import runner.plan.simulator.device as device\n"
-        "    device._add_guard = lambda kind: os.abort() if kind == 'cuda' else None\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{own_folder}:{PACKAGES}")
+
+    def start(words, **more):
+        assert words[-3:-1] == ["-m", "runner.plan.worker"]
+        return warm_programs([*words[:-3], "-c", ENDS_ABRUPTLY, words[-1]], **more)
+
+    monkeypatch.setattr(command.subprocess, "Popen", start)
     code, found, _ = plan(capsys, "device=cuda:0", "model=linear")
     assert code == 0
     assert "could not be simulated here" in found["fallback"]
@@ -179,10 +188,8 @@ def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, ca
 def test_ctrl_c_ends_it_and_its_process(own_folder):
     import psutil
 
-    command = [sys.executable, "-m", "runner", "plan", "device=cuda:0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
+    words = [sys.executable, "-m", "runner", "plan", "device=cuda:0"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True) as process:
         children = wait_for(psutil.Process(process.pid).children, "the process of the plan")
         process.send_signal(2)
         assert process.wait(timeout=LONGEST) == 130

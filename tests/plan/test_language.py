@@ -7,12 +7,11 @@ import pytest
 
 from runner import cli
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 SMALL = ("model=gpt", "model.width=32", "model.depth=2", "model.num_heads=2", "task=language", "train.batch_size=8")
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+@pytest.mark.parametrize(("device", "positions"), [("cuda:1", "learned"), ("mps", "rotary")])
 def test_a_gpt_would_run_and_reads_nothing(own_folder, capsys, device, positions):
     (own_folder / "a.txt").write_text("the cat sat on the mat.\n" * 60)
     words = [f"device={device}", "plan.device_memory=8GiB", f"model.positions={positions}", "data.context_length=16"]

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,25 +34,53 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20  # of a command line and its environment
 
 
-class Program(subprocess.Popen):
+Asked = tuple[list[str], str, dict[str, str]]  # words after `python`, folder, environment
+
+
+class Forking(subprocess.Popen):
+    """A Python process that is a fork of this one: for a command, which is one of the warm process itself."""
+
+    def _execute_child(self, args: Any, executable: Any, *more: Any) -> None:
+        assert args[0] == sys.executable, args
+        _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_ = more
+        streams = [number if fd == -1 else fd for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
+        asked = ([str(word) for word in args[1:]], str(cwd or Path.cwd()), dict(os.environ if env is None else env))
+        try:
+            self.pid = self._fork(asked, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _fork(self, asked: Asked, streams: Sequence[int]) -> int:
+        if pid := os.fork():
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            take(asked, streams)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            run_python(asked[0])
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code & 0xFF)
+
+
+class Program(Forking):
     """A Python process whose parent is the warm one, which tells how it ended."""
 
     warm: Warm
 
-    def _execute_child(self, args: Any, executable: Any, *more: Any) -> None:
-        if not isinstance(args, list) or args[0] != sys.executable:
-            raise FileNotFoundError(args)
-        _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_ = more
-        wanted = (p2cread, c2pwrite, errwrite)
-        streams = [number if fd == -1 else fd for number, fd in enumerate(wanted)]
-        asked = ([str(word) for word in args[1:]], str(cwd or Path.cwd()), dict(os.environ if env is None else env))
-        try:
-            with a_door() as door:
-                self._number = self.warm.start_program(door.getsockname())
-                self.pid = hand_over(asked, streams, door)
-            self._child_created = True
-        finally:
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+    def _fork(self, asked: Asked, streams: Sequence[int]) -> int:
+        with a_door() as door:
+            self._number = self.warm.start_program(door.getsockname())
+            return hand_over(asked, streams, door)
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None:
@@ -66,7 +96,7 @@ class Program(subprocess.Popen):
         return code
 
 
-def hand_over(asked: Any, streams: Sequence[int], door: socket.socket) -> int:
+def hand_over(asked: Asked, streams: Sequence[int], door: socket.socket) -> int:
     """Gives the process that comes to the door what it is to be. Returns its pid."""
     door.settimeout(LONGEST)
     line, _ = door.accept()
@@ -83,18 +113,30 @@ def become(payload: bytes) -> int:
         asked, streams, *_ = socket.recv_fds(line, MOST_BYTES, 3)
         while chunk := line.recv(MOST_BYTES):
             asked += chunk
-        words, folder, environment = pickle.loads(asked)
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
+        take(pickle.loads(asked), streams)
+        for fd in streams:
             os.close(fd)
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
         line.sendall(str(os.getpid()).encode())
+    run_python(pickle.loads(asked)[0])
+    return 0
+
+
+def take(asked: Asked, streams: Sequence[int]) -> None:
+    """This process has these streams, this folder and this environment from now on."""
+    _, folder, environment = asked
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    run_python(words)
-    return 0
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNamespace]]:
+    """What is to stand in the place of `subprocess` in the modules that start Python beside a run or a plan."""
+    for module in ("runner.tracking.publisher", "runner.plan.command"):
+        yield f"{module}.subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
 def run_python(words: list[str]) -> None:
@@ -125,7 +167,7 @@ def serve_in_this_process() -> None:
 
 
 @contextlib.contextmanager
-def a_door():
+def a_door() -> Iterator[socket.socket]:
     """A socket in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{folder}/door")

@@ -5,8 +5,9 @@ with opened() as warm:
     warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
     warm.program([sys.executable, "-m", "module"])         # in the place of subprocess.Popen (forked_programs.py)
 
-A command is a process with a session, a folder and an environment of its own. Its nursery's warm process is forked from
-it, in place of one that imports for seconds what is there already; below that all is as always.
+A command is a process with a session, a folder and an environment of its own. Its nursery's warm process, its publishing
+process and that of a plan are forked from it, in place of ones that import for seconds what is there already; below that
+all is as always.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from forked_programs import Program, become
+from forked_programs import Forking, Program, become, popen_is
 from waiting import LONGEST
 
 from runner import cli
@@ -241,6 +242,9 @@ def run(payload: bytes) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     sys.argv = ["runner", *words]
     ProcessPool._start_warm = _fork_warm
+    for name, namespace in popen_is(Forking):
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, namespace)
     return cli.main()
 
 
