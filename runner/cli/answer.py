@@ -32,7 +32,8 @@ def asked_for() -> Iterator[None]:
 def give(facts: Any) -> None:
     """Writes the answer, once a command; NaN and inf are null. Nothing, where nobody asked for it."""
     if _out is not None:
-        print(without_password(json.dumps(finite(facts), indent=2, default=str)), file=_out, flush=True)
+        with suppress(BrokenPipeError):  # `... | head` has read enough
+            print(without_password(json.dumps(finite(facts), indent=2, default=str)), file=_out, flush=True)
 
 
 def give_report(sweep: Path) -> None:
@@ -60,11 +61,11 @@ def _inherited(stdout: TextIO) -> Iterator[TextIO]:
     if not is_real:
         yield stdout
         return
-    kept = os.dup(1)
+    copy = os.fdopen(os.dup(1), "w", encoding=stdout.encoding)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w", encoding=stdout.encoding) as copy:
-            yield copy
+        yield copy
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(copy.fileno(), 1)
+        with suppress(BrokenPipeError):
+            copy.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from runner.cli.answer import FLAG
 from runner.config import compose, override_errors, validate
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.errors import Fault, RunnerError, nearest
@@ -121,7 +122,7 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
 
 def _unknown_flag(name: str, value: str | None) -> Fault:
     known = compose.known_keys()
-    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow"]
+    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", FLAG]
     keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), known)
     shown = value if value is not None and not value.startswith("-") else "..."
     near = nearest(name, flags) if not keys else []

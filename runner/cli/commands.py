@@ -197,7 +197,9 @@ def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
 def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:
     unknown = [word for word in words if word not in takes]
     if unknown:
-        listed = " or ".join([f"python -m runner {verb}", *(f"python -m runner {verb} {word}" for word in takes)])
+        listed = " or ".join(
+            [f"python -m runner {verb}", *(f"python -m runner {verb} {word}" for word in (*takes, answer.FLAG))]
+        )
         raise RunnerError(*(Fault(f"{verb} {word}", f"{verb} does not take {word}", listed) for word in unknown))
 
 

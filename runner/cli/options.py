@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.cli.answer import FLAG
 from runner.cli.verbs import ANY_KEY, VERBS
 from runner.errors import Fault, RunnerError, first_line, nearest
 
@@ -136,7 +137,7 @@ def _is_below(key: str, beginning: str) -> bool:
 
 def _unknown(verb: str, word: str) -> Fault:
     takes = VERBS[verb]
-    known = [*takes.flags, *takes.switches]
+    known = [*takes.flags, *takes.switches, FLAG]
     hits = nearest(word.partition("=")[0], known)
     fix = " or ".join(f"{hit} {takes.flags[hit]}" if hit in takes.flags else hit for hit in hits)
     problem = f"{verb} has no such flag; it has {', '.join(known)}"

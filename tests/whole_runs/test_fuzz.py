@@ -42,7 +42,7 @@ KEYS = [
     "hydra.mode",
     "model.x.y.z",
 ]
-GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "backends/cpu", "hydra/launcher"]
+GROUPS = ["data", "model", "task", "optimizer", "scheduler", "train", "experiment", "tracking", "hydra/launcher"]
 #: what the grammar of overrides and YAML have a meaning for
 PIECES = [
     *"+~@:=,()[]{}'\"\\$#!&*|>%-./ \t\n\0",
