@@ -21,7 +21,7 @@ OWN_VIT = "+model.config.model_type=vit " + " ".join(
     [f"+model.config.{name}=8" for name in ("hidden_size", "intermediate_size")]
     + [f"+model.config.{name}=2" for name in ("num_hidden_layers", "num_attention_heads", "patch_size")]
 )
-DEFAULTS = "train=default tracking=default " + " ".join(f"backends/{kind}=default" for kind in ("cpu", "cuda", "mps"))
+DEFAULTS = "train=default tracking=default"
 QUIET = "task.plots=false"  # tests/experiment/plots has the pictures
 #: several options in each run; together they are all of them
 RUNS = [
