@@ -3,12 +3,15 @@
 process = warm.program([sys.executable, "-m", "runner.tracking", folder], stdin=subprocess.PIPE, env=environment)
 
 It is as real as any: with a session, a folder, an environment and streams of its own. What it has of the warm process is
-its modules, so the start itself, and what is not imported, are not to be tested with it.
+its modules, so the start itself, and what is not imported, are not to be tested with it. What it starts (a sweep's warm
+process, ranks, the publishing process) is forked from it in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
 import os
 import pickle
 import runpy
@@ -24,63 +27,47 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from hydra.core.global_hydra import GlobalHydra
 from waiting import LONGEST
 
 if TYPE_CHECKING:
     from shared_nursery import Warm
 
 MOST_BYTES = 1 << 20  # of a command line and its environment
-
-
+START = subprocess.Popen._execute_child
+#: the ends of the three streams, as Popen calls them
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 Asked = tuple[list[str], str, dict[str, str]]  # words after `python`, folder, environment
 
 
-class Forking(subprocess.Popen):
-    """A Python process that is a fork of this one: for a command, which is one of the warm process itself."""
-
-    def _execute_child(self, args: Any, executable: Any, *more: Any) -> None:
-        assert args[0] == sys.executable, args
-        _, _, _, cwd, env, _, _, _, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_ = more
-        streams = [number if fd == -1 else fd for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
-        asked = ([str(word) for word in args[1:]], str(cwd or Path.cwd()), dict(os.environ if env is None else env))
-        try:
-            self.pid = self._fork(asked, streams)
-            self._child_created = True
-        finally:
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-
-    def _fork(self, asked: Asked, streams: Sequence[int]) -> int:
-        if pid := os.fork():
-            return pid
-        code = 1
-        try:
-            os.setsid()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            take(asked, streams)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            run_python(asked[0])
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code & 0xFF)
+def asked_of(args: Sequence[Any], how: dict[str, Any]) -> Asked:
+    environment = os.environ if how["env"] is None else how["env"]
+    return [str(word) for word in args[1:]], str(how["cwd"] or Path.cwd()), dict(environment)
 
 
-class Program(Forking):
+def streams_of(how: dict[str, Any]) -> list[int]:
+    ends = (how["p2cread"], how["c2pwrite"], how["errwrite"])
+    return [number if fd == -1 else fd for number, fd in enumerate(ends)]
+
+
+class Program(subprocess.Popen):
     """A Python process whose parent is the warm one, which tells how it ended."""
 
     warm: Warm
 
-    def _fork(self, asked: Asked, streams: Sequence[int]) -> int:
-        with a_door() as door:
-            self._number = self.warm.start_program(door.getsockname())
-            return hand_over(asked, streams, door)
+    def _execute_child(self, args: Any, *more: Any) -> None:
+        if isinstance(args, str) or args[0] != sys.executable:
+            raise FileNotFoundError(args)
+        how = inspect.signature(subprocess.Popen._execute_child).bind(self, args, *more).arguments
+        try:
+            with a_door() as door:
+                self._number = self.warm.start_program(door.getsockname())
+                self.pid = hand_over(asked_of(args, how), streams_of(how), door)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*(how[name] for name in PIPES))
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None:
@@ -131,6 +118,7 @@ def take(asked: Asked, streams: Sequence[int]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    fork_what_is_started()
 
 
 def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNamespace]]:
@@ -140,12 +128,20 @@ def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNames
 
 
 def run_python(words: list[str]) -> None:
-    """As `python WORDS` would, with -P, -W ignore, -c and -m."""
-    if "-P" not in (flags := words[: next(place for place, word in enumerate(words) if word in ("-c", "-m"))]):
-        sys.path.insert(0, str(Path.cwd()))
+    """As `python WORDS` would, with -P, -W ignore, -u, -c, -m and a script."""
+    place = next(place for place, word in enumerate(words) if word in ("-c", "-m") or word.endswith(".py"))
+    flags, (kind, *rest) = words[:place], words[place:]
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [path for path in paths if path not in sys.path]
+    if "-P" not in flags:
+        sys.path.insert(0, str(Path(kind).parent if kind.endswith(".py") else Path.cwd()))
     if "ignore" in flags:
         warnings.simplefilter("ignore")
-    kind, what, *rest = words[len(flags) :]
+    if kind.endswith(".py"):
+        sys.argv = [kind, *rest]
+        runpy.run_path(kind, run_name="__main__")
+        return
+    what, *rest = rest
     if what == "mlflow":
         serve_in_this_process()
     sys.argv = [kind, *rest]
@@ -153,6 +149,52 @@ def run_python(words: list[str]) -> None:
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def fork_what_is_started() -> None:
+    """From now on each Python that this process starts is forked from it."""
+    subprocess.Popen._execute_child = _execute_child
+
+
+def _execute_child(process: subprocess.Popen, args: Any, *more: Any) -> None:
+    if isinstance(args, str) or args[0] != sys.executable:
+        START(process, args, *more)
+        return
+    how = inspect.signature(START).bind(process, args, *more).arguments
+    asked, streams = asked_of(args, how), streams_of(how)
+    sys.stdout.flush()
+    process.pid = os.fork()
+    if process.pid == 0:
+        be_started(asked, streams, kept=how["pass_fds"], own_session=how["start_new_session"])
+    process._child_created = True
+    process._close_pipe_fds(*(how[name] for name in PIPES))
+
+
+def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own_session: bool) -> NoReturn:
+    """In a fork: is a Python of its own, but for its modules, and ends as it ends."""
+    code = 1
+    try:
+        if own_session:
+            os.setsid()
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        take(asked, streams)
+        for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *kept}:
+            with contextlib.suppress(OSError):  # that of the folder itself
+                os.close(fd)
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
+        logging.getLogger().handlers.clear()
+        GlobalHydra.instance().clear()
+        run_python(asked[0])
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def serve_in_this_process() -> None:

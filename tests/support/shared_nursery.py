@@ -5,9 +5,8 @@ with opened() as warm:
     warm.command(folder, "-m", "seed=1,2", SOME="thing")   # `python -m runner -m seed=1,2`, as subprocess.Popen gives it
     warm.program([sys.executable, "-m", "module"])         # in the place of subprocess.Popen (forked_programs.py)
 
-A command is a process with a session, a folder and an environment of its own. Its nursery's warm process, its publishing
-process and that of a plan are forked from it, in place of ones that import for seconds what is there already; below that
-all is as always.
+A command is a process with a session, a folder and an environment of its own. The Pythons that it starts are forked from
+it, in place of ones that import for seconds what is there already.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
-from forked_programs import Forking, Program, become, popen_is
+from forked_programs import Program, become, fork_what_is_started
 from waiting import LONGEST
 
 from runner import cli
-from runner.sweep.launchers import local, worker
+from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 from runner.sweep.search import preload as search_preload
@@ -187,32 +185,6 @@ class Shared(ProcessPool):
                 self.ended()
 
 
-class Forked:
-    """A warm process that was forked from a command's: what a nursery asks of it."""
-
-    def __init__(self, pid: int, stdin: IO[bytes]) -> None:
-        self.pid, self.stdin, self.returncode = pid, stdin, None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: float = LONGEST) -> None:
-        deadline = time.monotonic() + timeout
-        while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a warm process", timeout)
-            time.sleep(0.01)
-
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-
 @contextmanager
 def opened() -> Iterator[Warm]:
     warm = Warm()
@@ -241,28 +213,5 @@ def run(payload: bytes) -> int:
     words = pickle.loads(payload)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     sys.argv = ["runner", *words]
-    ProcessPool._start_warm = _fork_warm
-    for name, namespace in popen_is(Forking):
-        module, _, attribute = name.rpartition(".")
-        setattr(importlib.import_module(module), attribute, namespace)
+    fork_what_is_started()
     return cli.main()
-
-
-def _fork_warm(nursery: ProcessPool) -> Forked:
-    requests, asks = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(requests)
-        return Forked(pid, os.fdopen(asks, "wb"))
-    os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.dup2(requests, 0)
-    kept = {0, 1, 2, nursery._told, nursery._lifeline}
-    for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - kept:
-        with suppress(OSError):  # that of the folder itself
-            os.close(fd)
-    os.environ.update(nursery._environment)
-    try:
-        worker.main([",".join(nursery._preload), "0", str(nursery._told), str(nursery._lifeline), "fork"])
-    finally:
-        os._exit(0)

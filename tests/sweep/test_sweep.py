@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,9 +214,12 @@ def in_flight(folder):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(undisturbed, warm, sweep, own_folder):
+def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(
+    undisturbed, warm, sweep, own_folder, empty_store
+):
     """The first kill meets a job in flight, and takes it along; the others come when they come."""
     write_faulty(own_folder)
+    shutil.copy(empty_store, own_folder / "mlflow.db")  # one that is killed while MLflow makes it stays as it is
     chance = random.Random(seeded.SEED)
     for attempt in range(4):
         resume = [f"sweep.resume={the_sweep(own_folder)}"] if attempt else []
