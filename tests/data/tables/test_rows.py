@@ -159,7 +159,7 @@ def test_a_limited_process_knows_it():
 
 
 @pytest.mark.slow
-def test_jobs_that_start_together_make_it_once(folder):
+def test_jobs_that_start_together_make_it_once(folder, warm):
     code = (
         "from runner.data.tables.table import table; import runner.data.tables.rows as r\n"
         "make = r._make\n"
@@ -168,7 +168,7 @@ def test_jobs_that_start_together_make_it_once(folder):
         "s = table('t.csv', in_memory=False); print(s.rows.fingerprint)"
     )
     jobs = [
-        subprocess.Popen(
+        warm.program(
             [sys.executable, "-c", code],
             env={**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")},
             stdout=subprocess.PIPE,
@@ -228,8 +228,8 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 
 
 @pytest.mark.slow
-def test_many_rows_train_in_less_memory_than_they_take(folder):
-    """A CSV of 147 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
+def test_many_rows_train_in_less_memory_than_they_take(folder, warm):
+    """A CSV of 99 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
 
     RLIMIT_DATA counts what can't be given back: a mapped file's pages can, and RLIMIT_AS would count torch's libraries.
     """
@@ -237,22 +237,24 @@ def test_many_rows_train_in_less_memory_than_they_take(folder):
     import pyarrow.csv as pa_csv
 
     draw = np.random.default_rng(0)
-    values = draw.normal(size=(400_000, 60)).astype(np.float32).round(3)
+    values = draw.normal(size=(400_000, 60)).astype(np.float32).round(1)
     columns = {f"x{index}": values[:, index] for index in range(60)}
     pa_csv.write_csv(pa.table({**columns, "y": (values[:, 0] > 0).astype(np.int8)}), "big.csv")
     environment = {**ENVIRONMENT, "RUNNER_CACHE": str(folder / "cache")}
     found = {}
     for in_memory in ("true", '"auto"'):
         command = [sys.executable, "-c", LIMITED, in_memory, "200"]
-        found[in_memory] = subprocess.run(
-            command, env=environment, capture_output=True, text=True, cwd=folder, check=False
+        process = warm.program(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
         )
-    assert found["true"].returncode, "the limit does not show what it should: all rows went into memory"
-    assert "MemoryError" in found["true"].stderr or "allocate" in found["true"].stderr
-    assert found['"auto"'].returncode == 0, found['"auto"'].stderr
-    told = json.loads(found['"auto"'].stdout)
+        found[in_memory] = *process.communicate(), process.returncode
+    _, errors, code = found["true"]
+    assert code, "the limit does not show what it should: all rows went into memory"
+    assert "MemoryError" in errors or "allocate" in errors
+    output, errors, code = found['"auto"']
+    assert code == 0, errors
+    told = json.loads(output)
     assert told["rows"] == 320_000
     assert "left by ulimit -d" in told["origin"]
-    print(told)
     assert told["last"] < 0.9 * told["first"]
-    assert told["grown_mib"] < 90  # less than the rows take, which are mapped
+    assert told["grown_mib"] < 90, told  # less than the rows take, which are mapped

@@ -1,8 +1,6 @@
 """A step that the memory does not take: told with what would fit, or taken in parts with the same result."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from waiting import LONGEST
 
 from runner.device import backends
 from runner.tasks.classification import Classification
@@ -18,7 +15,6 @@ from runner.tracking.journal import read_points
 from runner.training.progress import Best, Progress
 from runner.training.step.split_batch import SplitBatch, in_parts
 from runner.training.step.train_step import StepOptions, make_step
-from runner.version import PACKAGES
 
 CPU = torch.device("cpu")
 
@@ -113,7 +109,7 @@ class Wide(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a process's memory")
-def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder):
+def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder, warm):
     (own_folder / "my_models.py").write_text(WIDE)
     (own_folder / "conf" / "model").mkdir(parents=True)
     (own_folder / "conf" / "model" / "wide.yaml").write_text("_target_: my_models.Wide\n")
@@ -121,11 +117,10 @@ def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder):
     words += ["train.batch_size=1024", "train.eval_batch_size=16"]
 
     def run(folder, *more):
-        environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "runner", *words, f"hydra.run.dir={folder}", *more]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
-        assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
-        return done.returncode, done.stdout, json.loads((Path(folder) / "summary.json").read_text())
+        command = warm.command(own_folder, *words, f"hydra.run.dir={folder}", *more, OMP_NUM_THREADS="1")
+        said, _ = command.communicate()
+        assert "Traceback" not in said, said
+        return command.returncode, said, json.loads((Path(folder) / "summary.json").read_text())
 
     code, output, summary = run("short")
     assert (code, summary["status"], summary["ending"]) == (1, "failed", "out_of_memory"), output
