@@ -1,22 +1,17 @@
 """`python -m runner register`: versions in a real registry, on sqlite and on a server."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
+import shutil
 from pathlib import Path
 
 import pytest
+from fault_proxy import Server
+from trained_runs import NO_PICTURES
 
 from runner.tracking import mlflow_store
 
-WORDS = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=1", "data.limit=200"]
-pytestmark = pytest.mark.slow
+WORDS = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=1", "data.limit=200", NO_PICTURES]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
 
 @pytest.fixture
@@ -34,7 +29,8 @@ def versions(monkeypatch):
     return look
 
 
-def test_on_sqlite(own_folder, run, versions):
+def test_on_sqlite(own_folder, run, versions, empty_store):
+    shutil.copy(empty_store, "mlflow.db")
     assert run(*WORDS, "hydra.run.dir=outputs/a/run", "tracking.system_metrics=false")[0] == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
     uri = f"sqlite:///{own_folder}/mlflow.db"
@@ -59,15 +55,16 @@ def test_on_sqlite(own_folder, run, versions):
         mlflow.set_tracking_uri(None)
 
 
-def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions):
+def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions, empty_store):
     """Tracked nowhere, and without a model in its journal."""
+    shutil.copy(empty_store, "other.db")
     words = ["tracking.enabled=false", "tracking.log_model=false", "hydra.run.dir=outputs/a/run"]
     assert run(*WORDS, *words)[0] == 0
     assert not Path("outputs/a/run/journal/example.pt").exists()
     code, out, _ = run("register", "outputs/a/run", "--name", "it's", "tracking.uri=sqlite:///other.db")
     assert code == 0 and "other.db" in out
     assert run("register", "outputs/a/run", "--name", "it's", "tracking.uri=sqlite:///other.db")[0] == 0
-    assert Path("other.db").exists() and not Path("mlflow.db").exists()
+    assert not Path("mlflow.db").exists()
     found = mlflow_store.open_store(f"sqlite:///{own_folder}/other.db").search_model_versions()
     assert [int(each.version) for each in found] == [1]
 
@@ -79,43 +76,13 @@ def test_a_store_that_does_not_answer_is_told(own_folder, run):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, empty_store, warm):
     """A real server on a free port, ended by its process group."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    words = [
-        "server",
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path}/server.db",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    words += ["--artifacts-destination", str(tmp_path / "artifacts"), "--workers", "1"]
-    log = (tmp_path / "server.log").open("w")
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "mlflow", *words],
-        stdout=log,
-        stderr=log,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        until = time.monotonic() + 120
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except (urllib.error.URLError, ConnectionError):
-                assert time.monotonic() < until and process.poll() is None
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.close()
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    server = Server(tmp_path, warm.program)
+    server.start()
+    yield server.uri
+    server.kill()
 
 
 def test_on_a_server(own_folder, run, versions, server):

@@ -1,11 +1,8 @@
 """`python -m runner serve`: a real server, asked over HTTP and ended by its process id."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -21,7 +18,6 @@ from waiting import LONGEST
 from runner.config.instantiate import build
 from runner.models.card import read_card
 from runner.training import checkpoint
-from runner.version import PACKAGES
 
 RUN = "outputs/digits/run"
 
@@ -69,7 +65,7 @@ def ask(port, rows):
 @pytest.mark.parametrize(
     ("words", "number", "code"), [((), signal.SIGINT, 130), (("--predictions",), signal.SIGTERM, 143)]
 )
-def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home):
+def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home, warm):
     port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     model = build(read_card(Path(RUN)).model, key="model")
     model.load_state_dict(checkpoint.load(Path(RUN) / "checkpoints/best.pt")["model"])
@@ -77,11 +73,7 @@ def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home):
         wanted = model.eval()(torch.from_numpy(rows))
     wanted = wanted.softmax(-1) if words else wanted
     before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
-    command = [sys.executable, "-m", "runner", "serve", RUN, "--port", str(port), *words]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
+    with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:
         try:
             said = ""
             while "\nask " not in said and (line := process.stdout.readline()):  # what a person waits for, too

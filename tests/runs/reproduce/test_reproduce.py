@@ -216,11 +216,12 @@ def test_mistakes(first, capfd):
 
 
 @pytest.fixture
-def on_a_store(own_folder):
+def on_a_store(own_folder, empty_store, warm_programs):
     """The id of a run that is on a store alone; its model is the person's own code when `my_models` is asked for."""
     (own_folder / "my_models.py").write_text(
         "from pathlib import Path\nfrom runner.models.mlp import MLP\nPath('was_imported').touch()\nclass Net(MLP): pass\n"
     )
+    shutil.copy(empty_store, "runs.db")
     uri = f"tracking.uri=sqlite:///{own_folder}/runs.db"
 
     def run(*words):
