@@ -220,7 +220,6 @@ def _first_line(path: str) -> str:
 _ASK_DRIVER = """
 import ctypes, json, sys
 
-from runner.device import torch_private
 found = {}
 try:
     cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
