@@ -19,6 +19,17 @@ from runner.errors import Fault, RunnerError
 THREADS = torch.get_num_threads()
 #: with so many inputs or more a 1x1 convolution with a stride is safe where channels lie last: a block of oneDNN's
 SAFE_INPUTS = 16
+#: how allocations fail beside torch.OutOfMemoryError: MPS', the CPU's, and CUDA's libraries
+OUT_OF_MEMORY = (
+    "MPS backend out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough",
+    "CUDA error: out of memory",  # at a context, a graph or a pinned block
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine to execute this computation",  # cuDNN's, where no workspace fits
+    "Cuda failure 'out of memory'",  # NCCL's
+)
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -49,8 +60,9 @@ def set_switches(
     cudnn_benchmark: bool = True,
 ) -> None:
     """Sets what torch keeps per process, each switch both ways, so that a run does not inherit the one before it."""
-    if deterministic and device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it first makes a handle
+    if device.type == "cuda":
+        # torch looks once a process, at its first product: a deterministic run after another would be refused (32 MiB)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if device.type == "cpu":
@@ -166,15 +178,16 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: CUDA's and XPU's own error; MPS and the CPU say it in the words of a RuntimeError."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    words = (
-        "MPS backend out of memory",
-        "DefaultCPUAllocator: can't allocate memory",
-        "DefaultCPUAllocator: not enough",
-    )
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    """Whether an allocation failed: torch's own error, or a RuntimeError of those who say it in words."""
+    is_one = isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    return is_one or isinstance(error, torch.OutOfMemoryError)
+
+
+def use_in_thread(device: torch.device) -> None:
+    """The device is this thread's current one: another thread's is the first GPU, and an event asked there makes a context
+    of some 500 MB on it."""
+    if device.type in ("cuda", "xpu"):
+        getattr(torch, device.type).set_device(device)
 
 
 def empty_cache(device: torch.device) -> None:

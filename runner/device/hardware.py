@@ -141,20 +141,32 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
         found.append(
             Gpu(about.name, about.total_memory, None, (about.major, about.minor), str(getattr(about, "uuid", "")))
         )
-    # mem_get_info makes a context of some 400 MB on the GPU it asks; with several GPUs nvidia-smi is asked instead.
-    # Its order is not CUDA's, so they are matched by uuid
-    free: dict[str, str] = {}
-    if len(found) > 1:
-        free = {row[0].removeprefix("GPU-"): row[1] for row in _nvidia_smi("uuid,memory.free") if len(row) == 2}
-    return tuple(
-        replace(
-            gpu,
-            free_bytes=int(free[gpu.uuid]) * 2**20
-            if free.get(gpu.uuid, "").isdigit()
-            else torch.cuda.mem_get_info(index)[0],
-        )
-        for index, gpu in enumerate(found)
-    )
+    free = _free_bytes()
+    for index, gpu in enumerate(found):
+        # mem_get_info makes a context of some 400 MB on the GPU that it asks: only where the driver tells nothing of it
+        found[index] = replace(gpu, free_bytes=free.get(gpu.uuid) or torch.cuda.mem_get_info(index)[0])
+    return tuple(found)
+
+
+def _free_bytes() -> dict[str, int]:
+    """Of each of NVIDIA's GPUs, by its uuid, since the driver's order is not CUDA's: by NVML, else by nvidia-smi."""
+    try:
+        import pynvml  # of the extra `cuda`
+
+        pynvml.nvmlInit()
+    except Exception:  # it is not there, or there is no driver: its own error, a class of the library
+        rows = _nvidia_smi("uuid,memory.free")
+        return {row[0].removeprefix("GPU-"): int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdigit()}
+    try:
+        gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return {
+            str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-"): int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
+            for gpu in gpus
+        }
+    except pynvml.NVMLError:
+        return {}
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def _xpu_gpus() -> tuple[Gpu, ...]:

@@ -29,7 +29,7 @@ class SharedGradients:
         """Gives every process the first one's parameters and buffers."""
         self._num = num
         self._wrapped = DistributedDataParallel(
-            _Learning(model, task), find_unused_parameters=unused_parameters, gradient_as_bucket_view=False
+            _Learning(model, task), find_unused_parameters=unused_parameters, gradient_as_bucket_view=True
         )
 
     def task(self, model: nn.Module, batch: Any) -> Mapping[str, Tensor]:

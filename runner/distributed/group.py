@@ -108,8 +108,14 @@ class Group:
         return self.total(tensor) / self.num
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        alike: dict[Any, list[Tensor]] = {}
         for tensor in tensors:
-            torch.distributed.broadcast(tensor, 0)
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        for some in alike.values():  # one message for all of a kind: a BatchNorm alone has three buffers
+            whole = torch.cat([tensor.reshape(-1) for tensor in some])
+            torch.distributed.broadcast(whole, 0)
+            for tensor, part in zip(some, whole.split([tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         told = torch.tensor(numbers, dtype=torch.float64)
@@ -157,8 +163,9 @@ def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
     # torch's launcher keeps one store for all attempts: what the processes before have left there is not for these
     store = distributed.PrefixStore(f"runner-{told.attempt()}", store)
     more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
+    more["timeout"] = PATIENCE  # NCCL's own 10 minutes would end a run whose first process waits for the others' data
     if backend == "gloo":
-        distributed.init_process_group(backend, timeout=PATIENCE, **more)
+        distributed.init_process_group(backend, **more)
         return Group(place.rank, place.num, distributed.group.WORLD)
     distributed.init_process_group(backend, device_id=device if device.type == "cuda" else None, **more)
     return Group(place.rank, place.num, distributed.new_group(backend="gloo", timeout=PATIENCE))

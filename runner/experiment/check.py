@@ -77,7 +77,7 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     for setting, value, problem, fix in (
         ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
         ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
-        ("train.precision", "fp16", "fp16 scales by what the host reads of each step", "train.precision=bf16"),
+        ("train.precision", "fp16", "the scale of fp16 is not captured in this version", "train.precision=bf16"),
         ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
         ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
     ):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from runner.config.settings import Settings
-from runner.device.backends import is_out_of_memory
+from runner.device.backends import is_out_of_memory, use_in_thread
 from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
 from runner.errors import RunnerError
@@ -71,7 +71,7 @@ class _Training:
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best)
-        self.background = Background(observer.settle)
+        self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
         self.buffer = MetricBuffer(
             parts.device,
             observer.window,

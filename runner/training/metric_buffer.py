@@ -191,10 +191,11 @@ class MetricBuffer:
         return rows if self._mean is None or not len(rows) else self._mean(rows)
 
     def _wait_for_copy_out_of(self, half: int) -> None:
-        """Before a half is written again its copy must be over: the device waits for that, the host does not."""
+        """Before a half is written again its copy must be over. The host waits for it too, asleep: replays of graphs are
+        queued by the thousand, and a stop or a checkpoint must not come minutes before the device is there."""
         copied = self._copied[half]
         if copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(copied)
+            copied.synchronize()
 
     def _deliver(
         self,

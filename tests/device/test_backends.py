@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
 
 from runner import cli
+from runner.device import backends
 from runner.device.backends import overruns, takes_channels_last
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
@@ -102,3 +105,49 @@ def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
     torch.testing.assert_close(weights["mine"][filters], weights["plain"][filters], rtol=1e-2, atol=1e-3)
     assert cli.main(["export", "mine", "--format", "safetensors"]) == 0
     assert cli.main(["evaluate", "mine"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "GET was unable to find an engine to execute this computation",
+        "NCCL error: Cuda failure 'out of memory'",
+        "MPS backend out of memory (MPS allocated: 1 GB)",
+    ],
+)
+def test_every_librarys_words_for_no_memory(words):
+    assert backends.is_out_of_memory(RuntimeError(words))
+    assert not backends.is_out_of_memory(
+        RuntimeError(words.replace("memory", "time").replace("ALLOC", "").replace("engine", ""))
+    )
+    assert not backends.is_out_of_memory(ValueError(words))
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """What set_switches() asks of torch.cuda, noted."""
+    asked = []
+    for name in ("set_device", "set_per_process_memory_fraction", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: asked.append((name, *given)))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is gone afterwards
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    yield asked
+    backends.set_switches(torch.device("cpu"), precision="fp32", deterministic=False)
+
+
+def test_a_deterministic_run_may_follow_another(fake_cuda, monkeypatch):
+    """torch looks at the variable once a process, at its first product."""
+    backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # a person's own
+
+
+def test_another_thread_has_the_runs_gpu(fake_cuda):
+    backends.use_in_thread(torch.device("cuda:1"))
+    backends.use_in_thread(torch.device("cpu"))
+    assert fake_cuda == [("set_device", torch.device("cuda:1"))]

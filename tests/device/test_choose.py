@@ -1,8 +1,13 @@
 """The choice of a device as tables over described machines: no GPU is needed, and nothing is mocked."""
 
+import sys
+import types
+
 import pytest
+import torch
 
 from runner.device import Driver, Gpu, Hardware, check_precision, choose, diagnose, parse, precisions, probe, resolve
+from runner.device import hardware as looking
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
 
@@ -251,3 +256,49 @@ def test_this_machine_is_described_and_the_cpu_is_always_there():
     assert hardware.devices()["cpu"].total_bytes > 0
     assert choose("cpu", hardware).device == "cpu"
     assert choose("auto", hardware).device in hardware.devices()
+
+
+GPUS = {"GPU-aaa": 3 * GIB, "GPU-bbb": 5 * GIB}
+
+
+def nvml(*, is_there=True):
+    """The library that asks NVIDIA's driver, with two GPUs in another order than CUDA's."""
+    module = types.ModuleType("pynvml")
+    module.NVMLError = type("NVMLError", (Exception,), {})
+
+    def init():
+        if not is_there:
+            raise module.NVMLError("Driver Not Loaded")
+
+    module.nvmlInit, module.nvmlShutdown = init, lambda: None
+    module.nvmlDeviceGetCount = lambda: len(GPUS)
+    module.nvmlDeviceGetHandleByIndex = lambda index: list(GPUS)[::-1][index]
+    module.nvmlDeviceGetUUID = lambda uuid: uuid
+    module.nvmlDeviceGetMemoryInfo = lambda uuid: types.SimpleNamespace(free=GPUS[uuid])
+    return module
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """torch's part of what is known of them; asking it for free memory makes a context, and is noted."""
+    contexts = []
+    about = [types.SimpleNamespace(name="G", total_memory=8 * GIB, major=9, minor=0, uuid=uuid[4:]) for uuid in GPUS]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(about))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: about[index])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: contexts.append(index) or (index * GIB + 1, 8 * GIB))
+    return about, contexts
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_gpus, monkeypatch):
+    about, contexts = two_gpus
+    del about[num_gpus:]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [3 * GIB, 5 * GIB][:num_gpus]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(is_there=False))
+    rows = [["GPU-bbb", "5120"], ["GPU-aaa", "[N/A]"]]
+    monkeypatch.setattr(looking, "_nvidia_smi", lambda query: rows)
+    assert contexts == []
+    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [1, 5 * GIB][:num_gpus]
+    assert contexts == [0]  # whose memory nobody else tells

@@ -6,7 +6,9 @@ from torch import distributed, nn
 
 from runner.data.loading.shard import Rows, Share
 from runner.device.backends import precision
+from runner.distributed.environment import RankInfo
 from runner.distributed.gradients import SharedGradients
+from runner.distributed.group import PATIENCE, Group, join
 from runner.errors import RunnerError
 from runner.training.step.train_step import StepOptions, make_step
 
@@ -87,3 +89,32 @@ def test_unused_parameters_are_allowed():
     step(shares(4))
     step(shares(4))
     assert not torch.equal(before, model.used.weight)
+
+
+def test_gradients_lie_in_the_buckets_that_travel():
+    """Copied there and back they would take their memory twice."""
+    model = Two()
+    together = SharedGradients(model, both, num=1, unused_parameters=False)
+    both_losses = together.task(model, torch.ones(2, 3))
+    both_losses["loss"].backward()
+    storages = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert len(storages) == 1
+
+
+def test_tensors_of_a_kind_are_sent_together(monkeypatch):
+    sent = []
+    monkeypatch.setattr(distributed, "broadcast", lambda tensor, source: sent.append(tensor.numel()) or tensor.mul_(2))
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(4))
+    buffers = list(model.buffers())
+    Group(0, 1, distributed.group.WORLD).broadcast_(buffers)
+    assert sent == [14, 2]  # means and variances, and the two counts
+    assert [float(buffer.flatten()[0]) for buffer in buffers] == [0.0, 2.0, 0.0] * 2
+
+
+def test_nccls_patience_is_that_of_the_rest(monkeypatch):
+    given = {}
+    monkeypatch.setattr(distributed, "init_process_group", lambda backend, **more: given.update(more))
+    monkeypatch.setattr(distributed, "new_group", lambda **more: None)
+    monkeypatch.setattr(distributed, "rendezvous", lambda where: iter([(distributed.HashStore(), 0, 1)]))
+    join(RankInfo(0, 1, 0, 1, "127.0.0.1", 0, "torchrun"), backend="nccl", device=CPU)
+    assert given["timeout"] == PATIENCE

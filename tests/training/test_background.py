@@ -15,6 +15,14 @@ def test_jobs_run_in_order_beside_the_caller():
     assert seen == [(number, "runner-background") for number in range(20)]
 
 
+def test_what_it_begins_with_runs_first_and_in_its_thread():
+    seen = []
+    background = Background(begin=lambda: seen.append(threading.current_thread().name))
+    background.do(lambda: seen.append("a job"))
+    background.close()
+    assert seen == ["runner-background", "a job"]
+
+
 def test_the_first_error_comes_up_once_and_later_jobs_still_run():
     background, seen = Background(), []
 

@@ -50,6 +50,32 @@ def test_a_pull_in_the_middle_does_not_disturb_the_rest(background):
     assert [value for window in windows for value, _ in window.values.tolist()] == list(range(40))
 
 
+class Copied:
+    """An event behind a copy, which is over when somebody has waited for it."""
+
+    def __init__(self):
+        self.is_over = False
+
+    def query(self):
+        return self.is_over
+
+    def synchronize(self):
+        self.is_over = True
+
+
+def test_the_host_is_at_most_two_windows_ahead_of_the_device(background, monkeypatch):
+    """Replays of graphs are queued by the thousand: what stops a run would act on a loop that is minutes ahead."""
+    buffer, _ = make(background, "cpu", pull_every=10)
+    events, delivered = [], []
+    copy = MetricBuffer._copy
+    monkeypatch.setattr(buffer, "_copy", lambda rows: (copy(buffer, rows)[0], events.append(Copied()) or events[-1]))
+    monkeypatch.setattr(buffer, "_deliver", lambda *window: delivered.append(window))  # nobody else waits
+    for num_windows in range(1, 6):
+        fill(buffer, range(10))
+        assert [event.is_over for event in events] == [True] * (num_windows - 1) + [False]
+    buffer.pull()
+
+
 def test_a_window_is_a_copy_that_later_steps_leave_alone(background):
     buffer, windows = make(background, "cpu", pull_every=2)
     fill(buffer, range(8))

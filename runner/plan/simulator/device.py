@@ -46,6 +46,9 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
         pretence.current_index, pretence.has_numbers = 0, has_numbers
         for owner, attribute, value in list(replacements(machine or Machine(), [Making, Naming])):
             stack.enter_context(mock.patch.object(owner, attribute, value))
+        # a torch built for CUDA has a batch norm of cuDNN's, which computes on no other device
+        stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
         before = torch_private.only_lift_cpu_tensors()
         torch_private.set_only_lift_cpu_tensors(True)  # torch.tensor([1.0], device=...) is made on the CPU, then copied
         stack.callback(torch_private.set_only_lift_cpu_tensors, before)
@@ -55,7 +58,8 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
 
 
 def _add_guard(kind: str) -> None:
-    """Gives the device type meta's guard, which does nothing, for good. C++ asks for one wherever a tensor of that type
+    """Gives the device type meta's guard, which does nothing, for good, in the place of a real one too: that of a torch
+    built for CUDA would ask for a GPU that need not be here. C++ asks for one wherever a tensor of that type
     is made or differentiated; without one it raises, or ends the process (parts of autograd are noexcept)."""
     if kind not in DEVICE_TYPES:
         return
@@ -65,8 +69,6 @@ def _add_guard(kind: str) -> None:
         raise OSError(f"no libc10 in {folder}: a device can't be simulated on this system")
     library = ctypes.CDLL(str(file))
     guards = (ctypes.c_void_p * 21).in_dll(library, GUARDS)
-    if guards[DEVICE_TYPES[kind]]:
-        return
     add = getattr(library, ADD_GUARD)
     add.argtypes, add.restype = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p], None
     add(None, DEVICE_TYPES[kind], guards[DEVICE_TYPES["meta"]])

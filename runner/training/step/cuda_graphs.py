@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from runner.data.loading.loaders import Batches
 from runner.data.loading.resident import sent
+from runner.device.backends import is_out_of_memory
 from runner.errors import Fault, RunnerError, first_line
+from runner.inspection.call_site import UNKNOWN, line_of_error
 from runner.training.step.eager import Rates
 from runner.training.step.fused_update import CannotTraceError, FixedUpdate
 from runner.training.step.train_step import Step
@@ -88,10 +93,11 @@ class Graphed:
             alike = self._steps.count(sizes) - at if sizes == self._steps[0] else 1
             room = min(alike, self._buffer.room, self._limits.room(self._progress.step))
             num = STEPS_A_REPLAY if room >= STEPS_A_REPLAY and self._taken[sizes] > WARM_UPS else 1
-            if self._update is None and self._taken:
+            if self._update is None and (self._taken or self._optimizer.state):  # of a run that goes on it is there
                 self._fix_update()
             self._bring_rates(num)
-            self._run(sizes, num)
+            with self._rounded_rates():
+                self._run(sizes, num)
             if self._update is None:
                 self._rates.go_on()
             self._buffer.wrote(num)
@@ -107,8 +113,14 @@ class Graphed:
         if key not in self._graphs:
             try:
                 self._graphs[key] = self._graphs_of.capture(lambda: self._take(sizes, num))
+            except HostDrawError as error:
+                fix = "draws on the device (torch.rand(..., device=x.device)), or train.cuda_graph=false"
+                raise RunnerError(Fault("train.cuda_graph=true", str(error), fix)) from error
             except (RuntimeError, CannotTraceError) as error:
+                if is_out_of_memory(error):
+                    raise
                 problem = f"the step can't be captured, as something in it needs the host: {first_line(error)}"
+                problem += f" at {line}" if (line := line_of_error(error)) != UNKNOWN else ""
                 fix = "train.cuda_graph=false (placement.guard=always names what reads the device)"
                 raise RunnerError(Fault("train.cuda_graph=true", problem, fix)) from error
         self._graphs[key]()
@@ -142,6 +154,19 @@ class Graphed:
             self._sent = rates
             self._table[:num].copy_(sent(torch.tensor(rates, dtype=self._table.dtype), self._device))
 
+    @contextmanager
+    def _rounded_rates(self) -> Iterator[None]:
+        """The optimizer's own first step has the graphs' rates, float32 on a GPU: a run that goes on has no such step."""
+        groups = self._optimizer.param_groups if self._update is None and self._device.type != "cpu" else []
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = float(np.float32(group["lr"]))
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
     def _fix_update(self) -> None:
         """After the first step, which made the optimizer's state."""
         try:
@@ -151,6 +176,10 @@ class Graphed:
             raise RunnerError(Fault("train.cuda_graph=true", f"{error}, and that takes the host", fix)) from error
         self._step = self._make(update=self._update.update)
         self._table = self._update.rates.repeat(STEPS_A_REPLAY, 1)
+
+
+class HostDrawError(Exception):
+    """A step that draws random numbers on the host: a graph would have the same ones at each step."""
 
 
 class Graphs(NamedTuple):
@@ -163,17 +192,35 @@ class Graphs(NamedTuple):
 def cuda_graphs() -> Graphs:
     """What captures a run of kernels on the current CUDA device, and what runs them before; all graphs share their memory.
 
-    Capturing waits for the device.
+    Capturing waits for the device. It raises what the step raised, not what CUDA makes of that at the capture's end, and
+    the current stream is then the one that it was; and HostDrawError.
     """
     pool: Any = None
     side = torch.cuda.Stream()
 
     def capture(run: Run) -> Run:
         nonlocal pool
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: the thread that waits for the metrics' copies may go on meanwhile
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            run()
+        graph, current, failed = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), []
+        before = _host_generators()
+        try:
+            # thread_local: the thread that waits for the metrics' copies may go on meanwhile
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                try:
+                    run()
+                except BaseException as error:
+                    failed.append(error)
+                    raise
+        except Exception:
+            torch.cuda.set_stream(
+                current
+            )  # torch leaves the capture's where ending it fails, too (torch 2.13, graphs.py)
+            if failed:
+                raise failed[0] from None
+            raise
+        if drawn := [name for name, state in _host_generators().items() if state != before[name]]:
+            raise HostDrawError(
+                f"the step draws from {' and '.join(drawn)}, and a graph would repeat that draw at each step"
+            )
         pool = graph.pool()
         replay: Run = graph.replay
         return replay
@@ -185,3 +232,13 @@ def cuda_graphs() -> Graphs:
         torch.cuda.current_stream().wait_stream(side)
 
     return Graphs(capture, warm)
+
+
+def _host_generators() -> dict[str, Any]:
+    """By name, the state of each generator of the host."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "Python's random": random.getstate(),
+        "NumPy's random": (kind, np.asarray(keys).tobytes(), *rest),
+        "torch's CPU generator": torch.get_rng_state().numpy().tobytes(),
+    }

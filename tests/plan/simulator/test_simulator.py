@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import io
 import os
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -25,6 +26,7 @@ from runner.plan.simulator.cells import gru, gru_backward, lstm, lstm_backward
 from runner.plan.simulator.device import ADD_GUARD, GUARDS
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
+from runner.version import PACKAGES
 
 pytestmark = pytest.mark.slow
 DEVICES = ("cuda:1", "mps")
@@ -464,3 +466,30 @@ def test_the_private_parts_of_torch_that_this_stands_on_are_there():
         assert torch.Tensor in sys.modules[module]._foreach_supported_types, module
     settings = {"dispatch_device": True, "device_for_backend_keys": torch.device("cpu")}
     assert torch.Tensor._make_subclass(torch.Tensor, torch.ones(1), **settings) is not None
+
+
+REGISTERED = """
+import ctypes
+from pathlib import Path
+import torch
+from runner.plan.simulator import device as module
+
+library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+guards = (ctypes.c_void_p * 21).in_dll(library, module.GUARDS)
+add = getattr(library, module.ADD_GUARD)
+add.argtypes, add.restype = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p], None
+add(None, 1, guards[0])  # as a torch built for CUDA has one of its own
+before = torch.backends.cudnn.enabled
+with module.simulated_device("cuda:3") as device:
+    assert guards[1] == guards[14], "a real guard asks the driver for the GPU"
+    assert not torch.backends.cudnn.enabled
+    assert torch.nn.BatchNorm1d(3).to(device)(torch.randn(4, 3, device=device)).device == device
+assert torch.backends.cudnn.enabled is before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where libc10 lies")
+def test_a_torch_built_for_cuda_is_asked_for_no_gpu(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    done = subprocess.run([sys.executable, "-c", REGISTERED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

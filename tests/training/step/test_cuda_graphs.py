@@ -5,8 +5,12 @@ On real hardware (`--device cuda:0`) the graphs are real ones.
 
 from __future__ import annotations
 
+import random
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -24,7 +28,7 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphed, cuda_graphs
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphed, HostDrawError, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
 from runner.training.step.train_step import StepOptions, make_step
 from runner.training.stopping import Limits, OwnStopCondition
@@ -194,6 +198,116 @@ def test_a_step_that_needs_the_host_is_told():
         trained(torch.device("cpu"), graphed=Failing())
     assert "not permitted when stream is capturing;" not in str(caught.value)
     assert "operation not permitted" in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
+    assert f"{Path(__file__).name}:" in str(caught.value)
+
+
+class FakeCuda:
+    """torch.cuda's part of a capture: like CUDA's it tells at the capture's end that something failed before, not what."""
+
+    def __init__(self, monkeypatch):
+        self.current = "the usual stream"
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: "a side stream")
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    @contextmanager
+    def graph(self, graph, *, pool, capture_error_mode):
+        self.current = "the capture's stream"
+        try:
+            yield
+        except RuntimeError:
+            # torch ends the capture first, and that raises before the stream is put back (torch 2.13, cuda/graphs.py)
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        self.current = "the usual stream"
+
+
+class FakeGraph:
+    def pool(self):
+        return "a pool"
+
+    def replay(self):
+        pass
+
+
+def reads():
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_capture_that_fails_raises_what_the_step_raised_on_the_stream_that_was(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        cuda_graphs().capture(reads)
+    assert cuda.current == "the usual stream"
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.random, "Python's random"),
+        (lambda: np.random.rand(2), "NumPy's random"),
+        (lambda: torch.rand(2), "torch's CPU generator"),
+    ],
+)
+def test_a_draw_on_the_host_is_not_frozen_into_a_graph(draw, name, monkeypatch):
+    FakeCuda(monkeypatch)
+    graphs = cuda_graphs()
+    with pytest.raises(HostDrawError, match=name):
+        graphs.capture(draw)
+    assert graphs.capture(lambda: None) is not None
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
+)
+def test_a_capture_without_memory_is_no_step_that_needs_the_host(error):
+    class Failing(Repeated):
+        def capture(self, run):
+            raise error
+
+    with pytest.raises(type(error), match="out of memory"):
+        trained(torch.device("cpu"), graphed=Failing())
+
+
+def test_what_draws_is_told_with_what_to_write():
+    class Failing(Repeated):
+        def capture(self, run):
+            raise HostDrawError("the step draws from NumPy's random")
+
+    with pytest.raises(RunnerError, match="draws on the device"):
+        trained(torch.device("cpu"), graphed=Failing())
+
+
+def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
+    """The optimizer's own step computes with 0.01 in 64 bits, which the kernels of the others have in 32."""
+    made = []
+    monkeypatch.setattr(
+        Graphed, "_fix_update", lambda self, fix=Graphed._fix_update: (made.append(self._progress.step), fix(self))
+    )
+
+    def with_state(parameters):
+        parameters = list(parameters)
+        optimizer = ADAM(parameters)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    trained(torch.device("cpu"), graphed=Repeated(), limits={"num_steps": 3})
+    trained(torch.device("cpu"), graphed=Repeated(), optimizer=with_state, limits={"num_steps": 3})
+    assert made == [1, 0]
+
+
+def test_the_first_step_on_a_gpu_has_rates_of_32_bits(monkeypatch):
+    seen = []
+    graphed = Graphed.__new__(Graphed)
+    graphed._update, graphed._device = None, torch.device("cuda:0")
+    graphed._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    with graphed._rounded_rates():
+        seen.append(graphed._optimizer.param_groups[0]["lr"])
+    assert seen == [float(np.float32(0.01))] != [0.01]
+    assert graphed._optimizer.param_groups[0]["lr"] == 0.01
 
 
 WORDS = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "train.cuda_graph=true"]
