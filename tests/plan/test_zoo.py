@@ -9,15 +9,19 @@ import pytest
 import seeded
 from once import once
 from simulated import run_simulated
-from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, marked_line, write_conf
+from zoo import BY_VALUES, COMPARED, IN_HALVES, ON_MPS, SOUND, case_of, marked_line, write_conf
 
 pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
 #: those of one commit
-BOTH = random.Random(f"{seeded.SEED} halves").sample(IN_HALVES, 3)
-BESIDE_REAL = random.Random(f"{seeded.SEED} real").sample(COMPARED, 4)
+DRAW = random.Random(f"{seeded.SEED} zoo")
+BOTH = DRAW.sample(IN_HALVES, 1)
+WOULD_RUN = [*map(case_of, BOTH), *DRAW.sample([case for case in SOUND if case.name not in BOTH], 19)]
+BY_VALUE = DRAW.sample(BY_VALUES, 6)
+MPS = DRAW.sample([case for case in SOUND if case.name in ON_MPS], 4)
+BESIDE_REAL = DRAW.sample(COMPARED, 3)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +34,8 @@ def judged(own_models):
     def answers(device):
         if device == "cpu":
             return run_simulated("cpu", judge_zoo.compare, BESIDE_REAL, cwd=own_models)
-        return run_simulated("cpu", judge_zoo.plans, device, BOTH if device == "cuda:1" else [], cwd=own_models)
+        cases, in_halves = (MPS, []) if device == "mps" else ([*WOULD_RUN, *BY_VALUE], BOTH)
+        return run_simulated("cpu", judge_zoo.plans, device, [case.name for case in cases], in_halves, cwd=own_models)
 
     return answers
 
@@ -40,7 +45,7 @@ def lines_of(findings):
     return {found["line"] if found["line"].startswith("zoo.py:") else "torch" for found in findings}
 
 
-@pytest.mark.parametrize("case", SOUND, ids=[case.name for case in SOUND])
+@pytest.mark.parametrize("case", WOULD_RUN, ids=lambda case: case.name)
 def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judged):
     names = [case.name, f"{case.name}, bf16"] if case.name in BOTH else [case.name]
     for name in names:
@@ -53,7 +58,7 @@ def test_what_is_sound_would_run_and_nothing_is_found_but_what_waits(case, judge
         assert answer["step"]["flops"] > 0
 
 
-@pytest.mark.parametrize("case", [case for case in SOUND if case.name in ON_MPS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MPS, ids=lambda case: case.name)
 def test_on_mps_missing_kernels_are_told_too(case, judged):
     answer = judged("mps")[case.name]
     assert answer["unknown"] == ""
@@ -65,7 +70,7 @@ def test_on_mps_missing_kernels_are_told_too(case, judged):
         assert any(found["what"].startswith(lacks[case.name]) for found in answer["findings"])
 
 
-@pytest.mark.parametrize("case", BY_VALUES, ids=[case.name for case in BY_VALUES])
+@pytest.mark.parametrize("case", BY_VALUE, ids=lambda case: case.name)
 def test_what_goes_by_values_is_told_with_the_operation_and_its_line(case, judged):
     answer = judged("cuda:1")[case.name]
     what, _, place = answer["unknown"].partition(" at ")

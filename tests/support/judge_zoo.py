@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth import measure
-from zoo import BY_VALUES, ON_MPS, SOUND, case_of, words
+from zoo import case_of, words
 
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.experiment.build import prepare
@@ -39,14 +39,12 @@ def configured(case, precision="fp32"):
     return cfg
 
 
-def plans(_, device_name, in_halves):
-    """in_halves: the names of those that are tried in bf16, too."""
+def plans(_, device_name, names, in_halves):
+    """names: of the cases. in_halves: the names of those that are tried in bf16, too."""
     warnings.simplefilter("ignore")
     found = {}
     with simulated_device(device_name, has_numbers=False) as device:
-        for case in (*SOUND, *BY_VALUES):
-            if device.type == "mps" and case.name not in ON_MPS:
-                continue
+        for case in map(case_of, names):
             found[case.name] = look(configured(case), device, REQUEST)
             if case.name in in_halves:
                 found[f"{case.name}, bf16"] = look(configured(case, "bf16"), device, REQUEST)
