@@ -11,7 +11,6 @@ import pytest
 from rank_cases import CASES, FEW
 
 from runner.tracking.journal_reader import read_series
-from runner.version import PACKAGES
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,17 +24,15 @@ RTOL = 1e-5
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(warm, tmp_path_factory):
     """The folders of all cases, by the number of processes."""
     root = tmp_path_factory.mktemp("trained")
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
     for num in (1, 2, 4):
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(num)] if num > 1 else []
         command = [sys.executable, *torchrun, str(SCRIPT), str(root / str(num))]
-        done = subprocess.run(
-            command, env=environment, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
+        process = warm.program(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        told, _ = process.communicate()
+        assert process.returncode == 0, told[-3000:]
     return root
 
 

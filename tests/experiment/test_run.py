@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,8 @@ from runner.data.split import split
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points
 from runner.version import PACKAGES
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
 
 REPOSITORY = PACKAGES
 SMALL = ("model=mlp", "model.hidden_sizes=[32]", "train.num_epochs=3", "hydra.run.dir=run", "metrics.pull_every=10")
@@ -95,7 +98,8 @@ def check_page(uri, run_id):
 
 
 @pytest.mark.slow
-def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder):
+def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder, empty_store):
+    shutil.copy(empty_store, "runs.db")
     assert cli.main([*SMALL, "device=cpu", "tracking.uri=sqlite:///runs.db"]) == 0
     found = summary(own_folder)
     uri = f"sqlite:///{own_folder}/runs.db"
@@ -112,9 +116,10 @@ def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder):
 
 
 @pytest.fixture
-def server(tmp_path_factory):
+def server(warm, empty_store, tmp_path_factory):
     """A real `mlflow server` on a free port of this machine."""
     folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "server.db")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -126,7 +131,8 @@ def server(tmp_path_factory):
         str(folder / "artifacts"),
     ]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, *stores], stdout=log, stderr=log, env=ENVIRONMENT, cwd=folder)
+        few = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that nobody here needs
+        process = warm.program([*command, *stores], stdout=log, stderr=log, env=ENVIRONMENT | few, cwd=folder)
     wait_for(lambda: is_open(port))
     yield f"http://127.0.0.1:{port}"
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -158,7 +164,8 @@ def test_a_real_server_gets_the_same(server, own_folder):
 
 
 @pytest.mark.slow
-def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder, capfd):
+def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder, capfd, empty_store):
+    shutil.copy(empty_store, "late.db")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
         uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -191,7 +198,8 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeyp
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    few = {"MLFLOW_WORKERS": "1", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that import for seconds
+    process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT | few, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: is_open(port))
         wait_for(Path("s3cret.db").exists)
@@ -217,13 +225,12 @@ LONG = (
 @pytest.mark.parametrize(
     ("number", "code", "status"), [(signal.SIGINT, 130, "KILLED"), (signal.SIGTERM, 143, "KILLED")]
 )
-def test_a_signal_ends_the_run_cleanly(own_folder, number, code, status):
-    with subprocess.Popen(
-        [*COMMAND, *LONG], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        wait_for(lambda: len(read_points(own_folder / "run")) > 0)
-        process.send_signal(number)
-        output = process.communicate(timeout=LONGEST)[0].decode()
+def test_a_signal_ends_the_run_cleanly(warm, own_folder, empty_store, number, code, status):
+    shutil.copy(empty_store, "runs.db")
+    process = warm.command(own_folder, *LONG)
+    wait_for(lambda: len(read_points(own_folder / "run")) > 0)
+    process.send_signal(number)
+    output, _ = process.communicate()
     assert process.returncode == code, output
     assert "Traceback" not in output
     found = summary(own_folder)
@@ -235,15 +242,14 @@ def test_a_signal_ends_the_run_cleanly(own_folder, number, code, status):
 
 
 @pytest.mark.slow
-def test_a_process_killed_without_warning_leaves_no_run_running(own_folder):
-    with subprocess.Popen(
-        [*COMMAND, *LONG], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        ack = own_folder / "run" / "journal" / "ack.json"
-        wait_for(lambda: ack.exists() and json.loads(ack.read_text())["points_written"] > 0)
-        (publisher,) = psutil.Process(process.pid).children()
-        process.kill()
-        process.communicate()
+def test_a_process_killed_without_warning_leaves_no_run_running(warm, own_folder, empty_store):
+    shutil.copy(empty_store, "runs.db")
+    process = warm.command(own_folder, *LONG)
+    ack = own_folder / "run" / "journal" / "ack.json"
+    wait_for(lambda: ack.exists() and json.loads(ack.read_text())["points_written"] > 0)
+    (publisher,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
     publisher.wait(timeout=LONGEST)
     run_id = json.loads(ack.read_text())["run_id"]
     uri = f"sqlite:///{own_folder}/runs.db"
@@ -271,7 +277,9 @@ def test_a_process_killed_without_warning_leaves_no_run_running(own_folder):
     ids=lambda words: " ".join(words),
 )
 def test_every_setting_runs(own_folder, words):
-    assert cli.main([*SMALL, "model=mlp", "tracking.enabled=false", "train.num_epochs=2", *words]) == 0
+    assert (
+        cli.main([*SMALL, "model=mlp", "tracking.enabled=false", "task.plots=false", "train.num_epochs=2", *words]) == 0
+    )
     found = summary(own_folder)
     assert found["status"] == "finished"
     assert np.isfinite(found["metrics"]["train/loss"])
@@ -285,7 +293,13 @@ def test_the_defaults_reach_their_accuracy(own_folder):
 
 def test_the_same_seed_gives_the_same_run(own_folder):
     for name in ("run", "again"):
-        words = ["model=cnn", "train.num_steps=15", "tracking.enabled=false", f"hydra.run.dir={name}"]
+        words = [
+            "model=cnn",
+            "train.num_steps=15",
+            "tracking.enabled=false",
+            "task.plots=false",
+            f"hydra.run.dir={name}",
+        ]
         assert cli.main(words) == 0
     assert read_points(own_folder / "run")["train/loss"] == read_points(own_folder / "again")["train/loss"]
 

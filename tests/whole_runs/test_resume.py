@@ -77,9 +77,10 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
 
 
 @pytest.mark.slow
-def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder):
+def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder, warm_programs, empty_store):
     from mlflow import MlflowClient
 
+    shutil.copy(empty_store, "mlflow.db")
     assert cli.main([*WORDS, "train.num_epochs=1", "hydra.run.dir=outputs/a/run", "tracking.log_model=false"]) == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
     assert cli.main(["resume", run_id[:12], "train.num_epochs=2"]) == 0

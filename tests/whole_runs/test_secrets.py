@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,17 @@ from runner.config.validate import faults
 from runner.errors import SECRETS, RunnerError
 from runner.tracking import stores
 from runner.tracking.journal import Journal
-from runner.version import PACKAGES
 
 SECRET = "s3cr3t-W0rd"
-SMALL = ("model=mlp", "model.hidden_sizes=[4]", "train.num_steps=2", "data.limit=60", "device=cpu", "hydra.run.dir=run")
+SMALL = (
+    "model=mlp",
+    "model.hidden_sizes=[4]",
+    "train.num_steps=2",
+    "data.limit=60",
+    "device=cpu",
+    "hydra.run.dir=run",
+    "task.plots=false",
+)
 STORE = f"http://me:{SECRET}@127.0.0.1:9"  # port 9: nobody answers
 STORES = [STORE, f"postgresql://me:{SECRET}@127.0.0.1:9/runs", f"mysql://me:p%40{SECRET}@127.0.0.1:9/runs"]
 
@@ -37,7 +44,7 @@ def shown_nowhere(capfd, root, *own):
 
 
 @pytest.fixture
-def ended():
+def ended(warm_programs):
     """Ends the processes that go on trying a store that does not answer."""
     import psutil
 
@@ -130,7 +137,8 @@ def test_it_runs_again_when_the_password_is_given_again(own_folder, capfd, ended
 
 
 @pytest.mark.slow
-def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypatch):
+def test_what_stands_in_the_environment_stays_there(own_folder, capfd, monkeypatch, warm_programs, empty_store):
+    shutil.copy(empty_store, "runs.db")
     for name in ("TOKEN", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, SECRET)
     monkeypatch.setenv("WIDTH", "4")
@@ -179,24 +187,15 @@ def test_a_password_in_the_code_that_differs_is_not_in_the_diff(own_folder, capf
 
 
 @pytest.mark.slow
-def test_a_sweep_keeps_no_password(own_folder, capfd, ended, monkeypatch):
+def test_a_sweep_keeps_no_password(warm, own_folder, capfd, monkeypatch):
     monkeypatch.setenv("PLACE", other := "0th3r-W0rd")
     words = [word for word in SMALL if "hydra" not in word]
-    command = [
-        sys.executable,
-        "-m",
-        "runner",
-        "-m",
-        *words,
-        "seed=1,2",
-        f"tracking.uri='{STORE}/${{oc.env:PLACE}}'",
-        "tracking.grace_seconds=0",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert SECRET not in done.stdout + done.stderr and other not in done.stdout + done.stderr
-    assert "/<oc.env:PLACE>" in done.stdout
+    uri = f"tracking.uri='{STORE}/${{oc.env:PLACE}}'"
+    process = warm.command(own_folder, "-m", *words, "seed=1,2", uri, "tracking.grace_seconds=0")
+    told, _ = process.communicate()
+    assert process.returncode == 0, told
+    assert SECRET not in told and other not in told
+    assert "/<oc.env:PLACE>" in told
     assert files_with(other, own_folder) == []
     shown_nowhere(capfd, own_folder)
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from runner.config import compose
 from runner.experiment import run
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events
-from runner.version import PACKAGES
 
 WORDS = {
     "plain": ["model=mlp", "model.hidden_sizes=[16]"],
@@ -39,7 +37,7 @@ WORDS = {
     ],
     "streamed": ["model=cnn", "data.residency=stream", "data.limit=1500"],
 }
-COMMON = ["tracking.enabled=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
+COMMON = ["tracking.enabled=false", "task.plots=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
 
 
 def composed(words, folder):
@@ -104,22 +102,22 @@ def test_a_stopped_run_ends_as_one_that_was_not(case, stop_at, own_folder, monke
     assert whole["host_reads"]["points"] == second["host_reads"]["points"]
 
 
-def test_steps_after_the_checkpoint_are_not_written_twice(own_folder):
+def test_steps_after_the_checkpoint_are_not_written_twice(warm, own_folder):
     """As after a SIGKILL: the journal has steps that the checkpoint has not."""
     words = [*WORDS["plain"], "train.checkpoint_every_steps=10"]
     train(words, "whole")
     script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from runner import cli; from runner.experiment import reporter\n"
+        "import os, sys; from runner import cli; from runner.experiment import reporter\n"
         "take = reporter.Reporter.window\n"
         "def die_later(self, window):\n"
         "    take(self, window)\n"
         "    self.settle()\n"
         "    if window.steps[-1] >= 24: os.kill(os.getpid(), 9)\n"
         "reporter.Reporter.window = die_later\n"
-        "cli.main(sys.argv[2:])"
+        "cli.main(sys.argv[1:])"
     )
-    command = [sys.executable, "-c", script, str(PACKAGES), *COMMON, *words, "hydra.run.dir=parts"]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    process = warm.program([sys.executable, "-c", script, *COMMON, *words, "hydra.run.dir=parts"])
+    assert process.wait() == -signal.SIGKILL
     kept = torch.load("parts/checkpoints/last.pt", weights_only=True)["step"]
     journaled = len(read_points(Path("parts"))["train/loss"])
     assert kept < journaled < len(read_points(Path("whole"))["train/loss"])
