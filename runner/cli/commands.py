@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +31,8 @@ from runner.config.logs import logging_to
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import is_over, read_summary
 from runner.tracking import stores
+
+PORT = 5000  # of MLflow's page, where nobody answers at it
 
 
 def resume(words: list[str]) -> int:
@@ -172,10 +176,20 @@ def ui(words: list[str]) -> int:
         print(f"{validate.without_password(uri)} is a server already: open it in a browser")
         answer.give({"url": uri})
         return 0
-    port = settings.get("--port", "5000")
+    port = settings.get("--port") or str(_free_port(PORT))
+    print(f"http://127.0.0.1:{port}", flush=True)
     answer.give({"url": f"http://127.0.0.1:{port}"})
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     return _become(command, os.environ | {"MLFLOW_BACKEND_STORE_URI": uri})  # arguments show in `ps`, passwords too
+
+
+def _free_port(first: int) -> int:
+    """The first one that nobody answers at. Not by binding it: AirPlay on a Mac has all addresses' 5000, and lets 127.0.0.1's be had."""
+    for port in range(first, first + 100):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            continue
+        return port
+    return first
 
 
 def _after_training(verb: str, words: list[str]) -> int:

@@ -46,7 +46,7 @@ STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: what hydra.job.env_set may set. Many another makes some program load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
 VARIABLES = re.compile(
     r"(OMP|MKL|OPENBLAS|NUMEXPR)_\w+|CUDA_VISIBLE_DEVICES|CUDA_LAUNCH_BLOCKING|CUBLAS_WORKSPACE_CONFIG|NCCL_DEBUG"
-    r"|PYTORCH_\w*ALLOC_CONF|PYTORCH_ENABLE_MPS_FALLBACK|TOKENIZERS_PARALLELISM|MLFLOW_TRACKING_\w+|RUNNER_JOB"
+    r"|PYTORCH_\w*ALLOC_CONF|TOKENIZERS_PARALLELISM|MLFLOW_TRACKING_\w+|RUNNER_JOB"
 )
 #: the head of a rerun.yaml
 RERUN = "rerun"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ OUT_OF_MEMORY = (
     "MPS backend out of memory",
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
+    "Invalid buffer size",  # of Metal
     "CUDA error: out of memory",  # at a context, a graph or a pinned block
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -124,7 +127,9 @@ def automatic_threads(num_processes: int = 1) -> int:
     A core that two share stalls every parallel kernel at its end: with both cores of a busy machine a small MLP took 68
     steps a second, with one of them over 1,000 (2 cores, 2026-11). OMP_NUM_THREADS, where it is set, is obeyed.
     """
-    return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, (THREADS - 1) // num_processes)
+    has_others = sys.platform == "darwin" and platform.machine() == "arm64"  # torch counts the fast cores alone there
+    free = THREADS if has_others else THREADS - 1
+    return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, free // num_processes)
 
 
 def seed_everything(seed: int) -> None:
@@ -205,7 +210,11 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
         free, total = torch.cuda.mem_get_info(device)
         return min(free, int(total * (memory_fraction or 1.0)))
     if device.type == "mps":
-        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        import psutil
+
+        recommended = int(torch.mps.recommended_max_memory() * (memory_fraction or 1.0))
+        left = max(0, recommended - torch.mps.driver_allocated_memory())
+        return min(left, int(psutil.virtual_memory().available))  # of the whole machine: others hold some of it
     if device.type == "xpu":
         return torch.xpu.mem_get_info(device)[0]
     import psutil

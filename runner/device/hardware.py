@@ -203,7 +203,11 @@ def _nvidia_smi(query: str) -> list[list[str]]:
 
 def _cpu_name() -> str:
     if sys.platform == "darwin":
-        done = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]  # cron's PATH has no /usr/sbin
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError:
+            return platform.machine()
         return done.stdout.strip() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from runner.device.hardware import Hardware
 from runner.errors import Fault, RunnerError
 
 #: what has bf16 and tf32 in its arithmetic units: NVIDIA's Ampere and later
 AMPERE = (8, 0)
+SCALED_ON_MPS = (2, 8)
 
 
 def precisions(device: str, hardware: Hardware) -> dict[str, str]:
@@ -21,15 +24,21 @@ def precisions(device: str, hardware: Hardware) -> dict[str, str]:
             old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
             answers |= {"bf16": old, "tf32": old}
     else:
+        if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
+            answers["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
         answers["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
     return answers
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 def check_precision(precision: str, device: str, hardware: Hardware) -> None:
     """Raises a RunnerError when the device does not compute in `precision`, with the nearest one that it does."""
     answers = precisions(device, hardware)
     if why := answers[precision]:
-        near = {"bf16": "fp16", "tf32": "fp32"}[precision]
+        near = {"bf16": "fp16", "tf32": "fp32", "fp16": "bf16"}[precision]
         does = ", ".join(name for name, no in answers.items() if not no)
         raise RunnerError(
             Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", f"train.precision={near}")

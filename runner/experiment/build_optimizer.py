@@ -48,7 +48,8 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
     if "groups" in shared:
         shared["groups"] = [_numbers(group, node.usual) for group in shared["groups"]]
     try:
-        return make_optimizer(partial(node.make, **node.given), model, device=device, prefix=prefix, **shared)
+        make, precision = partial(node.make, **node.given), str(cfg.train.precision)
+        return make_optimizer(make, model, device=device, prefix=prefix, precision=precision, **shared)
     except RunnerError:
         raise
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 import traceback
@@ -18,7 +19,8 @@ UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), "<frozen ")
-_STDLIB = sysconfig.get_path("stdlib")
+#: Homebrew's paths lead over a link to what os says
+_STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 
 
 def frames(outermost: FrameType | None = None) -> Iterator[FrameType]:

@@ -81,10 +81,36 @@ class Block(nn.Module):
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)
         dropout = self._dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=self.is_causal
-        )
+        seen = attend(query, key, value, mask=mask, dropout=dropout, is_causal=self.is_causal)
         return seen.transpose(1, 2).flatten(2)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+) -> Tensor:
+    """torch's attention of (B, H, T, D), with what MPS gets wrong in silence given to it in another form.
+
+    There, with half types, is_causal lets three of four rows see later positions (pytorch#195910); views of a permute give
+    wrong values (#163597, #181133), and so do masks that are partly broadcast (#184180).
+    """
+    if _has_faults(query):
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        batch, heads, length, _ = query.shape
+        if is_causal:
+            mask, is_causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(), False
+        if mask is not None:
+            mask = mask.expand(batch, heads, length, length).contiguous()
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
+
+
+def _has_faults(tensor: Tensor) -> bool:
+    return tensor.device.type == "mps"
 
 
 class Rotary(nn.Module):

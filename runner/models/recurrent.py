@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
 from runner.models.checks import choice, count, probability
@@ -68,7 +69,8 @@ class Recurrent(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, C, L) or (B, T) -> (B, out_features), or (B, L, out_features)
         steps = inputs.transpose(1, 2) if self.embedding is None else self.embedding(inputs)  # (B, L, C)
-        states, end = self.layers(steps)  # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
+        # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
+        states, end = self._one_by_one(steps) if self._has_faults(steps) else self.layers(steps)
         if self.pooling == "last":
             last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H)
             num_directions = 2 if self.layers.bidirectional else 1
@@ -77,6 +79,30 @@ class Recurrent(nn.Module):
             states = states.mean(1)
         output: Tensor = self.output(self.dropout(states))
         return output
+
+    def _has_faults(self, steps: Tensor) -> bool:
+        """MPS' LSTM forgets its own dropout on the way back, and all gradients are wrong (pytorch#190056)."""
+        is_deep = isinstance(self.layers, nn.LSTM) and self.layers.num_layers > 1 and self.layers.dropout > 0
+        return is_deep and self.training and steps.device.type == "mps"
+
+    def _one_by_one(self, steps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """An LSTM's layers, each by itself, and the dropout between them."""
+        layers = self.layers
+        num_directions = 2 if layers.bidirectional else 1
+        weights: list[Tensor] = list(layers.parameters())
+        each = len(weights) // layers.num_layers
+        begin = steps.new_zeros(num_directions, len(steps), layers.hidden_size)
+        hidden, cells = [], []
+        for layer in range(layers.num_layers):
+            own = weights[layer * each : (layer + 1) * each]
+            steps, state, cell = torch.lstm(
+                steps.contiguous(), (begin, begin), own, True, 1, 0.0, True, layers.bidirectional, True
+            )
+            hidden.append(state)
+            cells.append(cell)
+            if layer < layers.num_layers - 1:
+                steps = F.dropout(steps, layers.dropout)
+        return steps, (torch.cat(hidden), torch.cat(cells))
 
 
 def _initialise(layers: nn.GRU | nn.LSTM) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
+from runner.models.attention import attend
 from runner.models.checks import count, probability
 
 #: the spread of position embeddings and of weights at the start (Touvron et al. 2021, as most do since)
@@ -74,7 +74,7 @@ class Layer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (B, N, D) -> (B, N, D)
         three = self.queries_keys_values(self.norm(tokens)).unflatten(2, (3, self.num_heads, -1))  # (B, N, 3, H, D/H)
-        seen = F.scaled_dot_product_attention(*three.permute(2, 0, 3, 1, 4).unbind(0))  # (B, H, N, D/H)
+        seen = attend(*three.permute(2, 0, 3, 1, 4).unbind(0))  # (B, H, N, D/H)
         tokens = tokens + self.dropout(self.mix(seen.transpose(1, 2).flatten(2)))
         added: Tensor = tokens + self.dropout(self.mlp(self.mlp_norm(tokens)))
         return added

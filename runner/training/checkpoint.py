@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,7 +64,7 @@ def save(state: dict[str, Any], path: Path) -> None:
                 raise hashing.error or error from None  # torch makes a RuntimeError of what the disk said
             _sign(file, hashing.digest.hexdigest())
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     except BaseException:
         beside.unlink(missing_ok=True)  # on a full disk that is room for the last words
         raise
@@ -75,9 +77,20 @@ def save(state: dict[str, Any], path: Path) -> None:
     if os.name == "posix":  # the renames themselves must survive a power cut
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            sync(folder)
         finally:
             os.close(folder)
+
+
+def sync(descriptor: int) -> None:
+    """What is written survives a power cut; a Mac's fsync() leaves it in the drive's memory, and F_FULLFSYNC does not."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with suppress(OSError):  # a network's drive may not know it
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -40,12 +40,14 @@ def make_optimizer(
     groups: Sequence[Mapping[str, Any]] = (),
     no_decay: str | None = None,
     prefix: str = "",
+    precision: str = "fp32",
 ) -> Optimizer:
     """The optimizer over the parameters that train; fused where the device and the optimizer have it and YAML says nothing.
 
     groups: each a `match`, a pattern of names, and what holds for those parameters in place of the optimizer's own
     settings; the first that matches wins. no_decay: norms_and_biases, vectors and scalars, keep out of weight_decay.
-    prefix: what stands before the names that a person knows.
+    prefix: what stands before the names that a person knows. precision: with fp16 MPS' fused kernels forget the scale
+    (pytorch#186360).
     Raises: RunnerError for a pattern that matches nothing and a setting that this optimizer does not have.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -59,7 +61,8 @@ def make_optimizer(
         parameters = _grouped([(name.removeprefix(prefix), value) for name, value in named], groups, no_decay, settings)
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     asked = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
-    if not asked and floating and has_kernel and device.type in FUSED_DEVICES and "fused" in settings:
+    has_kernel &= device.type in FUSED_DEVICES and not (device.type == "mps" and precision == "fp16")
+    if not asked and floating and has_kernel and "fused" in settings:
         try:
             return make(parameters, fused=True)
         except RuntimeError:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from runner import cli
+from runner.cli import commands
 from runner.version import PACKAGES
 
 SHORT = ("model=linear", "data=iris", "train.num_epochs=1", "tracking.enabled=false", "device=cpu", "task.plots=false")
@@ -78,3 +80,17 @@ def test_of_a_process_and_those_that_it_starts(own_folder):
     found = json.loads(done.stdout)
     assert [job["state"] for job in found["jobs"]] == ["finished"] * 2 and found["folder"] == str(own_folder / "s")
     assert "report" in done.stderr
+
+
+def test_the_page_takes_a_port_that_nobody_answers_at(own_folder, capfd, monkeypatch):
+    """AirPlay answers at a Mac's 5000."""
+    became = []
+    monkeypatch.setattr(commands, "_become", lambda command, environment: became.append(command) or 0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(commands, "PORT", port)
+        assert cli.main(["ui", "tracking.uri=sqlite:///a.db", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["url"] == f"http://127.0.0.1:{became[0][-1]}" and int(became[0][-1]) > port

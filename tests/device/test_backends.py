@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -116,14 +118,13 @@ def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
         "GET was unable to find an engine to execute this computation",
         "NCCL error: Cuda failure 'out of memory'",
         "MPS backend out of memory (MPS allocated: 1 GB)",
+        "Invalid buffer size: 12.00 GiB",
     ],
 )
 def test_every_librarys_words_for_no_memory(words):
     assert backends.is_out_of_memory(RuntimeError(words))
-    assert not backends.is_out_of_memory(
-        RuntimeError(words.replace("memory", "time").replace("ALLOC", "").replace("engine", ""))
-    )
     assert not backends.is_out_of_memory(ValueError(words))
+    assert not backends.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 @pytest.fixture
@@ -151,3 +152,21 @@ def test_another_thread_has_the_runs_gpu(fake_cuda):
     backends.use_in_thread(torch.device("cuda:1"))
     backends.use_in_thread(torch.device("cpu"))
     assert fake_cuda == [("set_device", torch.device("cuda:1"))]
+
+
+@pytest.mark.parametrize(("available", "fraction", "free"), [(64, None, 38), (64, 0.5, 14), (20, None, 20)])
+def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 48 * gib)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 10 * gib)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available * gib))
+    assert backends.free_memory_bytes(torch.device("mps"), memory_fraction=fraction) == free * gib
+
+
+def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(backends, "THREADS", 4)
+    assert backends.automatic_threads() == 3
+    monkeypatch.setattr(backends.sys, "platform", "darwin")
+    monkeypatch.setattr(backends.platform, "machine", lambda: "arm64")
+    assert (backends.automatic_threads(), backends.automatic_threads(2)) == (4, 2)

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -302,3 +303,26 @@ def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_g
     assert contexts == []
     assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [1, 5 * GIB][:num_gpus]
     assert contexts == [0]  # whose memory nobody else tells
+
+
+@pytest.mark.parametrize(("version", "can"), [("2.6.0", False), ("2.7.1", False), ("2.8.0", True), ("2.13.0", True)])
+def test_fp16_on_a_mac_needs_a_torch_that_scales_gradients_there(version, can):
+    assert (precisions("mps", replace(MAC, torch_version=version))["fp16"] == "") is can
+    if not can:
+        with pytest.raises(RunnerError, match=r"train\.precision=bf16"):
+            check_precision("fp16", "mps", replace(MAC, torch_version=version))
+
+
+def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
+    """cron's PATH has no /usr/sbin; here there is no sysctl at its place at all."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    asked = []
+
+    def run(command, **more):
+        asked.append(command[0])
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(looking.subprocess, "run", run)
+    assert looking._cpu_name() == looking.platform.machine()
+    assert asked == ["/usr/sbin/sysctl"]

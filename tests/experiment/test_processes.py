@@ -1,5 +1,7 @@
 """What several processes can't do, and where somebody else has started them."""
 
+import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +10,7 @@ from runner.config.compose import composer, hydra_session
 from runner.device import Choice, Gpu, Hardware
 from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
-from runner.experiment import processes
+from runner.experiment import launch, processes
 from runner.experiment.given import Checked, Given
 
 GIB = 2**30
@@ -71,3 +73,17 @@ def test_a_number_that_contradicts_the_launcher_is_refused(monkeypatch):
         processes.place_here(composed("train.num_processes=4"))
     assert processes.place_here(composed("train.num_processes=2")).num == 2
     assert processes.place_here(composed()).num == 2
+
+
+@pytest.mark.parametrize(
+    ("platform", "own", "found"), [("darwin", None, "lo0"), ("darwin", "en0", "en0"), ("linux", None, None)]
+)
+def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monkeypatch):
+    """gloo looks the machine's name up, and a Mac's is often not to be found."""
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", own or "")
+    if own is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with launch._environment({}):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == found
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == own

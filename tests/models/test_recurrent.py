@@ -1,6 +1,9 @@
+import types
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from runner.errors import RunnerError
 from runner.models.recurrent import Recurrent
@@ -83,3 +86,33 @@ def test_what_is_no_recurrent_network(shape, settings, asked, so, write):
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_an_lstm_layer_by_layer_is_the_same(bidirectional, pooling, monkeypatch):
+    """As it runs on MPS, whose own dropout between the layers is forgotten on the way back."""
+    torch.manual_seed(0)
+    shape = (3, 7)
+    model = Recurrent(
+        shape, 2, cell="lstm", hidden_size=4, num_layers=3, bidirectional=bidirectional, pooling=pooling, dropout=0.5
+    )
+    rows, drawn = torch.randn(5, *shape), []
+    monkeypatch.setattr(F, "dropout", lambda x, p, *more: drawn.append(p) or x)
+    model.dropout.p = model.layers.dropout = 0.0
+    expected = model(rows)
+    gradients = torch.autograd.grad(expected.sum(), list(model.layers.parameters()))
+    model.layers.dropout = 0.5
+    monkeypatch.setattr(model, "_has_faults", lambda steps: True)
+    found = model(rows)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), list(model.layers.parameters())), gradients)
+    assert [p for p in drawn if p] == [0.5, 0.5]
+
+
+def test_only_on_mps_with_dropout_between_layers():
+    model = Recurrent((3, 7), 2, cell="lstm", hidden_size=4, num_layers=2, dropout=0.5)
+    on_mps = types.SimpleNamespace(device=torch.device("mps"))
+    assert model._has_faults(on_mps) and not model._has_faults(torch.zeros(1))
+    assert not model.eval()._has_faults(on_mps)
+    assert not Recurrent((3, 7), 2, cell="gru", hidden_size=4, num_layers=2, dropout=0.5)._has_faults(on_mps)

@@ -1,10 +1,12 @@
 """A checkpoint is what was written, or it is refused; the one before it takes its place."""
 
+import fcntl
 import os
 import pickle
 import random
 import shutil
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -250,3 +252,21 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(
     monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), shutil.rmtree(folder)))
     with pytest.raises(DeletedError, match="folder was deleted while it trained"):
         save({"step": 2}, folder / "last.pt")
+
+
+def test_on_a_mac_the_drives_memory_is_emptied_too(tmp_path, monkeypatch):
+    """Its fsync() leaves it there; F_FULLFSYNC does not. A network's drive may not know that one."""
+    asked = []
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, what: asked.append(what))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
+    save({"a": torch.ones(1)}, tmp_path / "a.pt")
+    assert asked == [51, 51]  # the file and its folder
+
+    def unknown(descriptor, what):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(fcntl, "fcntl", unknown)
+    save({"a": torch.ones(1)}, tmp_path / "a.pt")
+    assert asked == [51, 51, "fsync", "fsync"]

@@ -162,3 +162,12 @@ def test_nothing_left_to_train():
     with pytest.raises(RunnerError, match="nothing to train") as caught:
         freeze(model(), ["*"])
     assert caught.value.faults[0].asked == "model.freeze=[*]"
+
+
+def test_on_mps_fp16_takes_no_fused_kernel():
+    """Which would step on scaled gradients, and on infinite ones."""
+    made = [
+        make_optimizer(lambda parameters, fused=None: fused, model(), device=torch.device("mps"), precision=name)
+        for name in ("fp32", "bf16", "fp16")
+    ]
+    assert made == [True, True, None]
