@@ -60,14 +60,14 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-def test_the_cells_of_a_notebook(own_folder):
+def test_the_cells_of_a_notebook(own_folder, warm):
     import json
 
     from mlflow import MlflowClient
 
     Path("cells.py").write_text(CELLS)
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    process = subprocess.Popen(
+    process = warm.program(
         [sys.executable, "cells.py"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:

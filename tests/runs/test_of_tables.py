@@ -59,7 +59,8 @@ def predicted(run, folder):
     return pandas.read_csv("answers.csv")[["p_old", "p_young"]].to_numpy()
 
 
-def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder):
+def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder, empty_store, warm_programs):
+    shutil.copy(empty_store, "mlflow.db")
     assert run(*WORDS, "train.num_epochs=2", "hydra.run.dir=outputs/a/run", "tracking.system_metrics=false")[0] == 0
     run_id = json.loads(Path("outputs/a/run/summary.json").read_text())["run_id"]
     wanted = predicted(run, "outputs/a/run")
@@ -80,7 +81,7 @@ def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder):
     np.testing.assert_array_equal(model.predict(model.input_example).shape, (4, 2))
 
 
-def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run, own_folder):
+def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run, own_folder, warm):
     words = ["train.num_epochs=1", "hydra.run.dir=outputs/a/run", "tracking.enabled=false", "tracking.log_model=false"]
     assert run(*WORDS, *words)[0] == 0 and not Path("outputs/a/run/journal/example.pt").exists()
     assert run("export", "outputs/a/run", "--format", "mlflow", "--predictions", "--output", "told")[0] == 0
@@ -91,8 +92,9 @@ def test_an_exported_one_does_in_another_process_and_where_no_rows_were_kept(run
     home = str(PACKAGES)
     environment = {**mlflow_store.SETTINGS, "PYTHONPATH": home, "PATH": "/usr/bin:/bin", "HOME": str(own_folder)}
     command = [sys.executable, "-W", "ignore", "-c", LOAD, "told", "said.csv"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    process = warm.program(command, stderr=subprocess.PIPE, text=True, env=environment)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
     np.testing.assert_allclose(pandas.read_csv("said.csv").to_numpy(), wanted, rtol=1e-4, atol=1e-6)
 
 

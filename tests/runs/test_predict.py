@@ -251,7 +251,7 @@ def test_several_labels_a_row_have_a_probability_each():
 
 
 @pytest.mark.slow
-def test_many_rows_in_little_memory(tmp_path):
+def test_many_rows_in_little_memory(tmp_path, warm):
     """A file of 100 MB, by another process that may grow by half of that at most after its first rows."""
     import subprocess
     import sys
@@ -272,9 +272,11 @@ def test_many_rows_in_little_memory(tmp_path):
         f"assert cli.main(['predict', {RUN!r}, '--input', {str(tmp_path / 'rows.npy')!r}, '--output', {str(tmp_path / 'out.parquet')!r}, '--batch-size', '8192']) == 0\n"
         "print('grown', own() - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) < 50_000  # KiB
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = warm.program([sys.executable, "-c", code], **streams)
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert int(said.split()[-1]) < 50_000  # KiB
     assert len(pandas.read_parquet(tmp_path / "out.parquet", columns=["label"])) == 400_000
 
 

@@ -142,13 +142,11 @@ def test_the_database_of_another_mlflow_names_its_mend(client, uri):
 
 
 @pytest.mark.slow
-def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tmp_path):
+def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tmp_path, warm):
     assert multiprocessing.active_children() == []
     uri = f"sqlite:///{tmp_path}/new/mlflow.db"
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    processes = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", CREATE, uri, str(n)], **pipe) for n in range(8)
-    ]
+    processes = [warm.program([sys.executable, "-W", "ignore", "-c", CREATE, uri, str(n)], **pipe) for n in range(8)]
     answers = [process.communicate("\n") for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, answers
     made = [answer.split() for answer, _ in answers]
