@@ -1,8 +1,8 @@
 """A run that is killed after any of its steps, or again and again, ends as the one that nobody disturbed: to the bit."""
 
 import hashlib
-import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +15,6 @@ from stops import NUM_KILLS
 from runner.tracking.journal import read_points
 from runner.tracking.mlflow_store import open_store
 from runner.tracking.sync import sync
-from runner.version import PACKAGES
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +30,7 @@ WORDS = (
     "model.hidden_sizes=[16]",
     "model.dropout=0.2",
     "scheduler=cosine",
-    "data.limit=340",
+    "data.limit=140",
     "train.num_epochs=3",
     "train.batch_size=8",
     "train.accumulate_steps=2",
@@ -46,20 +45,19 @@ WORDS = (
 )
 
 
-def stopped(folder, mode, *words):
+@pytest.fixture
+def stopped(warm, tmp_path):
     """Runs stops.py; the number that it prints."""
-    command = [
-        sys.executable,
-        str(Path(__file__).parents[1] / "support" / "stops.py"),
-        str(folder),
-        mode,
-        *WORDS,
-        *words,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return int(done.stdout.split()[-1])
+
+    def stopped(mode, *words):
+        script = Path(__file__).parents[1] / "support" / "stops.py"
+        command = [sys.executable, str(script), str(tmp_path), mode, *WORDS, *words]
+        process = warm.program(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        told, _ = process.communicate()
+        assert process.returncode == 0, told
+        return int(told.split()[-1])
+
+    return stopped
 
 
 def digest(value) -> str:
@@ -120,31 +118,36 @@ KINDS = [("device", 4), ("stream", 1)]
 @pytest.mark.parametrize(
     ("residency", "every"), KINDS if seeded.NUM_EXAMPLES else random.Random(seeded.SEED).sample(KINDS, 1)
 )
-def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(residency, every, tmp_path):
-    num_stops = stopped(tmp_path, "each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
-    assert num_stops == 50
+def test_a_run_killed_after_each_of_its_steps_ends_as_if_it_had_never_stopped(
+    residency, every, stopped, tmp_path, empty_store
+):
+    num_stops = stopped("each", f"data.residency={residency}", f"train.checkpoint_every_steps={every}")
+    assert num_stops == 20
+    shutil.copy(empty_store, tmp_path / "store.db")
     expected = outcome(tmp_path / "whole")
     assert {name.partition("/")[0] for name in expected} >= {"train", "val", "test", "last model", "last optimizer"}
     folders = [tmp_path / str(number) for number in range(1, num_stops + 1)]
     assert [folder.name for folder in folders if outcome(folder) != expected] == []
     sent = [folders[0], *random.Random(seeded.SEED).sample(folders[1:-1], 3), folders[-1]]
-    tracked = in_mlflow([tmp_path / "whole", *sent], f"sqlite:///{tmp_path}/runs.db")
+    tracked = in_mlflow([tmp_path / "whole", *sent], f"sqlite:///{tmp_path}/store.db")
     whole = tracked.pop(tmp_path / "whole")
     assert whole == values(read_points(tmp_path / "whole"))
     assert [folder.name for folder, points in tracked.items() if points != whole] == []
 
 
-def test_runs_that_are_killed_again_and_again_at_random_moments_end_the_same(tmp_path):
+def test_runs_that_are_killed_again_and_again_at_random_moments_end_the_same(stopped, tmp_path, empty_store):
+    shutil.copy(empty_store, tmp_path / "store.db")
     words = [
         "train.checkpoint_every_steps=4",
-        "train.num_epochs=60",
+        "train.num_epochs=30",
         "train.early_stopping.patience=null",
         "data.residency=stream",
+        "data.limit=340",
     ]
-    assert stopped(tmp_path, "random", *words) >= NUM_KILLS
+    assert stopped("random", *words) >= NUM_KILLS
     expected = outcome(tmp_path / "whole")
     folders = sorted(tmp_path.glob("run*"))
     assert [folder.name for folder in folders if outcome(folder) != expected] == []
-    tracked = in_mlflow([tmp_path / "whole", *folders], f"sqlite:///{tmp_path}/runs.db")
+    tracked = in_mlflow([tmp_path / "whole", *folders], f"sqlite:///{tmp_path}/store.db")
     whole = tracked.pop(tmp_path / "whole")
     assert [folder.name for folder, points in tracked.items() if points != whole] == []
