@@ -462,7 +462,9 @@ def rewritten(folder, **changes):
 
 
 @pytest.mark.slow
-def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_run(run_folder, requests, capfd):
+def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_run(
+    run_folder, requests, capfd, warm_programs, empty_store
+):
     (address,) = requests
     uri = f"{address}/p/${{oc.env:AWS_SECRET_ACCESS_KEY}}"
     rewritten(run_folder, tracking__uri=uri, tracking__enabled=True)
@@ -473,6 +475,7 @@ def test_a_strangers_folder_gets_neither_the_environment_nor_the_token_nor_the_r
     for words in (["sync", str(run_folder)], ["ui"], ["register", str(run_folder), "--name", "mine"]):
         refused(words, capfd, says="was not made here by you")
     assert not Path("again").exists() and not list(Path().glob("*.db"))
+    shutil.copy(empty_store, "mlflow.db")
     assert cli.main(["resume", str(run_folder), "train.num_steps=2", "tracking.uri=sqlite:///mlflow.db"]) == 0
     assert requests == [address] and Path("mlflow.db").is_file()
     assert SECRET not in "".join(capfd.readouterr())
@@ -571,7 +574,7 @@ ARTIFACTS = {
 
 
 @pytest.mark.slow
-def test_a_journal_from_elsewhere_sends_what_lies_in_its_folder_alone(own_folder, capfd):
+def test_a_journal_from_elsewhere_sends_what_lies_in_its_folder_alone(own_folder, capfd, empty_store):
     from mlflow import MlflowClient
 
     (own_folder / "secret.txt").write_text("secret")
@@ -588,6 +591,7 @@ def test_a_journal_from_elsewhere_sends_what_lies_in_its_folder_alone(own_folder
         journal.event("model", node={"_target_": "os.makedirs", "name": MARKER}, weights="../w.pt", example="../e.pt")
         journal.event("artifact", path="fine.txt", to="")
         journal.event("end", status="FINISHED", end_ms=2)
+    shutil.copy(empty_store, "runs.db")
     uri = f"sqlite:///{own_folder}/runs.db"
     ack = sync(folder, uri)
     assert ack.is_complete, ack

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -132,7 +133,8 @@ def test_the_test_is_left_in_its_middle_too(run):
     assert summary()["status"] == "finished" and "test/loss" in summary()["metrics"]
 
 
-def test_a_second_ctrl_c_ends_a_step_that_hangs(run):
+def test_a_second_ctrl_c_ends_a_step_that_hangs(run, empty_store):
+    shutil.copy(empty_store, "mlflow.db")
     Path("hang").touch()
     process = run(*WORDS, "hydra.run.dir=run")
     wait_for("there")
