@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+STARTED: type[subprocess.Popen[str]] = subprocess.Popen  # or the session's warm.program
 
 #: a model that dies as it is told to, while it is built
 DYING = """
@@ -49,7 +50,7 @@ def person(folder: Path) -> Path:
 def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`python -m runner -m WORDS` in the folder, in a session of its own, as a shell starts it."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
+    return STARTED(
         [sys.executable, "-m", "runner", "-m", "hydra.sweep.dir=swept", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, **environment},

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
+import sweeps_in_a_shell
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
 
 pytest.importorskip("ray")
@@ -26,6 +27,11 @@ HIDING = (
     if hasattr(os, "getuid") and os.getuid() == 0
     else ["unshare", "--user", "--map-root-user", "--mount"]
 )
+
+
+@pytest.fixture(autouse=True)
+def forked(warm, monkeypatch):
+    monkeypatch.setattr(sweeps_in_a_shell, "STARTED", warm.program)
 
 
 @contextmanager

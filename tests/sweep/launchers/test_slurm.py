@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import simulated_slurm
+import sweeps_in_a_shell
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
@@ -23,12 +24,22 @@ from runner.sweep.jobs.run_job import Assignment
 from runner.sweep.launchers.slurm import PLUGIN, check_there, overrides_of
 
 pytest.importorskip("submitit")
-slow = pytest.mark.slow
+
+
+def slow(test):
+    """One of whole sweeps, which are forked."""
+    return pytest.mark.slow(pytest.mark.usefixtures("forked")(test))
+
 
 LOCAL = "hydra/launcher=submitit_local"
 SLURM = "hydra/launcher=slurm"
 LONG = ("device=cpu", "model=linear", "train.num_epochs=1000000", "tracking.enabled=false")
 LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
+
+
+@pytest.fixture
+def forked(warm, monkeypatch):
+    monkeypatch.setattr(sweeps_in_a_shell, "STARTED", warm.program)
 
 
 def settings(target: str):
@@ -66,7 +77,7 @@ def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_p
     wait_for(lambda: not jobs_in(tmp_path))
 
 
-@slow
+@pytest.mark.slow  # its process is found by its words
 def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
     """Slurm says so with SIGUSR2; submitit's local executor starts such a job again in the same process."""
     process = start(tmp_path, LOCAL, *LONG)
