@@ -37,20 +37,23 @@ def pytest_configure():
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
-experiment/test_run tracking/test_faults whole_runs/test_several_processes plan/test_command whole_runs/test_taking_up
-sweep/launchers/test_ray whole_runs/test_stops tracking/test_outages cli/test_dispatch whole_runs/test_readme
-sweep/test_sweep sweep/search/test_sweeper training/step/test_compiled sweep/launchers/test_slurm
-runs/reproduce/test_reproduce plan/test_language whole_runs/test_pairs distributed/test_training
-whole_runs/test_hostile sweep/launchers/test_pretended_gpus tracking/test_mlflow_model whole_runs/test_disk_full
-plan/test_models whole_runs/test_fuzz runs/test_serve runs/test_register whole_runs/test_resume tracking/test_sweeps
-data/tables/test_rows plan/test_zoo bench/test_peers tasks/test_language whole_runs/test_secrets
-whole_runs/test_metrics training/step/test_split_batch whole_runs/test_signals experiment/test_build
-sweep/search/test_pruning whole_runs/test_conf tracking/test_publisher sweep/search/test_job_source
-experiment/test_claim sweep/report/test_page_in_a_browser sweep/test_messages runs/test_export
-whole_runs/test_simulated tracking/test_mlflow_store cli/test_notebook
-experiment/test_build_optimizer tracking/test_uploader device/test_backends tracking/test_damage runs/test_of_tables
-training/test_cpu_threads distributed/test_sharding models/test_every_model sweep/jobs/test_prepare runs/test_predict
-data/hub/test_datasets plan/test_memory runs/test_evaluate
+sweep/launchers/test_ray sweep/launchers/test_slurm sweep/launchers/test_pretended_gpus whole_runs/test_hostile
+bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
+whole_runs/test_readme sweep/search/test_sweeper distributed/test_training plan/test_zoo training/step/test_compiled
+tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
+tracking/test_sweeps whole_runs/test_taking_up whole_runs/test_several_processes data/tables/test_rows
+whole_runs/test_simulated experiment/test_claim sweep/test_messages sweep/report/test_page_in_a_browser
+whole_runs/test_conf cli/test_answer plan/test_models plan/test_command whole_runs/test_secrets
+runs/reproduce/test_reproduce tracking/test_outages tracking/test_publisher whole_runs/test_metrics
+tasks/test_language models/test_every_model tracking/test_damage data/language/test_tokens
+plan/simulator/test_simulator sweep/search/test_job_source whole_runs/test_signals runs/test_register
+tracking/test_uploader tasks/test_metrics whole_runs/test_pairs experiment/test_build_optimizer config/test_allowed
+plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
+experiment/test_build tracking/test_deadline plan/test_findings device/test_backends cli/test_options
+whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
+sweep/launchers/test_process_pool runs/test_load config/test_conf_files training/test_cpu_threads
+sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected device/benchmark/test_show
+runs/test_of_tables sweep/report/test_page
 """
 
 

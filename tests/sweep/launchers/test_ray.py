@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import numpy as np
 import psutil
 import pytest
 import sweeps_in_a_shell
@@ -115,8 +116,7 @@ def test_the_device_decides_what_a_job_sees(cluster, tmp_path):
     """Node two has no real GPU: a job that must have one says so, as everywhere; `auto` goes on without."""
     address, _ = cluster
     words = ("device=cpu,cuda,auto", "model=dying", "train.num_epochs=1", "tracking.enabled=false", "data=arrays")
-    arrays = "import numpy; numpy.savez('a.npz', x=numpy.zeros((32, 4), 'float32'), y=numpy.zeros(32, 'int64'))"
-    subprocess.run([sys.executable, "-c", arrays], cwd=person(tmp_path), check=True)
+    np.savez(person(tmp_path) / "a.npz", x=np.zeros((32, 4), np.float32), y=np.zeros(32, np.int64))
     code, text = sweep(tmp_path, *on(address), *words, "data.path=${oc.env:ARRAYS}", **RAY, ARRAYS="a.npz")
     found = states(tmp_path)
     assert code == 1, text

@@ -92,7 +92,7 @@ import torch
 from torch import nn
 
 class Wide(nn.Module):
-    most_bytes = 500_000_000
+    most_bytes = 330_000_000  # a step takes 490 of them, in halves 250; a fork has some free memory beside it
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ def test_a_process_without_memory_is_told_what_fits_or_splits(own_folder, warm):
     code, output, split = run("split", "train.on_oom=split")
     assert (code, split["status"]) == (0, "finished"), output
     assert "out of memory: each batch is learnt in" in output
-    (own_folder / "my_models.py").write_text(WIDE.replace("500_000_000", "0"))
+    (own_folder / "my_models.py").write_text(WIDE.replace("330_000_000", "0"))
     code, output, _ = run("whole")
     assert code == 0, output
     whole, found = (read_points(Path(folder))["train/loss"] for folder in ("whole", "split"))
