@@ -30,6 +30,7 @@ from omegaconf import OmegaConf
 from work import LEARNING_RATE, SEED, Work, arguments, arrays, judged, peak_memory_bytes, say, stored_points
 
 HERE = Path(__file__).parent
+PUBLISHER = "runner.tracking"
 WARM_STEPS = 100  # the journal knows the time of each window's end, and between two of them it guesses
 SWITCHES = {
     "compiled": "train.compile=true",
@@ -173,7 +174,7 @@ def _read(terminal: int, file: BinaryIO, *, wait_seconds: float) -> None:
 
 def _publisher(pid: int) -> psutil.Process | None:
     found = psutil.Process(pid).children()
-    return next((child for child in found if "runner.tracking" in child.cmdline()), None)
+    return next((child for child in found if PUBLISHER in (*child.cmdline(), child.name())), None)
 
 
 def journal(folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -145,6 +145,8 @@ def run_python(words: list[str]) -> None:
     if what == "mlflow":
         serve_in_this_process()
     sys.argv = [kind, *rest]
+    if kind == "-m":
+        Path("/proc/self/comm").write_text(what[:15])  # its command line is the warm process's
     if kind == "-c":
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     else:
