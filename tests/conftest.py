@@ -14,6 +14,7 @@ import time
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import outlived
+import parsed_once
 import psutil
 import pytest
 import seeded
@@ -33,6 +34,7 @@ os.environ["XDG_STATE_HOME"] = STATE.name
 
 def pytest_configure():
     outlived.start()
+    parsed_once.parse_once()
 
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,6 +257,7 @@ class Config:
     plan: Plan = field(default_factory=Plan)
 
 
+@functools.cache  # 20 ms, and a command composes more than once
 def register() -> None:
     """Gives Hydra the schema that conf/config.yaml and rerun.yaml name first in their defaults."""
     from hydra.core.config_store import ConfigStore

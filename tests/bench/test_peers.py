@@ -60,7 +60,7 @@ def told(tmp_path, empty_store, warm):
         shutil.copy(empty_store, tmp_path)
         command = [sys.executable, str(BENCH / file), f"--store={tmp_path}/mlflow.db", *words]
         quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "OMP_NUM_THREADS": "1"}
-        streams = {name: subprocess.PIPE for name in ("stdout", "stderr")}
+        streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         with warm.program(command, **streams, text=True, cwd=tmp_path, env=os.environ | quiet) as process:
             said, complained = process.communicate()
         assert process.returncode == 0, said + complained
