@@ -75,7 +75,6 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
         problem = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
         found.append(Fault(asked, problem, "train.compile=true, or device=cuda"))
     for setting, value, problem, fix in (
-        ("train.compile", True, "a compiled step is not captured in this version", "one of the two"),
         ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
         ("train.precision", "fp16", "the scale of fp16 is not captured in this version", "train.precision=bf16"),
         ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class MetricBuffer:
         self._ring = torch.empty(0)
         self._rows: list[Tensor] = []
         self._place: Tensor | None = None  # (1,) of the next row, where the device writes by itself
+        self._aheads = torch.empty(0)  # (half,) rows from there on
         self._filled = self._pulled = 0  # rows since the start; the ring wraps
         self._notes: dict[str, list[tuple[int, float]]] = {}
         self._seen = time.perf_counter(), time.time()
@@ -85,18 +86,25 @@ class MetricBuffer:
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
         self.wrote(1)
 
-    def write_on_device(self, values: Mapping[str, Tensor]) -> None:
-        """Like write(), but the row's place is read and moved on by the device, as a captured step needs it.
+    def writes_on_device(self) -> bool:
+        """Makes the place of the next row on the device; False where no values are known yet, before the first step."""
+        if self._rows and self._place is None:
+            self._place = torch.tensor([self._filled % len(self._rows)], device=self.device)
+            self._aheads = torch.arange(self._half, device=self.device)
+        return self._place is not None
 
-        Whoever has the device do it calls wrote() then, with no more steps at a time than there is room for; and calls this
-        once before it captures it.
+    def write_on_device(self, steps: Sequence[Mapping[str, Tensor]]) -> None:
+        """Like write(), for several steps, but the rows' place is read and moved on by the device, as a captured step needs it.
+
+        Whoever has the device do it calls wrote() then, with no more steps at a time than there is room for.
         """
         if not self._rows:
-            self._allocate(values)
-        if self._place is None:
-            self._place = torch.tensor([self._filled % len(self._rows)], device=self.device)
-        self._ring.index_copy_(0, self._place, torch.stack(tuple(values.values())).float()[None])
-        self._place.add_(1).remainder_(len(self._rows))
+            self._allocate(steps[0])
+        self.writes_on_device()
+        assert self._place is not None
+        rows = torch.stack([value for values in steps for value in values.values()]).float()
+        self._ring.index_copy_(0, self._place + self._aheads[: len(steps)], rows.view(len(steps), -1))
+        self._place.add_(len(steps)).remainder_(len(self._rows))
 
     def wrote(self, num_steps: int) -> None:
         """Counts what the device has written, or will have, by itself. Raises what the background met, at a pull."""

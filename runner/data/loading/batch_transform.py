@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,10 @@ class IndexedFinished:
         if self._draws.numel():
             self._draws.copy_(self._draw(epoch))
 
-    def batch(self, places: Tensor) -> Any:
+    def batches(self, places: Tensor, sizes: Sequence[int]) -> list[Any]:
+        draws = self._draws.index_select(0, places).split(list(sizes))
         with torch.no_grad():
-            return self._module(self._indexed.batch(places), self._draws.index_select(0, places))
+            return [
+                self._module(batch, some)
+                for batch, some in zip(self._indexed.batches(places, sizes), draws, strict=True)
+            ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.loading.order import permutation
 from runner.data.loading.shard import Shard, Share
-from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows
+from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
 
 #: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
 #: its caches: 128 of 60,000 rows of 64 floats take 6 us a batch with 1 MiB, 13 with 4 MiB, 14 singly, and 28 as x[rows]
@@ -18,6 +18,9 @@ from runner.device.placement import in_batches, map_tensors, move, num_bytes, nu
 GATHER_BYTES = {"cpu": 2**20}
 GATHER_BYTES_ELSEWHERE = 2**24
 MOST_BATCHES_A_GATHER = 64
+#: where a batch of several begins in memory, in bytes: a multiple of it, as torch's own allocations. Kernels are chosen by
+#: the alignment of what they read, and a step's bits must not depend on how many are taken at a time
+ALIGNMENT = 512
 
 
 class Resident:
@@ -89,9 +92,19 @@ class Indexed:
         if self._shuffle:
             self._order.copy_(sent(permutation(self._num_rows, seed=self._seed, epoch=epoch), self._device))
 
-    def batch(self, places: Tensor) -> Any:
-        """The rows at `places` of the epoch's order, (B,) int64 on the device."""
+    def batches(self, places: Tensor, sizes: Sequence[int]) -> list[Any]:
+        """The rows at `places` of the epoch's order, (B,) int64 on the device, in batches of those sizes.
+
+        Small batches are gathered together, where each begins as one that is gathered alone does.
+        """
         chosen = self._order.index_select(0, places)
+        row_bytes = [num_bytes(tensor) // self._num_rows for tensor in tensors(self._rows)]
+        is_aligned = all(size * count % ALIGNMENT == 0 for size in sizes[:-1] for count in row_bytes)
+        if is_aligned and sum(sizes) * sum(row_bytes) <= GATHER_BYTES_ELSEWHERE:
+            return list(in_batches(self._gathered(chosen), list(sizes)))
+        return [self._gathered(some) for some in chosen.split(list(sizes))]
+
+    def _gathered(self, chosen: Tensor) -> Any:
         return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -18,9 +19,10 @@ from runner.training.loop import Epochs
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.parts import Parts
 from runner.training.progress import Progress
-from runner.training.step.compiled import Compiling, make_compiled
-from runner.training.step.cuda_graphs import Graphed, cuda_graphs
+from runner.training.step.compiled import Compiling, Repeated, make_compiled
+from runner.training.step.cuda_graphs import Graphs, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.on_device import OnDevice, Repeater, Steps
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import Step, StepOptions, make_step
 
@@ -60,25 +62,42 @@ def choose_steps(
             ),
         )
 
-    step = make()
-    if train.compile:
-        is_first, compiling = progress.step == 0, _compiling(parts, is_alone=several is None)
-        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
-    step = guard.on(step, of_groups=True)
+    compiling = _compiling(parts, is_alone=several is None)
     of_steps = None if parts.falls_by_metric else parts.schedule  # the others fall at the ends of epochs
     rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
-    accumulate_steps = train.accumulate_steps
-    if not train.cuda_graph:
-        return StepByStep(step, batches, accumulate_steps=accumulate_steps, rates=rates, buffer=buffer)
-    return Graphed(
+    step = make()
+    if train.compile:
+        is_first = progress.step == 0
+        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
+    step = guard.on(step, of_groups=True)
+    one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
+    repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
+    if repeater is None:
+        return one_by_one
+    return OnDevice(
         make,
         batches,
-        first=step,
-        accumulate_steps=accumulate_steps,
+        first=guard.on(make(), of_groups=True),
+        accumulate_steps=train.accumulate_steps,
         rates=rates,
         limits=parts.limits,
-        graphs=cuda_graphs(),
+        repeater=repeater,
+        as_formula=train.compile,
+        usual_rows=compiling.usual_rows if train.compile else None,
+        instead=None if train.cuda_graph else one_by_one,
     )
+
+
+def _repeater(
+    parts: Parts, settings: Settings, compiling: Compiling, *, say: Callable[[str], None]
+) -> Callable[[Steps], Repeater] | None:
+    """What takes several steps at once; None where each is a call from the host."""
+    train, device = settings.train, parts.device
+    compiled = partial(Repeated, say=say, options=compiling.options)
+    if train.cuda_graph:
+        return lambda steps: Graphs((compiled(steps) if train.compile else steps).take, cuda_graphs())
+    can_repeat = device.type == "cpu" and train.on_oom != "split" and parts.train.indexed() is not None
+    return compiled if train.compile and can_repeat else None
 
 
 def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradients | ShardedGradients | None:

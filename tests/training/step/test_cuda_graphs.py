@@ -13,25 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from steps_on_device import ADAM, SETTINGS, trained
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from runner import run
-from runner.data.loading.batch_transform import TransformedBatches
-from runner.data.loading.resident import Resident
-from runner.device.backends import precision
 from runner.errors import RunnerError
-from runner.tasks.classification import Classification
-from runner.training.background import Background
-from runner.training.loop import train
-from runner.training.metric_buffer import MetricBuffer
-from runner.training.optimizer import AveragedWeights
-from runner.training.progress import Best, Progress
-from runner.training.signals import Stop
-from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphed, HostDrawError, cuda_graphs
-from runner.training.step.eager import Rates, StepByStep
-from runner.training.step.train_step import StepOptions, make_step
-from runner.training.stopping import Limits, OwnStopCondition
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphs, HostDrawError, cuda_graphs
+from runner.training.step.on_device import OnDevice
 
 
 class Repeated:
@@ -54,113 +43,14 @@ class Repeated:
         run()
 
 
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-ADAM = partial(torch.optim.Adam, lr=0.01, fused=True)
-SETTINGS = {
-    "adam": {},
-    "accumulated, clipped, averaged": {"accumulate": 3, "clip": 0.5, "ema": 0.9},
-    "a schedule": {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200, cycle_momentum=False)},
-    "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)},
-    "groups": {
-        "optimizer": lambda parameters: ADAM(
-            [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 0.1, "weight_decay": 0.1}]
-        )
-    },
-    "augmented": {"augmented": True},
-    "a checkpoint each eleven steps": {"limits": {"save_every_steps": 11}},  # more than a replay has
-    "means of three": {"every": 3},
-    "in the middle of an epoch": {"limits": {"num_steps": 23}},
-}
-
-
-def trained(
-    device,
-    *,
-    graphed=None,
-    optimizer=ADAM,
-    schedule=None,
-    accumulate=1,
-    clip=None,
-    ema=None,
-    augmented=False,
-    every=1,
-    limits=None,
-):
-    """Every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
-    torch.manual_seed(0)
-    model = Net().to(device)
-    average = AveragedWeights(model, decay=ema) if ema else None
-    opt = optimizer(model.parameters())
-    draw = torch.Generator().manual_seed(0)
-    rows = torch.rand(150, 1, 4, 4, generator=draw), torch.randint(3, (150,), generator=draw)
-    data = Resident(rows, batch_size=4, device=device, seed=0, shuffle=True)
-    if augmented:
-        data = TransformedBatches(data, Shift().to(device), device=device, seed=0, is_training=True)
-    windows, kept = [], []
-    background = Background()
-    buffer = MetricBuffer(device, windows.append, background=background, pull_every=20, every=every)
-    progress = Progress(best=Best("val/loss", "min"))
-    bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **(limits or {})})
-    chosen = {
-        "optimizer": opt,
-        "precision": precision("fp32", device=device),
-        "clip_grad_norm": clip,
-        "average": average,
-    }
-
-    def make(**more):
-        return make_step(model, Classification(), **chosen, options=StepOptions(**more))
-
-    rates = Rates(opt, schedule(opt) if schedule else None, buffer=buffer, progress=progress)
-    epochs = StepByStep(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
-    if graphed is not None:
-        epochs = Graphed(
-            make,
-            data,
-            first=make(),
-            accumulate_steps=accumulate,
-            rates=rates,
-            limits=bounds,
-            graphs=graphed,
-        )
-    asked = OwnStopCondition(Stop(), bounds)
-
-    def keep(_):
-        kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))
-
-    try:
-        train(epochs, progress=progress, limits=bounds, evaluate=dict, keep=keep, asked=asked)
-        buffer.pull()
-        background.wait()
-    finally:
-        background.close()
-    found = [
-        (step, *row)
-        for window in windows
-        for step, row in zip(window.steps.tolist(), window.values.tolist(), strict=True)
-    ]
-    notes = [point for window in windows for point in window.notes.get("train/lr", [])]
-    weights = {name: value.tolist() for name, value in (average.model if average else model).state_dict().items()}
-    return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step}
-
-
-class Shift(nn.Module):
-    """What is random comes from the draws."""
-
-    num_draws = 2
-
-    def forward(self, batch, draws):
-        return batch[0] + draws[:, :1, None, None], batch[1]
+def replays(capture):
+    return lambda steps: Graphs(steps.take, capture)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_same_as_step_by_step(device, settings):
     repeated = Repeated()
-    ours, expected = trained(device, graphed=repeated, **settings), trained(device, **settings)
+    ours, expected = trained(device, repeater=replays(repeated), **settings), trained(device, **settings)
     if device.type == "cpu":
         assert ours == expected
     else:
@@ -170,7 +60,7 @@ def test_the_same_as_step_by_step(device, settings):
 
 def test_several_steps_a_replay_and_one_graph_for_each_kind(device):
     repeated = Repeated()
-    found = trained(device, graphed=repeated, limits={"num_epochs": 6})
+    found = trained(device, repeater=replays(repeated), limits={"num_epochs": 6})
     assert found["steps"] == 6 * 38  # 37 whole batches and one of 2 rows
     assert repeated.captured == 3  # one step, several, the small one
     assert repeated.warmed == 2 * WARM_UPS
@@ -179,13 +69,13 @@ def test_several_steps_a_replay_and_one_graph_for_each_kind(device):
 
 def test_an_optimizer_that_needs_the_host_is_refused(device):
     with pytest.raises(RunnerError) as caught:
-        trained(device, graphed=Repeated(), optimizer=partial(torch.optim.RMSprop, lr=0.01))
+        trained(device, repeater=replays(Repeated()), optimizer=partial(torch.optim.RMSprop, lr=0.01))
     assert "RMSprop" in str(caught.value) and "optimizer=adam" in str(caught.value)
 
 
 def test_a_schedule_of_more_than_rates_is_refused(device):
     with pytest.raises(RunnerError) as caught:
-        trained(device, graphed=Repeated(), schedule=lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200))
+        trained(device, repeater=replays(Repeated()), schedule=lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200))
     assert "moves betas" in str(caught.value) and "cycle_momentum=false" in str(caught.value)
 
 
@@ -195,7 +85,7 @@ def test_a_step_that_needs_the_host_is_told():
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     with pytest.raises(RunnerError) as caught:
-        trained(torch.device("cpu"), graphed=Failing())
+        trained(torch.device("cpu"), repeater=replays(Failing()))
     assert "not permitted when stream is capturing;" not in str(caught.value)
     assert "operation not permitted" in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
     assert f"{Path(__file__).name}:" in str(caught.value)
@@ -267,7 +157,7 @@ def test_a_capture_without_memory_is_no_step_that_needs_the_host(error):
             raise error
 
     with pytest.raises(type(error), match="out of memory"):
-        trained(torch.device("cpu"), graphed=Failing())
+        trained(torch.device("cpu"), repeater=replays(Failing()))
 
 
 def test_what_draws_is_told_with_what_to_write():
@@ -276,14 +166,14 @@ def test_what_draws_is_told_with_what_to_write():
             raise HostDrawError("the step draws from NumPy's random")
 
     with pytest.raises(RunnerError, match="draws on the device"):
-        trained(torch.device("cpu"), graphed=Failing())
+        trained(torch.device("cpu"), repeater=replays(Failing()))
 
 
 def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch):
     """The optimizer's own step computes with 0.01 in 64 bits, which the kernels of the others have in 32."""
     made = []
     monkeypatch.setattr(
-        Graphed, "_fix_update", lambda self, fix=Graphed._fix_update: (made.append(self._progress.step), fix(self))
+        OnDevice, "_fix_update", lambda self, fix=OnDevice._fix_update: (made.append(self._progress.step), fix(self))
     )
 
     def with_state(parameters):
@@ -294,15 +184,17 @@ def test_a_run_that_goes_on_has_the_graphs_rates_from_its_first_step(monkeypatch
         optimizer.step()
         return optimizer
 
-    trained(torch.device("cpu"), graphed=Repeated(), limits={"num_steps": 3})
-    trained(torch.device("cpu"), graphed=Repeated(), optimizer=with_state, limits={"num_steps": 3})
+    trained(torch.device("cpu"), repeater=replays(Repeated()), limits={"num_steps": 3})
+    trained(
+        torch.device("cpu"), repeater=replays(Repeated()), optimizer=with_state, limits={"num_steps": 3}, goes_on=True
+    )
     assert made == [1, 0]
 
 
 def test_the_first_step_on_a_gpu_has_rates_of_32_bits(monkeypatch):
     seen = []
-    graphed = Graphed.__new__(Graphed)
-    graphed._update, graphed._device = None, torch.device("cuda:0")
+    graphed = OnDevice.__new__(OnDevice)
+    graphed._device = torch.device("cuda:0")
     graphed._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
     with graphed._rounded_rates():
         seen.append(graphed._optimizer.param_groups[0]["lr"])
@@ -317,7 +209,6 @@ WORDS = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "tr
     ("words", "so"),
     [
         ([], "this run is on cpu"),
-        (["train.compile=true"], "not captured"),
         (["train.on_oom=split"], "of one size"),
         (["train.precision=fp16"], "bf16"),
         (["data.residency=stream"], "data.residency=auto"),
@@ -338,5 +229,5 @@ def test_real_graphs(device):
     real = Repeated()
     real.capture, real.warm = cuda_graphs()
     for settings in SETTINGS.values():
-        ours, expected = trained(device, graphed=real, **settings), trained(device, **settings)
+        ours, expected = trained(device, repeater=replays(real), **settings), trained(device, **settings)
         torch.testing.assert_close(torch.tensor(ours["rows"]), torch.tensor(expected["rows"]), rtol=1e-4, atol=1e-5)

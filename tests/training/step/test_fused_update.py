@@ -111,12 +111,13 @@ def after_a_step(make):
 @pytest.mark.parametrize("as_formula", [True, False])
 def test_what_is_compiled_or_captured_takes_the_same_steps(name, as_formula):
     (ours, optimizer), (theirs, other) = after_a_step(DIRECT[name]), after_a_step(DIRECT[name])
-    fixed = FixedUpdate(optimizer, as_formula=as_formula)
+    fixed, taken = FixedUpdate(optimizer, as_formula=as_formula), []
 
     def rates(step):
         for group in (*optimizer.param_groups, *other.param_groups):
             group["lr"] = 0.01 / (step + 1)
-        fixed.set_rates()
+        taken.append(step)
+        fixed.set_numbers(len(taken))
 
     rates(0)
     steps(ours, optimizer, fixed.update, between=rates)
@@ -132,8 +133,8 @@ def test_a_rate_that_comes_back_to_what_it_was_is_set_again():
     fixed = FixedUpdate(optimizer, as_formula=True)
     for rate in (first := optimizer.param_groups[0]["lr"], 0.5, first):
         optimizer.param_groups[0]["lr"] = rate
-        fixed.set_rates()
-        assert fixed.rates[0] == rate
+        fixed.set_numbers(1)
+        assert fixed.numbers[0, 0] == rate
 
 
 @pytest.mark.parametrize("name", OWN_WAY)

@@ -1,0 +1,227 @@
+"""A step and a set on the device go in; an epoch's steps are taken several at a time, and need nothing of the host in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.data.loading.loaders import Batches
+from runner.data.loading.resident import sent
+from runner.errors import Fault, RunnerError
+from runner.training.step.eager import Rates
+from runner.training.step.fused_update import CannotTraceError, FixedUpdate
+from runner.training.step.train_step import Step
+from runner.training.stopping import Limits
+
+#: steps whose numbers lie on the device: no more are taken at a time
+MOST_AT_ONCE = 64
+
+Sizes = tuple[int, ...]  # rows of the batches of one step
+Epochs = Any  # loop.Epochs
+
+
+class Steps(Protocol):
+    """What is repeated: steps from where the device is."""
+
+    def take(self, sizes: Sizes, num: int) -> None:
+        """`num` steps, one after the other, with the numbers of the table's first steps."""
+
+    def set_numbers(self, index: int) -> None:
+        """Brings those of the table's step `index` to where take_one() reads them."""
+
+    def take_one(self, sizes: Sizes) -> None:
+        """One step, with the numbers that were set."""
+
+
+class Repeater(Protocol):
+    """Takes steps again and again without the host's part in them: CUDA graphs, or a compiled step."""
+
+    def at_once(self, sizes: Sizes, room: int) -> int:
+        """How many of the next `room` steps of these sizes to take at once."""
+
+    def take(self, sizes: Sizes, num: int) -> None:
+        """Takes them. Raises: CannotTraceError, before anything has changed, where they can't be."""
+
+
+class OnDevice:
+    """Epochs whose steps read all that changes from step to step on the device: the epoch's order and the place in it, the
+    rates, the row of the metric buffer.
+
+    Steps before the optimizer has its state, and those of rare sizes, are taken as they are written.
+
+    make: the run's train_step.make_step, with options by their names; first: what it makes, with the guard on it.
+    repeater: what takes several steps at once, made from these.
+    as_formula: see FixedUpdate. usual_rows: of a step's last batch where others are rare (None: no size is).
+    instead: takes the steps where a repeater can't (None: that is an error, of a graph that was asked for).
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Step],
+        batches: Batches,
+        *,
+        first: Step,
+        accumulate_steps: int,
+        rates: Rates,
+        limits: Limits,
+        repeater: Callable[[Steps], Repeater],
+        as_formula: bool = False,
+        usual_rows: int | None = None,
+        instead: Epochs | None = None,
+    ) -> None:
+        """batches: of a split that lies on the device. limits: which no steps that are taken at once may pass by."""
+        data = batches.indexed()
+        assert data is not None
+        self._make, self._data, self._rates, self._limits = make, data, rates, limits
+        self._as_formula, self._usual_rows, self._instead = as_formula, usual_rows, instead
+        self._optimizer, self._buffer, self._progress = rates.optimizer, rates.buffer, rates.progress
+        self._device = device = rates.buffer.device
+        num_rows, batch_size = batches.num_rows, batches.batch_size
+        sizes = [min(batch_size, num_rows - start) for start in range(0, num_rows, batch_size)]
+        self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
+        self._rows_a_step = batch_size * accumulate_steps
+        self._places = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
+        self._place = torch.zeros((), dtype=torch.int64, device=device)  # of the next step's first row in the order
+        self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the steps to come, see FixedUpdate
+        self._table_rows: list[Tensor] = []  # its views, made once
+        self._sent: list[list[list[float]]] = []
+        self._fixed_at = 0  # the step after which the update was fixed
+        self._is_left = False  # for what is there instead
+        self._update: FixedUpdate | None = None
+        self._first = self._step = first
+        self._repeater = repeater(self)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._steps)
+
+    def steps(self, epoch: int, *, first_step: int = 0) -> Iterator[int]:
+        """See loop.Epochs. Raises: RunnerError for a step that can't be repeated, where there is nothing instead."""
+        at = first_step
+        if not self._is_left:
+            self._data.begin(epoch)
+            self._place.fill_(at * self._rows_a_step)
+        while not self._is_left and at < len(self._steps):
+            sizes = self._steps[at]
+            alike = self._steps.count(sizes) - at if sizes == self._steps[0] else 1
+            room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MOST_AT_ONCE)
+            try:
+                num = self._take(sizes, room)
+            except CannotTraceError as error:
+                if self._instead is None:
+                    raise self._refused(error) from error
+                self._is_left = True
+                break
+            self._buffer.wrote(num)
+            at += num
+            yield num
+        if self._is_left and self._instead is not None:
+            yield from self._instead.steps(epoch, first_step=at)
+
+    def _take(self, sizes: Sizes, room: int) -> int:
+        """Takes one of the next `room` steps, which are of these sizes, or several, and returns how many."""
+        if self._update is None and (self._progress.step or self._optimizer.state) and self._buffer.writes_on_device():
+            self._fix_update()
+        is_rare = self._usual_rows is not None and sizes[-1] != self._usual_rows
+        if self._update is None or is_rare:
+            self._take_as_written(sizes)
+            return 1
+        num = self._repeater.at_once(sizes, room)
+        self._bring_numbers(num)
+        self._repeater.take(sizes, num)
+        self._rates.go_on()
+        return num
+
+    def _take_as_written(self, sizes: Sizes) -> None:
+        self._rates.note()
+        with self._rounded_rates():
+            values = self._first(self._batches(sizes, 1)[0])
+        self._buffer.write_on_device([values])
+        self._rates.go_on()
+
+    def take(self, sizes: Sizes, num: int) -> None:
+        """See Steps."""
+        update = self._update
+        assert update is not None
+        own, values = update.numbers, []
+        for index, batches in enumerate(self._batches(sizes, num)):
+            update.numbers = self._table_rows[index]  # read where it lies: no copy
+            values.append(self._step(batches))
+        update.numbers = own
+        self._buffer.write_on_device(values)
+
+    def set_numbers(self, index: int) -> None:
+        """See Steps. By a copy, as a compiled loop that looks them up by an index is slow (57 us for 44, of 9,610 weights)."""
+        assert self._update is not None
+        self._update.numbers.copy_(self._table_rows[index])
+
+    def take_one(self, sizes: Sizes) -> None:
+        """See Steps."""
+        self._buffer.write_on_device([self._step(self._batches(sizes, 1)[0])])
+
+    def _batches(self, sizes: Sizes, num: int) -> list[list[Any]]:
+        """Those of the next `num` steps."""
+        rows = sum(sizes) * num
+        found = self._data.batches(self._places[:rows] + self._place, sizes * num)
+        self._place.add_(rows)
+        return [found[at : at + len(sizes)] for at in range(0, len(found), len(sizes))]
+
+    def _bring_numbers(self, num: int) -> None:
+        """Notes the rates of the next steps, and writes their numbers to the table if they are others; the schedule is
+        then at the last."""
+        assert self._update is not None
+        numbers: list[list[list[float]]] = []
+        since = self._progress.step - self._fixed_at + 1
+        for ahead in range(num):
+            if ahead:
+                self._rates.go_on()
+            numbers.append(self._update.now(since + ahead))
+            self._rates.note(ahead=ahead)
+        if numbers != self._sent[:num]:
+            self._sent = numbers
+            self._table[:num].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
+
+    @contextmanager
+    def _rounded_rates(self) -> Iterator[None]:
+        """The optimizer's own steps have the repeated ones' rates, float32 on a GPU: a run that goes on has no such step."""
+        groups = self._optimizer.param_groups if self._device.type != "cpu" else []
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = float(np.float32(group["lr"]))
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _fix_update(self) -> None:
+        """Once the optimizer has its state, after the first step; in a run that goes on it is there.
+
+        Raises: CannotTraceError for an optimizer that takes its steps itself."""
+        self._update = FixedUpdate(self._optimizer, as_formula=self._as_formula)
+        self._step = self._make(update=self._update.update)
+        self._fixed_at = self._progress.step
+        self._table = self._update.numbers.repeat(MOST_AT_ONCE, 1, 1)
+        self._table_rows = list(self._table)
+
+    def _refused(self, error: CannotTraceError) -> RunnerError:
+        fix = f"{error.fix}, or " if error.fix else ""
+        return RunnerError(Fault("train.cuda_graph=true", str(error), f"{fix}train.cuda_graph=false"))
+
+
+def host_generators(device: torch.device) -> dict[str, Any]:
+    """By name, the state of each generator that a step on the device has no part in, so that nothing in it may draw from it."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "Python's random": random.getstate(),
+        "NumPy's random": (kind, np.asarray(keys).tobytes(), *rest),
+    }
+    if device.type != "cpu":
+        states["torch's CPU generator"] = torch.get_rng_state().numpy().tobytes()
+    return states

@@ -1,0 +1,135 @@
+"""A training whose steps read all that changes on the device, beside the same step by step."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.resident import Resident
+from runner.device.backends import precision
+from runner.tasks.classification import Classification
+from runner.training.background import Background
+from runner.training.loop import train
+from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import AveragedWeights
+from runner.training.progress import Best, Progress
+from runner.training.signals import Stop
+from runner.training.step.eager import Rates, StepByStep
+from runner.training.step.on_device import OnDevice
+from runner.training.step.train_step import StepOptions, make_step
+from runner.training.stopping import Limits, OwnStopCondition
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+ADAM = partial(torch.optim.Adam, lr=0.01, fused=True)
+SETTINGS = {
+    "adam": {},
+    "accumulated, clipped, averaged": {"accumulate": 3, "clip": 0.5, "ema": 0.9},
+    "a schedule": {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200, cycle_momentum=False)},
+    "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)},
+    "groups": {
+        "optimizer": lambda parameters: ADAM(
+            [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 0.1, "weight_decay": 0.1}]
+        )
+    },
+    "augmented": {"augmented": True},
+    "a checkpoint each eleven steps": {"limits": {"save_every_steps": 11}},  # more than a replay has
+    "means of three": {"every": 3},
+    "in the middle of an epoch": {"limits": {"num_steps": 23}},
+}
+
+
+def trained(
+    device,
+    *,
+    repeater=None,
+    optimizer=ADAM,
+    schedule=None,
+    accumulate=1,
+    clip=None,
+    ema=None,
+    augmented=False,
+    every=1,
+    limits=None,
+    task=None,
+    goes_on=False,
+    **options,
+):
+    """Every window's rows and notes, the weights, and the steps at which a checkpoint was taken."""
+    task = task or Classification()
+    torch.manual_seed(0)
+    model = Net().to(device)
+    average = AveragedWeights(model, decay=ema) if ema else None
+    opt = optimizer(model.parameters())
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.rand(150, 1, 4, 4, generator=draw), torch.randint(3, (150,), generator=draw)
+    data = Resident(rows, batch_size=4, device=device, seed=0, shuffle=True)
+    if augmented:
+        data = TransformedBatches(data, Shift().to(device), device=device, seed=0, is_training=True)
+    windows, kept = [], []
+    background = Background()
+    buffer = MetricBuffer(device, windows.append, background=background, pull_every=20, every=every)
+    if goes_on:
+        buffer.load_state({"names": ["train/loss", "train/accuracy"], "rows": torch.zeros(0, 2), "notes": {}})
+    progress = Progress(best=Best("val/loss", "min"))
+    bounds = Limits(**{"num_epochs": 3, "num_steps": 10_000, **(limits or {})})
+    chosen = {
+        "optimizer": opt,
+        "precision": precision("fp32", device=device),
+        "clip_grad_norm": clip,
+        "average": average,
+    }
+
+    def make(**more):
+        return make_step(model, task, **chosen, options=StepOptions(**more))
+
+    rates = Rates(opt, schedule(opt) if schedule else None, buffer=buffer, progress=progress)
+    epochs = StepByStep(make(), data, accumulate_steps=accumulate, rates=rates, buffer=buffer)
+    if repeater is not None:
+        epochs = OnDevice(
+            make,
+            data,
+            first=make(),
+            accumulate_steps=accumulate,
+            rates=rates,
+            limits=bounds,
+            repeater=repeater,
+            **({"instead": epochs} if options.pop("has_instead", False) else {}),
+            **options,
+        )
+    asked = OwnStopCondition(Stop(), bounds)
+
+    def keep(_):
+        kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))
+
+    try:
+        train(epochs, progress=progress, limits=bounds, evaluate=dict, keep=keep, asked=asked)
+        buffer.pull()
+        background.wait()
+    finally:
+        background.close()
+    found = [
+        (step, *row)
+        for window in windows
+        for step, row in zip(window.steps.tolist(), window.values.tolist(), strict=True)
+    ]
+    notes = [point for window in windows for point in window.notes.get("train/lr", [])]
+    weights = {name: value.tolist() for name, value in (average.model if average else model).state_dict().items()}
+    return {"rows": found, "notes": notes, "weights": weights, "kept": kept, "steps": progress.step}
+
+
+class Shift(nn.Module):
+    """What is random comes from the draws."""
+
+    num_draws = 2
+
+    def forward(self, batch, draws):
+        return batch[0] + draws[:, :1, None, None], batch[1]

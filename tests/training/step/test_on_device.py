@@ -1,0 +1,186 @@
+"""Several steps by one call of a compiled function: the same training but for rounding, however many are taken at a time."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from steps_on_device import SETTINGS, trained
+from torch.optim.lr_scheduler import OneCycleLR
+
+from runner.errors import RunnerError
+from runner.tasks.classification import Classification
+from runner.training.step import compiled
+from runner.training.step.compiled import Repeated
+from runner.training.step.cuda_graphs import Graphs
+
+CPU = torch.device("cpu")
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def kernels_of_torch(graph, inputs):
+    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager(graph, inputs)
+
+
+class Watched:
+    """A Repeated that notes how many steps each call took."""
+
+    def __init__(self, **options):
+        self.said, self.nums, self._options = [], [], options
+        torch._dynamo.reset()
+
+    def __call__(self, steps):
+        self.repeated = Repeated(steps, say=self.said.append, compile_graph=kernels_of_torch, **self._options)
+        return self
+
+    def at_once(self, sizes, room):
+        return self.repeated.at_once(sizes, room)
+
+    def take(self, sizes, num):
+        self.repeated.take(sizes, num)
+        self.nums.append(num)
+
+    @property
+    def of_host(self):
+        return {function.of_host for function in self.repeated._functions.values()}
+
+
+@pytest.fixture(autouse=True)
+def many_at_once(monkeypatch):
+    monkeypatch.setattr(compiled, "SECONDS_A_CALL", 60.0)
+    yield
+    torch._dynamo.reset()
+
+
+def assert_close(ours, expected):
+    torch.testing.assert_close(torch.tensor(ours["rows"]), torch.tensor(expected["rows"]), **CLOSE)
+    assert ours["weights"].keys() == expected["weights"].keys()
+    for name, value in expected["weights"].items():
+        torch.testing.assert_close(torch.tensor(ours["weights"][name]), torch.tensor(value), rtol=1e-3, atol=1e-3)
+    assert [ours["notes"], ours["steps"]] == [expected["notes"], expected["steps"]]
+    assert [step for step, _ in ours["kept"]] == [step for step, _ in expected["kept"]]
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_same_as_step_by_step_but_for_rounding(settings):
+    watched = Watched()
+    assert_close(trained(CPU, repeater=watched, as_formula=True, **settings), trained(CPU, **settings))
+    assert max(watched.nums) > 5 and watched.of_host == {""}
+    assert watched.said[0].startswith("compile: the whole step is one function") and len(watched.said) == 1
+
+
+def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch):
+    settings = {"as_formula": True, **SETTINGS["a schedule"]}
+    several = trained(CPU, repeater=Watched(), **settings)
+    monkeypatch.setattr(compiled, "SECONDS_A_CALL", 0.0)
+    single = Watched()
+    assert trained(CPU, repeater=single, **settings) == several
+    assert set(single.nums) == {1}
+
+
+class Counting(Classification):
+    """Its loss is scaled by how many it has computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __call__(self, model, batch):
+        self.count += 1
+        return {name: value / self.count for name, value in super().__call__(model, batch).items()}
+
+
+class Following(Classification):
+    """A tensor of its own becomes another one in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(())
+
+    def __call__(self, model, batch):
+        values = super().__call__(model, batch)
+        self.mean = 0.9 * self.mean + values["loss"].detach()
+        return {**values, "accuracy": self.mean}
+
+
+class Drawing(Classification):
+    def __call__(self, model, batch):
+        scale = random.randint(1, 9)
+        return {name: value * scale for name, value in super().__call__(model, batch).items()}
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [(Counting, "a number of the host"), (Following, "an attribute is another tensor"), (Drawing, "Python's random")],
+)
+def test_a_step_with_something_of_the_host_is_not_repeated(task, reason):
+    random.seed(0)
+    watched = Watched()
+    ours = trained(CPU, repeater=watched, as_formula=True, has_instead=True, task=task())
+    random.seed(0)
+    assert_close(ours, trained(CPU, task=task()))
+    assert all(reason in found for found in watched.of_host) and set(watched.nums) == {1}
+    random.seed(0)
+    with pytest.raises(RunnerError) as caught:
+        captured = Watched()
+        trained(CPU, repeater=lambda steps: Graphs(captured(steps).take, Again()), as_formula=True, task=task())
+    assert reason in str(caught.value) and "train.cuda_graph=false" in str(caught.value)
+
+
+class Again:
+    """Stands in for CUDA graphs: runs again what it was given."""
+
+    def capture(self, run):
+        return run
+
+    def warm(self, run):
+        run()
+
+
+@pytest.mark.parametrize("name", ["accumulated, clipped, averaged", "a schedule", "augmented"])
+def test_a_graph_of_a_compiled_step(name):
+    watched = Watched()
+    ours = trained(CPU, repeater=lambda steps: Graphs(watched(steps).take, Again()), as_formula=True, **SETTINGS[name])
+    assert_close(ours, trained(CPU, **SETTINGS[name]))
+    assert 8 in watched.nums
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": partial(torch.optim.RMSprop, lr=0.01)},
+        {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200)},
+    ],
+)
+def test_what_can_not_be_repeated_is_taken_step_by_step(settings):
+    """And no step, rate or row is lost where the change is."""
+    ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, **settings)
+    assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule had moved its betas
+
+
+class Deciding(Classification):
+    """Reads the device: no one function."""
+
+    def __call__(self, model, batch):
+        values = super().__call__(model, batch)
+        return values if values["loss"] > -1 else {}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo itself asks for it
+def test_a_step_that_reads_is_taken_step_by_step():
+    ours = trained(
+        CPU, repeater=Watched(), as_formula=True, has_instead=True, task=Deciding(), **SETTINGS["a schedule"]
+    )
+    assert ours == trained(CPU, task=Deciding(), **SETTINGS["a schedule"])
+
+
+def test_rare_smaller_batches_are_taken_as_they_are_written():
+    watched = Watched()
+    ours = trained(CPU, repeater=watched, as_formula=True, usual_rows=4)
+    assert_close(ours, trained(CPU))
+    assert set(watched.repeated._functions) == {(4,)}
