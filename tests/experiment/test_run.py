@@ -189,11 +189,14 @@ def test_without_a_tracker_training_goes_on_and_sync_brings_the_rest(own_folder,
 
 
 @pytest.mark.slow
-def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeypatch):
+def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, empty_store, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     Path("outputs/a/run").mkdir(parents=True)
     Path("outputs/a/run/rerun.yaml").write_text("seed: 0\n")
-    origin.sign(Path("outputs/a/run"), f"sqlite:///{own_folder}/s3cret.db")
+    shutil.copy(empty_store, "s3cret.db")
+    store = f"sqlite:///{own_folder}/s3cret.db"
+    client(store).create_experiment("mine")
+    origin.sign(Path("outputs/a/run"), store)
     Path("outputs/a/run/journal/journal.bin").touch()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -202,7 +205,7 @@ def test_ui_opens_the_last_runs_store_and_names_it_to_nobody(own_folder, monkeyp
     process = psutil.Popen([*COMMAND, "ui", f"--port={port}"], env=ENVIRONMENT | few, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: is_open(port))
-        wait_for(Path("s3cret.db").exists)
+        assert client(f"http://127.0.0.1:{port}").get_experiment_by_name("mine")
         everybody = [process, *process.children(recursive=True)]
         assert "mlflow" in process.cmdline()
         assert not [each for each in everybody if "s3cret" in " ".join(each.cmdline())]

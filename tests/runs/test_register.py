@@ -1,5 +1,6 @@
 """`python -m runner register`: versions in a real registry, on sqlite and on a server."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from fault_proxy import Server
 from trained_runs import NO_PICTURES
 
 from runner.tracking import mlflow_store
+from runner.tracking.sync import sync
 
 WORDS = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=1", "data.limit=200", NO_PICTURES]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
@@ -69,7 +71,8 @@ def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, version
     assert [int(each.version) for each in found] == [1]
 
 
-def test_a_store_that_does_not_answer_is_told(own_folder, run):
+def test_a_store_that_does_not_answer_is_told(own_folder, run, monkeypatch):
+    monkeypatch.setattr("runner.runs.register.sync", functools.partial(sync, grace_seconds=0.1))
     assert run(*WORDS, "tracking.enabled=false", "hydra.run.dir=outputs/a/run")[0] == 0
     code, _, err = run("register", "last", "--name", "digits", "tracking.uri=http://user:secret@127.0.0.1:9")
     assert code == 2 and "does not answer" in err and "secret" not in err

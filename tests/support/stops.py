@@ -25,7 +25,7 @@ from runner.config.compose import composed_with, composer, hydra_session
 from runner.experiment import run, session
 from runner.training import stopping
 
-NUM_KILLS = 12
+NUM_KILLS = 6
 
 
 def forked(function) -> int:

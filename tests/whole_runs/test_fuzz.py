@@ -92,13 +92,13 @@ def ends_in_words(words):
     return code
 
 
-@often(10)
+@often(5)
 @given(st.lists(override, min_size=1, max_size=3))
 def test_overrides_end_in_a_configuration_or_in_words(words):
     ends_in_words([*words, "--cfg", "job"])
 
 
-@often(60)
+@often(25)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), values), min_size=1, max_size=4))
 def test_a_configuration_of_any_values_is_sound_or_told_in_words(given_values):
     """Values that a file may hold: what no override can write is put in place."""
@@ -126,8 +126,8 @@ def small():
 def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
     wanted = [key for key in KEYS if not key.startswith(("hydra", "model.x"))]
     keys = sorted({*wanted, *(key.rpartition(".")[0] for key in wanted)} - {"", "data"})
-    third = keys if NUM_EXAMPLES else random.Random(f"{SEED} {text}").sample(keys, len(keys) // 3)
-    for key in third:  # another one with each commit
+    some = keys if NUM_EXAMPLES else random.Random(f"{SEED} {text}").sample(keys, len(keys) // 8)
+    for key in some:  # another one with each commit
         if text in ("${facts.num_steps}", "${model}") and not key.startswith(("train.", "device", "seed")):
             continue  # a fact may be a part's argument, and a part may be a text's
         cfg = copy.deepcopy(small())
@@ -142,14 +142,9 @@ def test_a_reference_that_leads_nowhere_is_told_wherever_it_stands(text):
 
 
 def test_a_reference_that_leads_nowhere_ends_in_words():
-    for word in (
-        "train.precision=${nothing}",
-        "device=${nope:1}",
-        "train=???",
-        "seed=${facts.num_steps}",
-        "model=${train}",
-    ):
-        assert ends_in_words([*SMALL, word]) == 2, word
+    words = ["train.precision=${nothing}", "device=${nope:1}", "train=???", "seed=${facts.num_steps}", "model=${train}"]
+    for word in words:  # the others are our defaults: each word takes a composition more
+        assert ends_in_words(["model=mlp", word]) == 2, word
 
 
 @often(5)
@@ -174,7 +169,7 @@ def test_a_run_ends_in_words(given_values):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "least"), [(whole_commands.with_values, 5), (whole_commands.command_line, 5)], ids=["values", "words"]
+    ("make", "least"), [(whole_commands.with_values, 2), (whole_commands.command_line, 3)], ids=["values", "words"]
 )
 def test_whole_commands_end_in_words(make, least):
     done = [whole_commands.do(words) for words in whole_commands.cases(SEED, make, NUM_EXAMPLES or least)]

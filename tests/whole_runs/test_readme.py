@@ -33,7 +33,7 @@ PAGES = {
     for page in (PACKAGES / folder).rglob("README.md")
 } | {"README.md": README}
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
-SHORT = ["train.num_steps=3", "tracking.enabled=false"]
+SHORT = ["train.num_steps=3", "train.batch_size=4", "train.eval_batch_size=16", "tracking.enabled=false"]
 #: what stands for a person's own words in a command
 PLACEHOLDERS = {
     "[KEY=VALUE ...]": "",
