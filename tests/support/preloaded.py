@@ -5,6 +5,9 @@
 import gc
 import logging
 
+import parsed_once
+
+from runner.config.compose import composer
 from runner.tracking import mlflow_store
 
 with mlflow_store.settings():  # MLflow reads its log's level when it is imported
@@ -14,10 +17,13 @@ with mlflow_store.settings():  # MLflow reads its log's level when it is importe
     import mlflow.store.tracking.sqlalchemy_store
     import torch._subclasses.fake_tensor
     import torch.fx.experimental.symbolic_shapes
+    import torchmetrics
     import uvicorn.protocols.http.h11_impl
 
     import runner.plan.worker
     import runner.tracking.__main__
 
+parsed_once.parse_once()
+composer([])([])  # what Hydra reads and its grammar learns is there already
 logging.getLogger().handlers.clear()  # what MLflow's server has set up is for no other program
 gc.freeze()  # a collection in a fork would look through all of these, and copy their pages
