@@ -81,6 +81,5 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
         ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
     ):
         if validate.value(cfg, setting) == value:
-            words = "true" if value is True else value
-            found.append(Fault(f"{asked} {setting}={words}", problem, fix))
+            found.append(Fault(f"{asked} {setting}={value}", problem, fix))
     return found

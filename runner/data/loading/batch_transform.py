@@ -69,16 +69,26 @@ class IndexedFinished:
 
     def __init__(self, indexed: Any, module: nn.Module, draws: Tensor, draw: Callable[[int], Tensor]) -> None:
         self._indexed, self._module, self._draws, self._draw = indexed, module, draws, draw
+        self.has_images: bool = indexed.has_images
 
     def begin(self, epoch: int) -> None:
         self._indexed.begin(epoch)
         if self._draws.numel():
             self._draws.copy_(self._draw(epoch))
 
-    def batches(self, places: Tensor, sizes: Sequence[int]) -> list[Any]:
-        draws = self._draws.index_select(0, places).split(list(sizes))
+    def gather(self, places: Tensor, *, out: Any = None) -> Any:
+        rows, draws = (None, None) if out is None else out
+        draws = torch.index_select(self._draws, 0, places, out=draws)
+        return self._indexed.gather(places, out=rows), draws
+
+    def batches(self, rows: Any, sizes: Sequence[int]) -> list[Any]:
+        inner, draws = rows
+        parts = zip(self._indexed.batches(inner, sizes), draws.split(list(sizes)), strict=True)
         with torch.no_grad():
-            return [
-                self._module(batch, some)
-                for batch, some in zip(self._indexed.batches(places, sizes), draws, strict=True)
-            ]
+            return [self._module(batch, some) for batch, some in parts]
+
+    def most_at_once(self, num_rows: int) -> int:
+        return int(self._indexed.most_at_once(num_rows))
+
+    def is_aligned(self, num_rows: int) -> bool:
+        return bool(self._indexed.is_aligned(num_rows))

@@ -85,6 +85,7 @@ class Indexed:
 
     def __init__(self, rows: Any, num_rows: int, *, seed: int, shuffle: bool, device: torch.device) -> None:
         self._rows, self._num_rows, self._seed, self._shuffle, self._device = rows, num_rows, seed, shuffle, device
+        self.has_images = any(tensor.dim() == 4 for tensor in tensors(rows))
         self._order = torch.arange(num_rows, device=device)
 
     def begin(self, epoch: int) -> None:
@@ -92,20 +93,26 @@ class Indexed:
         if self._shuffle:
             self._order.copy_(sent(permutation(self._num_rows, seed=self._seed, epoch=epoch), self._device))
 
-    def batches(self, places: Tensor, sizes: Sequence[int]) -> list[Any]:
-        """The rows at `places` of the epoch's order, (B,) int64 on the device, in batches of those sizes.
-
-        Small batches are gathered together, where each begins as one that is gathered alone does.
-        """
+    def gather(self, places: Tensor, *, out: Any = None) -> Any:
+        """The rows at `places` of the epoch's order, (B,) int64 on the device. out: those of an earlier call, to be written to."""
         chosen = self._order.index_select(0, places)
-        row_bytes = [num_bytes(tensor) // self._num_rows for tensor in tensors(self._rows)]
-        is_aligned = all(size * count % ALIGNMENT == 0 for size in sizes[:-1] for count in row_bytes)
-        if is_aligned and sum(sizes) * sum(row_bytes) <= GATHER_BYTES_ELSEWHERE:
-            return list(in_batches(self._gathered(chosen), list(sizes)))
-        return [self._gathered(some) for some in chosen.split(list(sizes))]
+        if out is None:
+            return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
+        for tensor, written in zip(tensors(self._rows), tensors(out), strict=True):
+            torch.index_select(tensor, 0, chosen, out=written)
+        return out
 
-    def _gathered(self, chosen: Tensor) -> Any:
-        return map_tensors(self._rows, lambda tensor: tensor.index_select(0, chosen))
+    def batches(self, rows: Any, sizes: Sequence[int]) -> list[Any]:
+        """Gathered rows in batches of those sizes, views of them."""
+        return list(in_batches(rows, list(sizes)))
+
+    def most_at_once(self, num_rows: int) -> int:
+        """How often so many rows may be gathered together, see GATHER_BYTES."""
+        return batches_a_gather(self._rows, num_rows, self._device)
+
+    def is_aligned(self, num_rows: int) -> bool:
+        """Whether what follows so many gathered rows begins in memory as rows that are gathered alone do."""
+        return all(num_rows * (num_bytes(tensor) // self._num_rows) % ALIGNMENT == 0 for tensor in tensors(self._rows))
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

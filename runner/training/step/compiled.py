@@ -200,7 +200,8 @@ class _Function:
 
     def __init__(self, steps: Steps, sizes: Sizes, compile_graph: Callable[..., Callable[..., Any]]) -> None:
         self.calls, self.seconds, self.of_host = 0, 0.0, ""
-        self._num, self._made, self._set_numbers, self._compile_graph = 1, 0, steps.set_numbers, compile_graph
+        self._num, self._made, self._compile_graph = 1, 0, compile_graph
+        self._prepare = partial(steps.prepare, sizes)
         take = torch.compile(steps.take_one, backend=self._make, fullgraph=True, dynamic=False)
         self._take = partial(take, sizes)
 
@@ -223,7 +224,7 @@ class _Function:
     def run(self, num: int) -> None:
         """`num` steps by one call."""
         began, self._num = time.perf_counter(), num
-        self._set_numbers(0)
+        self._prepare(0)
         self._take()
         self.seconds = max(1e-6, (time.perf_counter() - began) / num)
 
@@ -237,7 +238,7 @@ class _Function:
         def several(*args: Any) -> Any:
             taken = compiled(*args)
             for index in range(1, self._num):
-                self._set_numbers(index)
+                self._prepare(index)
                 taken = compiled(*args)
             return taken
 
