@@ -33,6 +33,8 @@ OUT_OF_MEMORY = (
     "unable to find an engine to execute this computation",  # cuDNN's, where no workspace fits
     "Cuda failure 'out of memory'",  # NCCL's
 )
+#: of the recommended memory, what MPS' allocator takes at most where nobody says otherwise (MPSAllocator.h)
+MPS_MEMORY_FRACTION = 1.7
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -77,8 +79,9 @@ def set_switches(
         torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
         torch.cuda.set_per_process_memory_fraction(memory_fraction or 1.0, device)
         torch.cuda.reset_peak_memory_stats(device)
-    elif device.type == "mps" and memory_fraction is not None:
-        torch.mps.set_per_process_memory_fraction(memory_fraction)
+    elif device.type == "mps":
+        usual = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", MPS_MEMORY_FRACTION))
+        torch.mps.set_per_process_memory_fraction(memory_fraction or usual)
 
 
 def takes_channels_last(
@@ -88,7 +91,7 @@ def takes_channels_last(
 
     asked: None for automatic. A step then takes 0.80 (2 layers, 8x8 pixels) to 0.88 (2 layers, 32x32) of the time on a
     CPU in float32, 0.84 of a ResNet-18's (1 thread, medians of 3, 2026-11). On CUDA it is tensor cores that want it, so
-    not in plain float32; that is NVIDIA's word, and was not measured here.
+    not in plain float32; that is NVIDIA's word, and was not measured here. On MPS BatchNorm is wrong then (pytorch#175189).
     Raises: RunnerError where it would overwrite memory.
     """
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):

@@ -13,6 +13,8 @@ NO_FLOAT64 = ("mps",)
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 #: where a copy may go on beside the host, from pinned memory. Towards MPS it is silently wrong (pytorch#83015, #189690)
 NON_BLOCKING = ("cuda",)
+#: a tensor of so many bytes or more ends the process there, uncatchably: "total bytes of NDArray > 2**32" (pytorch#149325)
+TOO_LARGE_BYTES = {"mps": 2**32}
 #: types that a kind of device computes in, but slowly, and what to write instead. float16 on a CPU is slow, too, but only
 #: there where train.precision=fp16 asks for it
 SLOW_TYPES = {

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 
 from runner.device.hardware import Hardware
+from runner.device.unavailable import OLDEST_MACOS
 from runner.errors import Fault, RunnerError
 
 #: what has bf16 and tf32 in its arithmetic units: NVIDIA's Ampere and later
 AMPERE = (8, 0)
 SCALED_ON_MPS = (2, 8)
+#: what to write for each, in order, as far as the device does it
+NEAREST = {"bf16": ("fp16", "fp32"), "fp16": ("bf16", "fp32"), "tf32": ("fp32",)}
 
 
 def precisions(device: str, hardware: Hardware) -> dict[str, str]:
@@ -24,6 +27,8 @@ def precisions(device: str, hardware: Hardware) -> dict[str, str]:
             old = f"it takes compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
             answers |= {"bf16": old, "tf32": old}
     else:
+        if kind == "mps" and (0,) < _version(hardware.macos) < (OLDEST_MACOS,):  # torch turns autocast off, and warns
+            answers["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
         if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
             answers["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
         answers["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
@@ -38,7 +43,7 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> None:
     """Raises a RunnerError when the device does not compute in `precision`, with the nearest one that it does."""
     answers = precisions(device, hardware)
     if why := answers[precision]:
-        near = {"bf16": "fp16", "tf32": "fp32", "fp16": "bf16"}[precision]
+        near = next(name for name in NEAREST[precision] if not answers[name])
         does = ", ".join(name for name, no in answers.items() if not no)
         raise RunnerError(
             Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", f"train.precision={near}")

@@ -69,6 +69,8 @@ class Recurrent(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:  # (B, C, L) or (B, T) -> (B, out_features), or (B, L, out_features)
         steps = inputs.transpose(1, 2) if self.embedding is None else self.embedding(inputs)  # (B, L, C)
+        if steps.device.type == "mps":  # of a view its LSTM gives the wrong gradient (pytorch#175189)
+            steps = steps.contiguous()
         # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
         states, end = self._one_by_one(steps) if self._has_faults(steps) else self.layers(steps)
         if self.pooling == "last":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -161,6 +163,19 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 10 * gib)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available * gib))
     assert backends.free_memory_bytes(torch.device("mps"), memory_fraction=fraction) == free * gib
+
+
+def test_a_macs_fraction_is_of_one_run_alone(monkeypatch):
+    header = Path(torch.__file__).parent / "include/ATen/mps/MPSAllocator.h"
+    (usual,) = re.findall(r"default_high_watermark_ratio = ([\d.]+)", header.read_text())
+    taken = []
+    monkeypatch.delenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", raising=False)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", taken.append)
+    for fraction in (0.5, None):
+        backends.set_switches(torch.device("mps"), precision="fp32", deterministic=False, memory_fraction=fraction)
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")  # of a person who wants no limit
+    backends.set_switches(torch.device("mps"), precision="fp32", deterministic=False)
+    assert taken == [0.5, float(usual), 0.0]
 
 
 def test_a_mac_counts_its_fast_cores_alone(monkeypatch):

@@ -313,6 +313,19 @@ def test_fp16_on_a_mac_needs_a_torch_that_scales_gradients_there(version, can):
             check_precision("fp16", "mps", replace(MAC, torch_version=version))
 
 
+@pytest.mark.parametrize(
+    ("macos", "torch_version", "precision", "write"),
+    [("13.6", "2.8.0", "bf16", "fp16"), ("13.6", "2.7.1", "bf16", "fp32"), ("13.6", "2.7.1", "fp16", "fp32")],
+)
+def test_an_old_macos_has_no_bf16(macos, torch_version, precision, write):
+    """Where torch would compute in float32 and warn."""
+    with pytest.raises(RunnerError, match=rf"train\.precision={write}$"):
+        check_precision(precision, "mps", replace(MAC, macos=macos, torch_version=torch_version))
+    for fine in ("14.0", "26.1", ""):
+        assert precisions("mps", replace(MAC, macos=fine))["bf16"] == ""
+    assert precisions("cpu", replace(MAC, macos=macos))["bf16"] == ""
+
+
 def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
     """cron's PATH has no /usr/sbin; here there is no sysctl at its place at all."""
     monkeypatch.setattr(sys, "platform", "darwin")

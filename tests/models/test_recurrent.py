@@ -2,6 +2,7 @@ import types
 
 import pytest
 import torch
+from simulated import run_simulated
 from torch import nn
 from torch.nn import functional as F
 
@@ -116,3 +117,18 @@ def test_only_on_mps_with_dropout_between_layers():
     assert model._has_faults(on_mps) and not model._has_faults(torch.zeros(1))
     assert not model.eval()._has_faults(on_mps)
     assert not Recurrent((3, 7), 2, cell="gru", hidden_size=4, num_layers=2, dropout=0.5)._has_faults(on_mps)
+
+
+def gradients_of_inputs(device):
+    """What MPS' LSTM is given, where a batch is a view: whether it lies in one piece."""
+    seen = []
+    usual = torch._VF.lstm
+    torch._VF.lstm = lambda steps, *rest: seen.append(steps.is_contiguous()) or usual(steps, *rest)
+    model = Recurrent((3, 7), 2, cell="lstm", hidden_size=4).to(device)
+    model(torch.zeros(5, 3, 7, device=device))
+    return seen
+
+
+def test_mps_gets_its_signals_in_one_piece():
+    """Of a view its LSTM gives the wrong gradient."""
+    assert run_simulated("mps", gradients_of_inputs) == [True]

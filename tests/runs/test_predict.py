@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -251,10 +252,10 @@ def test_several_labels_a_row_have_a_probability_each():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a process's own memory there")
 def test_many_rows_in_little_memory(tmp_path, warm):
     """A file of 100 MB, by another process that may grow by half of that at most after its first rows."""
     import subprocess
-    import sys
 
     rows = np.lib.format.open_memmap(tmp_path / "rows.npy", "w+", np.float32, (400_000, 64))
     rows[:] = rows_of(1000).reshape(1000, 64).repeat(400, 0)

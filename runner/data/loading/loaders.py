@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from runner.data.loading.resident import Resident
 from runner.data.loading.shard import Shard
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
 from runner.data.loading.streamed import Streamed
-from runner.device.placement import num_bytes
+from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
+from runner.device.placement import num_bytes, tensors
 from runner.errors import Fault, RunnerError
 
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
@@ -24,6 +26,10 @@ __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 MOST_OF_FREE_MEMORY = 0.5
 #: processes that read a Dataset, where nothing is said: more only help where a row takes very long
 MOST_WORKERS = 4
+#: where a process imports everything anew (macOS, Windows): 2 to 4 s, some 300 MB and a copy of the Dataset each. A split
+#: that is only evaluated gets one, and none where reading its rows takes no longer than the start: so many of 3 ms
+MOST_FRESH_WORKERS = 2
+FEW_ROWS = 1_000
 
 
 class Batches(Protocol):
@@ -82,7 +88,7 @@ def load(
     on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
         return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
-    workers = automatic_workers(rows, num_processes) if num_workers is None else num_workers
+    workers = automatic_workers(rows, num_processes, is_training=shuffle) if num_workers is None else num_workers
     if workers and (free := free_room()) is not None:
         batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes))
         workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
@@ -91,15 +97,20 @@ def load(
     return streamed, reason
 
 
-def automatic_workers(rows: Any, num_processes: int = 1) -> int:
-    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most.
+def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = True) -> int:
+    """Processes that read a streamed set: none for tensors in memory, for a Dataset one a CPU and four at most; fewer
+    where a process does not begin as a fork.
 
     num_processes: that train on this machine and share its CPUs; each has one reader at least.
     """
     if not isinstance(rows, Dataset):
         return 0
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, allowed // num_processes))
+    if (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork":
+        return max(1, min(MOST_WORKERS, allowed // num_processes))
+    if is_training:
+        return max(1, min(MOST_FRESH_WORKERS, allowed // num_processes))
+    return int(len(rows) >= FEW_ROWS)  # type: ignore[arg-type]
 
 
 def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int | None) -> tuple[bool, str]:
@@ -115,13 +126,20 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
         return False, "streamed (a Dataset is read row by row)"
     size = num_bytes(rows)
     free = None if device.type == "cpu" else free_bytes  # the CPU's memory has the rows already
+    too_large = _too_large(rows, device)
     if asked == "device":
+        if too_large:
+            raise RunnerError(
+                Fault("data.residency=device", too_large, "data.residency=stream, or data.limit=... rows")
+            )
         if free is not None and size > free:
             problem = f"the set takes {_size(size)}, and {device} has {_size(free)} free"
             raise RunnerError(Fault("data.residency=device", problem, "data.residency=stream, or data.limit=... rows"))
         return True, "on the device (as asked)"
     if asked == "stream":
         return False, "streamed (as asked)"
+    if too_large:
+        return False, f"streamed (auto: {too_large})"
     if free is not None and size > free * MOST_OF_FREE_MEMORY:
         return False, f"streamed (auto: {_size(size)} is over half of the {_size(free)} free)"
     if free_bytes is None:
@@ -129,6 +147,15 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     if size > free_bytes * MOST_OF_FREE_MEMORY:
         return True, f"on the device (auto: {_size(size)} lie in the CPU's memory already)"
     return True, f"on the device (auto: {_size(size)} of {_size(free_bytes)} free)"
+
+
+def _too_large(rows: Any, device: torch.device) -> str:
+    """Why one of the tensors can't lie on the device whole, however much memory it has; "" where each can."""
+    limit = TOO_LARGE_BYTES.get(device.type)
+    largest = max((tensor.numel() * legal_dtype(tensor.dtype, device).itemsize for tensor in tensors(rows)), default=0)
+    if limit is None or largest < limit:
+        return ""
+    return f"a tensor of {_size(largest)}, and {device.type} ends a process over one of {_size(limit)}"
 
 
 def _size(count: int) -> str:

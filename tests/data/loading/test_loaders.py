@@ -1,3 +1,6 @@
+import multiprocessing
+import os
+
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -8,6 +11,8 @@ from runner.errors import RunnerError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ROWS = torch.zeros(1024, 256), torch.zeros(1024, dtype=torch.int64)  # 1 MiB and 8 KiB
+LARGE = torch.zeros(1).expand(2**30)  # 4 GiB that take no memory
+WIDE = torch.zeros(1, dtype=torch.float64).expand(2**30 - 1)  # as float32 below 4 GiB
 SIZE = 1024 * 256 * 4 + 1024 * 8
 
 
@@ -41,6 +46,18 @@ CHOICES = [
     ("cuda:0", ROWS, "stream", 2**40, Streamed, "streamed (as asked)"),
     ("cuda:0", ROWS[1], "auto", 2**40, Resident, "on the device (auto: 8.0 KiB of 1024.0 GiB free)"),
     ("cuda:0", Rows(), "auto", 2**40, Streamed, "streamed (a Dataset is read row by row)"),
+    (
+        "mps",
+        LARGE,
+        "auto",
+        2**40,
+        Streamed,
+        "streamed (auto: a tensor of 4.0 GiB, and mps ends a process over one of 4.0 GiB)",
+    ),
+    ("mps", LARGE[:-1], "auto", 2**40, Resident, "on the device (auto: 4.0 GiB of 1024.0 GiB free)"),
+    ("mps", WIDE, "auto", 2**40, Resident, "on the device (auto: 8.0 GiB of 1024.0 GiB free)"),
+    ("mps", [LARGE[:-1], LARGE[:-1]], "auto", 2**40, Resident, "on the device (auto: 8.0 GiB of 1024.0 GiB free)"),
+    ("cuda:0", LARGE, "auto", 2**40, Resident, "on the device (auto: 4.0 GiB of 1024.0 GiB free)"),
     ("cpu", Rows(), "stream", 2**40, Streamed, "streamed (a Dataset is read row by row)"),
 ]
 
@@ -61,12 +78,13 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
             "the set takes 1.0 MiB, and cuda:0 has 1.0 MiB free",
             "data.residency=stream, or data.limit",
         ),
+        (LARGE, "device", None, "mps ends a process", "data.residency=stream, or data.limit"),
         (ROWS, "gpu", None, "lies on the device or is streamed", "data.residency=device or data.residency=stream"),
     ],
 )
 def test_what_can_not_be_had(rows, residency, free, so, write):
     with pytest.raises(RunnerError) as caught:
-        made(rows, residency, CUDA, free)
+        made(rows, residency, torch.device("mps") if rows is LARGE else CUDA, free)
     (fault,) = caught.value.faults
     assert fault.asked == f"data.residency={residency}"
     assert so in fault.problem
@@ -86,5 +104,24 @@ def test_both_kinds_give_the_same_batches():
 )
 def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_processes, workers, monkeypatch):
     monkeypatch.setattr(loaders.os, "sched_getaffinity", lambda _: range(cpus), raising=False)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "fork")
     assert automatic_workers(Rows(), num_processes) == workers
     assert automatic_workers(ROWS, num_processes) == 0
+
+
+@pytest.mark.parametrize(
+    ("cpus", "num_rows", "is_training", "workers"),
+    [(8, 10, True, 2), (8, 10, False, 0), (8, 1000, False, 1), (1, 1000, True, 1), (1, 1000, False, 1)],
+)
+@pytest.mark.parametrize("chosen", [None, "forkserver"])
+def test_processes_that_import_everything_anew_are_few(cpus, num_rows, is_training, workers, chosen, monkeypatch):
+    """As on macOS, where each takes seconds to start; three splits of a run have theirs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: chosen)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn", "fork"])
+    monkeypatch.setattr(Rows, "__len__", lambda self: num_rows)
+    assert automatic_workers(Rows(), is_training=is_training) == workers
+    given = []
+    monkeypatch.setattr(loaders, "Streamed", lambda *rows, num_workers, **settings: given.append(num_workers))
+    load(Rows(), Loading(), batch_size=10, device=CPU, seed=0, shuffle=is_training)
+    assert given == [workers]

@@ -22,6 +22,8 @@ from runner.errors import RunnerError
 from runner.version import PACKAGES
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGES), "OMP_NUM_THREADS": "1"}
+#: whose kernel tells a process's own memory, and holds a limit on it
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts otherwise there")
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +148,7 @@ def test_a_container_and_a_limit_count(tmp_path, monkeypatch):
     assert host_memory.memory_left()[0] > 3000
 
 
+@LINUX
 def test_a_limited_process_knows_it():
     code = (
         "import resource; from runner.device.host_memory import memory_left; import psutil, pathlib\n"
@@ -227,6 +230,7 @@ print(json.dumps({"rows": splits.sizes["train"], "origin": source.origin, "first
 """
 
 
+@LINUX
 @pytest.mark.slow
 def test_many_rows_train_in_less_memory_than_they_take(folder, warm):
     """A CSV of 99 MiB, 92 MiB of float32 and twice that with the splits' copies; 200 MiB are allowed beyond the imports.
