@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import torch
+from torch import nn
 
 #: kinds of device without 64-bit floats, and what takes their place (pytorch#122602)
 NO_FLOAT64 = ("mps",)
@@ -21,6 +22,10 @@ SLOW_TYPES = {
     "cuda": {torch.float64: "float32 (float64 takes 2 to 64 times as long)", torch.complex128: "complex64"},
     "xpu": {torch.float64: "float32", torch.complex128: "complex64"},
 }
+#: layers that a kind of device has no kernel of their own for
+SLOW_LAYERS = {
+    "mps": {nn.GRU: "a GRU is many small operations on mps, 8 times slower than on a CPU once (pytorch#123148)"}
+}
 #: TORCH_LIBRARY_IMPL(aten, MPS) in MPSFallback.mm: these always run on the CPU there
 MPS_FALLBACKS = {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "_linalg_svd", "col2im", "upsample_nearest3d.vec"}
 #: kernels that read a value inside themselves, below all that can be watched: what is known, by kind of device
@@ -34,6 +39,12 @@ def supports_float64(device: torch.device) -> bool:
 def legal_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """`dtype`, or what takes its place on a device that does not have it."""
     return dtype if supports_float64(device) else NARROWER.get(dtype, dtype)
+
+
+def slow_layers(model: nn.Module, device: torch.device) -> list[str]:
+    """What is slow of the model there, in words."""
+    kinds = SLOW_LAYERS.get(device.type, {})
+    return [words for kind, words in kinds.items() if any(isinstance(module, kind) for module in model.modules())]
 
 
 @functools.cache

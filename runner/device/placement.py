@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import torch
@@ -45,7 +46,22 @@ def place(module: nn.Module, device: torch.device) -> nn.Module:
     """The same module with parameters and buffers on `device`, 64-bit floats narrowed where the device has none."""
     if not supports_float64(device):
         module._apply(lambda tensor: tensor.to(legal_dtype(tensor.dtype, device)))  # as Module.to() does
+    if device.type == "mps":
+        for layer in module.modules():
+            if isinstance(layer, nn.LayerNorm) and _needing_gradient not in layer._forward_pre_hooks.values():
+                layer.register_forward_pre_hook(_needing_gradient)
     return module.to(device)
+
+
+def _needing_gradient(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A LayerNorm's inputs, as ones that need a gradient: of others MPS gives its weights wrong ones (pytorch#183825,
+    mended in 2026-05). So it is above layers that are frozen, and of data itself."""
+    trains = torch.is_grad_enabled() and any(weight.requires_grad for weight in layer.parameters())
+    if torch.compiler.is_compiling() or not trains or not inputs or inputs[0].requires_grad:
+        return None
+    with suppress(RuntimeError):  # inside torch.func's transforms
+        return (inputs[0].detach().requires_grad_(), *inputs[1:])
+    return None
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -14,7 +14,7 @@ class Finding:
     """certain: it would not run. likely: it runs, but slowly, or perhaps not. estimate: by what was calculated."""
 
     grade: str
-    kind: str  # mixed devices, dtype, no kernel, host read, copy, slow type, data-dependent, error, memory
+    kind: str  # mixed devices, dtype, no kernel, host read, copy, slow type, wrong values, no fixed order, data-dependent, error, memory
     what: str
     line: str = ""
     module: str = ""

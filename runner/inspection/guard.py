@@ -1,4 +1,5 @@
-"""A step of a real run goes in; the same step comes out, watched the first time: misplaced tensors by name, what is slow."""
+"""A step of a real run goes in; the same step comes out, watched the first time: misplaced tensors by name, what is slow
+or known to be wrong."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from runner.inspection import call_site
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import LIKELY, Finding
 from runner.inspection.host_reads import HostRead, HostReads, Operation
+from runner.inspection.mps_faults import known_fault
 from runner.inspection.tensor_names import Names
 
 Result = TypeVar("Result")
@@ -85,7 +87,7 @@ class Guard:
 
 
 class Slow:
-    """Sees what a device computes slowly, or not at all and the CPU in its place; and copies that nobody waits for."""
+    """Sees what a device computes slowly, wrongly, or not at all and the CPU in its place; and copies that nobody waits for."""
 
     def __init__(self, device: torch.device, lines: call_site.Lines) -> None:
         self.findings: list[Finding] = []
@@ -104,16 +106,20 @@ class Slow:
         if instead is not None and name not in FREE and not op.is_view and done.inputs:
             dtype = str(on_device.dtype).removeprefix("torch.")
             self._find("slow type", f"{name} in {dtype}, which is slow on {self._device.type}", instead)
-        if (
-            self._device.type == "mps"
-            and op.namespace == "aten"
-            and not has_mps_kernel(op.name().removeprefix("aten::"))
-        ):
-            what = f"{name} has no kernel for MPS: it is computed on the CPU, with copies both ways"
-            self._find("no kernel", what, "another operation, or device=cpu")
+        if self._device.type == "mps" and op.namespace == "aten":
+            self._on_mps(done)
 
     def failed(self, what: str, inputs: Sequence[Tensor], error: Exception) -> None:
         pass
+
+    def _on_mps(self, done: Operation) -> None:
+        """What a Mac's GPU leaves to the CPU, or gets wrong."""
+        if not has_mps_kernel(done.op.name().removeprefix("aten::")):
+            what = f"{done.name} has no kernel for MPS: it is computed on the CPU, with copies both ways"
+            self._find("no kernel", what, "another operation, or device=cpu")
+        trains, is_deterministic = torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
+        if fault := known_fault(done.name, done.args, trains=trains, is_deterministic=is_deterministic):
+            self._find(*fault)
 
     def _copy(self, done: Operation) -> None:
         """A copy between host and device that goes on beside the host, in a person's own code."""

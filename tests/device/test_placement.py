@@ -9,6 +9,7 @@ from simulated import run_simulated
 from torch import nn
 
 from runner.device.placement import (
+    _needing_gradient,
     legal_dtype,
     map_tensors,
     move,
@@ -178,3 +179,43 @@ def test_bytes_and_rows():
     assert num_rows(tree) == 5
     assert num_rows({"n": 3}) == num_rows(torch.ones(())) == num_bytes(None) == 0
     assert [tuple(tensor.shape) for tensor in tensors(tree)] == [(5, 4), (5,)]
+
+
+def norm_above_frozen(device):
+    """Of a LayerNorm above frozen weights: which of its inputs needed a gradient, its weights' ones, and what was torch's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.LayerNorm(4))
+    rows, targets = torch.randn(5, 3), torch.randn(5, 4)
+    nn.functional.mse_loss(model(rows), targets).backward()
+    expected = [parameter.grad.tolist() for parameter in model[1].parameters()]
+    model.zero_grad(set_to_none=True)
+    place(place(model, device), device)
+    seen = []
+    model[1].register_forward_hook(lambda layer, given, output: seen.append(given[0].requires_grad))
+    nn.functional.mse_loss(model(move(rows, device)), move(targets, device)).backward()
+    found = [parameter.grad.cpu().tolist() for parameter in model[1].parameters()]
+    with torch.no_grad():
+        model(move(rows, device))
+    model[1].requires_grad_(False)
+    model(move(rows, device))
+    return seen, len(model[1]._forward_pre_hooks), expected, found, list(model.state_dict())
+
+
+def test_a_norms_weights_get_their_gradients_on_mps():
+    """Where its input needs none they would be wrong there."""
+    for device, needed in (("mps", True), ("cuda:1", False)):
+        seen, hooks, expected, found, names = run_simulated(device, norm_above_frozen)
+        assert (seen, hooks) == ([needed, False, False], int(needed))
+        assert found == expected and names == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_what_needs_a_gradient_stays_as_it_is():
+    layer = nn.LayerNorm(4)
+    x = torch.zeros(2, 4, requires_grad=True)
+    assert _needing_gradient(layer, (x,)) is None and _needing_gradient(layer, ()) is None
+    changed = []
+    torch.func.grad(lambda x: changed.append(_needing_gradient(layer, (x.detach(),))) or x.sum())(torch.zeros(2, 4))
+    assert changed == [None]
+    compiled = torch.compile(nn.Sequential(layer), backend="eager", fullgraph=True)
+    layer.register_forward_pre_hook(_needing_gradient)
+    compiled(torch.zeros(2, 4)).sum().backward()

@@ -1,11 +1,15 @@
 """What a run's end says of numbers that no table is made for."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
-from runner.experiment.console import Screen
+from runner.device.capabilities import slow_layers
+from runner.experiment.console import Screen, parts_in_words
+from runner.models.recurrent import Recurrent
 
 
 @pytest.fixture
@@ -29,3 +33,19 @@ def test_extreme_numbers_fit_into_the_table_and_its_lines(screen):
     assert "best    val/loss 8.496e+10 at step 7" in lines
     screen.epoch(1, 7, {"val/loss": 62847922176.0, "val/accuracy": 0.99999})
     assert "val/loss 6.285e+10  val/accuracy 0.99999" in screen.console.file.getvalue()
+
+
+@pytest.mark.parametrize(("device", "model", "notes"), [("mps", "gru", 1), ("mps", "lstm", 0), ("cpu", "gru", 0)])
+def test_what_has_no_kernel_on_a_mac_is_told_at_the_start(device, model, notes):
+    words = slow_layers(Recurrent((3, 7), 2, cell=model), torch.device(device))
+    assert len(words) == notes and all("8 times slower" in word for word in words)
+    splits = SimpleNamespace(sizes={"train": 3})
+    source = SimpleNamespace(name="x", notes=(), labels=None, classes=None)
+    parts = SimpleNamespace(
+        source=source, splits=splits, residency="", num_parameters=1, layout="", threads="", weights="",
+        model=Recurrent((3, 7), 2, cell=model), device=torch.device(device),
+    )  # fmt: skip
+    settings = SimpleNamespace(train=SimpleNamespace(precision="fp32"), model="lstm")
+    assert [line for line in parts_in_words(settings, parts) if "slower" in line] == [
+        f"model:  {word}" for word in words
+    ]
