@@ -82,6 +82,9 @@ def set_switches(
     elif device.type == "mps":
         usual = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", MPS_MEMORY_FRACTION))
         torch.mps.set_per_process_memory_fraction(memory_fraction or usual)
+    elif device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+        _told(torch.accelerator.reset_peak_memory_stats, device)
 
 
 def takes_channels_last(
@@ -150,8 +153,7 @@ def generator_states(device: torch.device) -> dict[str, Any]:
         "numpy": [str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *(float(value) for value in rest)],
         "cpu": torch.get_rng_state(),
     }
-    if device.type in ("cuda", "mps", "xpu"):
-        module = getattr(torch, device.type)
+    if (module := _module_with(device, "get_rng_state")) is not None:
         states["device"] = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
     return states
 
@@ -163,18 +165,19 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device) -> Non
     kind, keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), int(position), int(has_gauss), cached))
     torch.set_rng_state(states["cpu"])
-    if "device" in states and device.type in ("cuda", "mps", "xpu"):
-        module = getattr(torch, device.type)
+    if "device" in states and (module := _module_with(device, "set_rng_state")) is not None:
         given = (states["device"],) if device.type == "mps" else (states["device"], device)
         module.set_rng_state(*given)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """What the run took at most: the allocator's peak on CUDA, what the driver holds on MPS, else the process's own peak."""
+    """What the run took at most: the allocator's peak, what the driver holds on MPS, else the process's own peak."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
+    if device.type != "cpu" and (told := _told(torch.accelerator.max_memory_allocated, device)) is not None:
+        return int(told)
     try:
         import resource  # POSIX only
     except ImportError:
@@ -194,14 +197,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 def use_in_thread(device: torch.device) -> None:
     """The device is this thread's current one: another thread's is the first GPU, and an event asked there makes a context
     of some 500 MB on it."""
-    if device.type in ("cuda", "xpu"):
-        getattr(torch, device.type).set_device(device)
+    if device.type not in ("cpu", "mps"):
+        torch.accelerator.set_device_index(device)
 
 
 def empty_cache(device: torch.device) -> None:
     """Gives back what the allocator keeps, so that pieces of another size find room. Waits for the device."""
-    if device.type in ("cuda", "mps", "xpu"):
-        getattr(torch, device.type).empty_cache()
+    if device.type == "mps":
+        torch.mps.empty_cache()
+    elif device.type != "cpu":
+        _told(lambda _: torch.accelerator.empty_cache(), device)
 
 
 def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = None) -> int | None:
@@ -218,8 +223,23 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
         recommended = int(torch.mps.recommended_max_memory() * (memory_fraction or 1.0))
         left = max(0, recommended - torch.mps.driver_allocated_memory())
         return min(left, int(psutil.virtual_memory().available))  # of the whole machine: others hold some of it
-    if device.type == "xpu":
-        return torch.xpu.mem_get_info(device)[0]
+    if device.type != "cpu":
+        told = _told(torch.accelerator.get_memory_info, device)
+        return None if told is None else int(told[0])
     import psutil
 
     return int(psutil.virtual_memory().available)
+
+
+def _told(ask: Callable[[torch.device], Any], device: torch.device) -> Any:
+    """What an accelerator's allocator answers; None where it has registered none with torch."""
+    try:
+        return ask(device)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _module_with(device: torch.device, name: str) -> Any:
+    """torch's module of a kind of device (torch.cuda), where it has the function; None for the CPU's, and elsewhere."""
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return module if hasattr(module, name) else None

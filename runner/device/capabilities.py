@@ -12,8 +12,8 @@ from torch import nn
 #: kinds of device without 64-bit floats, and what takes their place (pytorch#122602)
 NO_FLOAT64 = ("mps",)
 NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-#: where a copy may go on beside the host, from pinned memory. Towards MPS it is silently wrong (pytorch#83015, #189690)
-NON_BLOCKING = ("cuda",)
+#: where no copy may go on beside the host: towards MPS it is silently wrong (pytorch#83015, #189690)
+ONLY_BLOCKING = ("cpu", "mps")
 #: a tensor of so many bytes or more ends the process there, uncatchably: "total bytes of NDArray > 2**32" (pytorch#149325)
 TOO_LARGE_BYTES = {"mps": 2**32}
 #: types that a kind of device computes in, but slowly, and what to write instead. float16 on a CPU is slow, too, but only

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.device.hardware import GIB, Gpu, Hardware, diagnose
+from runner.device.hardware import GIB, Gpu, Hardware, diagnose, other_kind
 from runner.device.unavailable import why_not
 from runner.errors import Fault, RunnerError, nearest
 
@@ -110,6 +110,8 @@ def _auto(hardware: Hardware) -> Choice:
         return Choice("mps", "auto: the Mac's GPU")
     if hardware.xpu:
         return Choice("xpu:0", "auto: the first Intel GPU")
+    if hardware.others:
+        return Choice(f"{hardware.other_kind}:0", f"auto: the first {hardware.other_kind} that torch knows here")
     kind = "mps" if hardware.system == "darwin" else "cuda"
     why = why_not(kind, hardware)
     reasons = unusable or ([f"no {kind}: {why.cause}"] if why else [])
@@ -146,7 +148,7 @@ def _instead(hardware: Hardware) -> str:
 
 def _one(value: Any) -> str:
     asked = f"device={'null' if value is None else value}"
-    if isinstance(value, str) and FORM.fullmatch(value):
+    if isinstance(value, str) and (FORM.fullmatch(value) or _is_other(value)):
         return value
     if value is None or value == "":
         raise RunnerError(Fault(asked, "it names no device", "device=auto"))
@@ -165,6 +167,12 @@ def _one(value: Any) -> str:
     raise RunnerError(Fault(asked, f"a device is {FORMS}", _nearest_form(text)))
 
 
+def _is_other(text: str) -> bool:
+    """Whether it is an accelerator that torch knows here beside those of FORM."""
+    kind, _, number = text.partition(":")
+    return kind.isidentifier() and (not number or number.isdigit()) and kind == other_kind()
+
+
 def _nearest_form(text: str) -> str:
     if "," in text:
         items = [f"cuda:{item}" if item.isdigit() else item for item in text.split(",")]
@@ -174,5 +182,5 @@ def _nearest_form(text: str) -> str:
     kind = re.match(r"(cuda|xpu)\W*(\d*)", text)
     if kind:
         return f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"
-    hits = nearest(text, ["auto", "cpu", "cuda", "mps", "xpu", "all"])
+    hits = nearest(text, ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
     return " or ".join(f"device={hit}" for hit in hits) or "device=auto"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from runner.device.capabilities import NON_BLOCKING, legal_dtype, supports_float64
+from runner.device.capabilities import ONLY_BLOCKING, legal_dtype, supports_float64
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ def map_tensors(tree: T, change: Callable[[Tensor], Tensor]) -> T:
 def move(tree: T, device: torch.device, *, non_blocking: bool = False) -> T:
     """The tree on `device`, in float32 where the device has no float64; what lies there already is not copied.
 
-    non_blocking: for CUDA alone, from pinned memory; the caller keeps the streams in order.
-    Raises: ValueError for a non-blocking copy elsewhere.
+    non_blocking: from pinned memory, where a device has streams; the caller keeps them in order.
+    Raises: ValueError for a non-blocking copy where it would be wrong.
     """
-    if non_blocking and device.type not in NON_BLOCKING:
-        raise ValueError(f"non_blocking copies are safe towards CUDA only, not {device.type}")
+    if non_blocking and device.type in ONLY_BLOCKING:
+        raise ValueError(f"non_blocking copies are not safe towards {device.type}")
 
     def carry(tensor: Tensor) -> Tensor:
         # narrowed first: MPS refuses to receive float64

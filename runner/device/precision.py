@@ -31,6 +31,9 @@ def precisions(device: str, hardware: Hardware) -> dict[str, str]:
             answers["bf16"] = f"bf16 on mps takes macOS {OLDEST_MACOS}, and this is {hardware.macos}"
         if kind == "mps" and _version(hardware.torch_version) < SCALED_ON_MPS:
             answers["fp16"] = "torch before 2.8 can't scale gradients on mps (pytorch#142397)"
+        if kind == hardware.other_kind:
+            untold = f"the package of {kind} has not told torch's autocast of it"
+            answers |= {name: untold for name in ("bf16", "fp16") if name not in hardware.other_halves}
         answers["tf32"] = "tf32 is of NVIDIA GPUs, compute capability 8.0 and up"
     return answers
 

@@ -36,7 +36,7 @@ class Why:
 
 
 def why_not(device: str, hardware: Hardware) -> Why | None:
-    """Why `device` (cpu, cuda[:N], mps, xpu[:N]) can't be used on this machine; None if it can."""
+    """Why `device` (cpu, cuda[:N], mps, xpu[:N], another kind) can't be used on this machine; None if it can."""
     kind, _, number = device.partition(":")
     index = int(number or 0)
     if kind == "cuda":
@@ -45,7 +45,15 @@ def why_not(device: str, hardware: Hardware) -> Why | None:
         return _mps(index, hardware)
     if kind == "xpu":
         return _xpu(index, hardware)
-    return None
+    if kind in ("auto", "all", "cpu"):
+        return None
+    if kind != hardware.other_kind:
+        return Why(f"torch knows no {kind} here", f"install the package that brings {kind} to torch")
+    last = len(hardware.others) - 1
+    if last < 0:
+        return Why(f"torch finds no device of the kind {kind}", f"see whether the driver of {kind} is installed")
+    there = f"{kind}:0" if last == 0 else f"{kind}:0 to {kind}:{last}"
+    return None if index <= last else Why(f"this machine has {there}", f"device={kind}:{last}")
 
 
 def _cuda(index: int, machine: Hardware) -> Why | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runner.device.capabilities import NON_BLOCKING, SLOW_TYPES, has_mps_kernel
+from runner.device.capabilities import ONLY_BLOCKING, SLOW_TYPES, has_mps_kernel
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import LIKELY, Finding
@@ -129,7 +129,7 @@ class Slow:
             return
         if target.device.type == "cpu":
             what = "a copy to the host with non_blocking=True: the host may read it before it is there"
-        elif target.device.type not in NON_BLOCKING:
+        elif target.device.type in ONLY_BLOCKING:
             what = f"a copy to {target.device.type} with non_blocking=True: what arrives may be wrong (pytorch#189690)"
         else:
             return

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runner.device import streams
 from runner.training.background import Background
 
 
@@ -40,8 +41,8 @@ class NotFiniteError(ArithmeticError):
 class MetricBuffer:
     """Keeps every step's values on the device and brings them over in windows.
 
-    Two halves: one fills while the other is copied. On CUDA the copy runs on a side stream into pinned memory and only
-    the background thread waits for it; on MPS and the CPU it is a plain copy, once a window. Rows are float32: MPS has
+    Two halves: one fills while the other is copied. Where the device has streams the copy runs on a second one into pinned
+    memory, and only the background thread waits for it; on MPS and the CPU it is a plain copy, once a window. Rows are float32: MPS has
     no float64 (pytorch#122602).
 
     pull_every: steps between copies. every: a point each so many steps, the mean over them, taken on the device.
@@ -76,8 +77,8 @@ class MetricBuffer:
         self._filled = self._pulled = 0  # rows since the start; the ring wraps
         self._notes: dict[str, list[tuple[int, float]]] = {}
         self._seen = time.perf_counter(), time.time()
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._copied: list[torch.cuda.Event | None] = [None, None]
+        self._side = streams.side_stream(device)
+        self._copied: list[torch.Event | None] = [None, None]
 
     def write(self, values: Mapping[str, Tensor]) -> None:
         """Keeps one step's 0-d tensors: one small kernel, nothing waits. Raises what the background met, at a pull."""
@@ -175,16 +176,16 @@ class MetricBuffer:
         self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
-    def _copy(self, rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    def _copy(self, rows: Tensor) -> tuple[Tensor, torch.Event | None]:
         if self._side is None:
             return self._over_all(self._means(rows)).to("cpu", copy=True), None
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
+        self._side.wait_stream(streams.current(self.device))
+        with streams.use(self._side):
             means = self._over_all(self._means(rows))
             host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
             host.copy_(means, non_blocking=True)
-            copied = torch.cuda.Event(blocking=True)  # waiting for it sleeps instead of spinning
-            copied.record()
+            copied = streams.event(self.device)
+            copied.record(self._side)
         return host, copied
 
     def _means(self, rows: Tensor) -> Tensor:  # (n, k) -> (ceil(n / every), k)
@@ -208,7 +209,7 @@ class MetricBuffer:
     def _deliver(
         self,
         host: Tensor,
-        copied: torch.cuda.Event | None,
+        copied: torch.Event | None,
         num_steps: int,
         last_step: int,
         notes: dict[str, list[tuple[int, float]]],

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runner import cli
-from runner.device import backends
+from runner.device import backends, torch_private
 from runner.device.backends import overruns, takes_channels_last
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
@@ -81,17 +81,17 @@ def test_which_layers_overwrite_memory(layer, is_so):
 def test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory(own_folder, monkeypatch):
     asked = []
 
-    def compile(function, **how):
-        asked.append(how.get("options"))
-        return function
+    def compile_graph(graph, inputs, *, options):
+        asked.append(options.get("layout_optimization"))
+        return graph
 
-    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch_private, "compile_graph", compile_graph, raising=False)
     words = ["device=cpu", "tracking.enabled=false", "train.num_steps=3", "data.limit=300", "train.compile=true"]
     for width in (4, 16):
         assert (
             cli.main([*words, "model=resnet", "model.depth=8", f"model.width={width}", f"hydra.run.dir=w{width}"]) == 0
         )
-    assert asked == [{"layout_optimization": False}, None]
+    assert asked == [False, False, None, None]  # for each, of two sizes of batches
 
 
 def test_a_run_says_it_keeps_it_and_exports_it(own_folder, capsys):
@@ -150,10 +150,13 @@ def test_a_deterministic_run_may_follow_another(fake_cuda, monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # a person's own
 
 
-def test_another_thread_has_the_runs_gpu(fake_cuda):
+def test_another_thread_has_the_runs_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", asked.append)
     backends.use_in_thread(torch.device("cuda:1"))
     backends.use_in_thread(torch.device("cpu"))
-    assert fake_cuda == [("set_device", torch.device("cuda:1"))]
+    backends.use_in_thread(torch.device("mps"))
+    assert asked == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize(("available", "fraction", "free"), [(64, None, 38), (64, 0.5, 14), (20, None, 20)])

@@ -15,6 +15,7 @@ from runner.data.loading.order import BATCH, mixed, permutation
 from runner.data.loading.resident import batches_a_gather
 from runner.data.loading.shard import Shard, Share
 from runner.data.loading.worker_reader import Planned, Reader
+from runner.device import streams
 from runner.device.placement import in_batches, map_tensors, move, num_rows, tensors
 
 
@@ -39,7 +40,7 @@ class Streamed:
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
         self._device, self._seed, self._shuffle = device, seed, shuffle
         self._num_workers = num_workers
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = streams.side_stream(device)
         self._idle: Reader | None = None
         self.device_bytes = 0
 
@@ -48,7 +49,7 @@ class Streamed:
         return -(-self.num_rows // self.batch_size)
 
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
-        """The batches of epoch `number` from `first_batch` on; waits for the host's reading, on CUDA never for a copy."""
+        """The batches of epoch `number` from `first_batch` on; waits for the host's reading, with streams never for a copy."""
         is_read = isinstance(self._rows, Dataset) or self._num_workers
         batches = (self._read if is_read else self._gathered)(number, first_batch, shard)
         if shard is None:
@@ -134,15 +135,15 @@ def _gather(tensor: Tensor, *, chosen: Tensor, pinned: bool) -> Tensor:
     return torch.index_select(tensor, 0, chosen, out=out)
 
 
-def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.cuda.Stream) -> Iterator[Any]:
-    """The batches on a CUDA device, each copied on the stream `side` while the step before it computes.
+def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.Stream) -> Iterator[Any]:
+    """The batches on a device with streams, each copied on the stream `side` while the step before it computes.
 
     batches: in pinned memory, which torch keeps until the copy is over. The host waits for nothing here.
     """
 
     def copy() -> Any:
         for batch in batches:
-            with torch.cuda.stream(side):
+            with streams.use(side):
                 return move(batch, device, non_blocking=True)
         return end
 
@@ -150,7 +151,7 @@ def copied_ahead(batches: Iterator[Any], device: torch.device, *, side: torch.cu
     ahead = copy()
     while ahead is not end:
         batch = ahead
-        current = torch.cuda.current_stream(device)
+        current = streams.current(device)
         current.wait_stream(side)  # for the copy of this batch: that of the next one is not on its way yet
         for tensor in tensors(batch):
             tensor.record_stream(current)  # made on `side`: else the next copy may get its memory while a step reads it

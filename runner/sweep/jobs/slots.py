@@ -33,9 +33,9 @@ def places(hardware: Hardware, slots: Mapping[str, int]) -> list[Slot]:
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
     usable.sort(key=lambda name: (name == "cpu", -(devices[name].free_bytes or 0)))
-    most = max((slots[name.partition(":")[0]] for name in usable), default=0)
+    most = max((slots.get(_kind(name), 1) for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
-    return [Slot(name, number) for number in range(most) for name in usable if number < slots[_kind(name)]]
+    return [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     """
     first = resolve(policy, hardware).device  # the first of a preference list that is there decides the kind
     asked = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
-    if asked not in ("auto", "all", "cuda", "xpu"):
+    if ":" in asked or asked in ("cpu", "mps"):
         return (first,)
     return tuple(name for name in hardware.devices() if _kind(name) == _kind(first) and why_not(name, hardware) is None)
 

@@ -7,6 +7,7 @@ from torch.utils.data import Dataset
 
 from runner.data.loading.resident import Resident
 from runner.data.loading.streamed import Streamed, copied_ahead
+from runner.device import streams
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
@@ -124,12 +125,12 @@ def test_nothing_is_read_before_it_is_asked_for(loader):
 
 
 class Log:
-    """Stands for torch.cuda and writes down who did what: the order is what the memory's safety hangs on."""
+    """Stands for the device's streams and writes down who did what: the order is what the memory's safety hangs on."""
 
     def __init__(self, monkeypatch):
         self.said = []
-        monkeypatch.setattr(torch.cuda, "stream", self.stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
+        monkeypatch.setattr(streams, "use", self.stream)
+        monkeypatch.setattr(streams, "current", lambda device: self)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.say("record", int(tensor[0])))
         self.inside = False
 

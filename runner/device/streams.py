@@ -1,0 +1,39 @@
+"""A device goes in; what lets copies go on beside its steps comes out: a second stream, and events of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from runner.device.capabilities import ONLY_BLOCKING
+
+
+def side_stream(device: torch.device) -> torch.Stream | None:
+    """A second stream of the device; None where it has none, or no pinned memory or events to go with it."""
+    if device.type in ONLY_BLOCKING:
+        return None
+    if device.type == "cuda":
+        return torch.cuda.Stream(device)
+    try:
+        torch.empty(1, pin_memory=True)
+        event(device)
+        return torch.Stream(device=device)
+    except (RuntimeError, NotImplementedError):  # an accelerator that has registered no such thing with torch
+        return None
+
+
+def use(stream: torch.Stream) -> AbstractContextManager[Any]:
+    """What is launched within goes to the stream."""
+    return torch.cuda.stream(stream) if isinstance(stream, torch.cuda.Stream) else stream
+
+
+def current(device: torch.device) -> torch.Stream:
+    """The stream that the steps are on."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else torch.accelerator.current_stream(device)
+
+
+def event(device: torch.device) -> torch.Event:
+    """An event that the host waits for asleep, where the device can do that."""
+    return torch.cuda.Event(blocking=True) if device.type == "cuda" else torch.Event(device=device, blocking=True)

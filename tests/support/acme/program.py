@@ -1,0 +1,81 @@
+"""What a person does on a second kind of device, in one process: python program.py; its last line is what came of it, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from runner import cli, run
+from runner.errors import RunnerError
+from runner.tracking.journal_reader import read_series
+from runner.training import metric_buffer
+
+WORDS = ["data=digits", "data.limit=600", "model=mlp", "model.dropout=0.1", "train.batch_size=64", "train.num_epochs=2"]
+WORDS += ["+optimizer.fused=false", "+optimizer.foreach=false", "metrics.pull_every=5", "tracking.enabled=false"]
+
+
+#: makes a tensor on the CPU in its step, and computes with it on the device
+LOST = """import torch
+from torch import nn
+
+class Lost(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.line(x.flatten(1)) + torch.ones(10)
+"""
+
+
+def losses(folder: str) -> list[float]:
+    return read_series(Path(folder))["train/loss"][2].tolist()
+
+
+def main() -> None:
+    found: dict[str, object] = {}
+    sides = []
+    made = metric_buffer.streams.side_stream
+    metric_buffer.streams.side_stream = lambda device: sides.append(made(device)) or sides[-1]
+    for name, more in {
+        "cpu": ["device=cpu"],
+        "acme": ["device=acme"],
+        "second": ["device=acme:1", "data.residency=stream"],
+        "auto": ["device=auto", "train.num_epochs=1"],
+    }.items():
+        summary = run([*WORDS, *more], folder=name)
+        found[name] = {
+            key: summary[key] for key in ("status", "peak_memory_bytes", "guard", "device") if key in summary
+        }
+        found[name]["losses"] = losses(name)
+        found[name]["streams"] = [str(side) for side in sides if side is not None]
+        sides.clear()
+    run([*WORDS, "device=acme", "train.max_seconds=0.000001"], folder="parts")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        codes = [cli.main(words) for words in (["resume", "parts", "train.max_seconds=null"], ["evaluate", "acme"])]
+    found["resumed"] = {"codes": codes, "losses": losses("parts"), "said": said.getvalue()}
+    Path("own.py").write_text(LOST)
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/lost.yaml").write_text("_target_: own.Lost\n")
+    for name, words in {
+        "lost": ["device=acme", "model=lost"],
+        "half": ["device=acme", "train.precision=bf16"],
+        "typo": ["device=acne"],
+        "number": ["device=acme:7"],
+    }.items():
+        try:
+            plain = [word for word in WORDS if name != "lost" or not word.startswith("model")]
+            found[name] = run([*plain, *words], folder=name)["error"]
+        except RunnerError as error:
+            found[name] = str(error)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        cli.main(["devices", "--json"])
+    found["devices"] = json.loads(said.getvalue())
+    print(json.dumps(found, default=str))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
