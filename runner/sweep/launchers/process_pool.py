@@ -23,6 +23,7 @@ from runner.version import PACKAGES
 #: a fork copies a process with its locks as they are: Apple's libraries do not bear that, and Windows has none
 FORKS = sys.platform == "linux"
 CLOSE_SECONDS = 10.0
+LAST_WORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,16 @@ class ProcessPool:
             start_new_session=True,
         )
 
-    def _ended_forks(self) -> list[Ended]:
+    def _news(self) -> list[dict[str, Any]]:
         with suppress(BlockingIOError):
             while chunk := os.read(self._events, 65536):
                 self._rest += chunk
         *lines, self._rest = self._rest.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _ended_forks(self) -> list[Ended]:
         found = []
-        for event in map(json.loads, lines):
+        for event in self._news():
             if "code" in event:
                 del self._pids[event["number"]]
                 found.append(Ended(event["number"], event["code"]))
@@ -163,6 +167,11 @@ class ProcessPool:
         return [Ended(number, None) for number in lost]
 
     def _ended_singles(self) -> list[Ended]:
+        for event in self._news():
+            process = self._singles.get(event["number"])  # None: it was found to have ended before this was read
+            if process is not None:
+                with suppress(subprocess.TimeoutExpired):  # it has said its last word, and ends at once
+                    process.wait(timeout=LAST_WORD_SECONDS)
         found = []
         for number, process in list(self._singles.items()):
             code = process.poll()

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     if hasattr(os, "fork") and len(argv) == 5 and argv[4] == "fork":
         _fork_for_each(requests, events, lifeline)
     elif (request := _read(requests)) is not None:
-        _do(request, lifeline)
+        _do(request, lifeline, events)
 
 
 @contextmanager
@@ -115,8 +115,11 @@ def _ended(running: dict[int, int]) -> list[tuple[int, int, int]]:
     return found
 
 
-def _do(request: Request, lifeline: int) -> NoReturn:
-    """Is the job, with its output in its log; ends the process with the job's exit code."""
+def _do(request: Request, lifeline: int, events: int | None = None) -> NoReturn:
+    """Is the job, with its output in its log; ends the process with the job's exit code.
+
+    events: hears that it is about to end, where no warm process would tell of it (None).
+    """
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGCHLD", signal.SIGTERM)):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,6 +144,9 @@ def _do(request: Request, lifeline: int) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
+    if events is not None:
+        with suppress(OSError):  # nobody listens any more
+            _tell(events, {"number": request.number, "code": code & 0xFF})
     os._exit(code & 0xFF)  # not sys.exit: what the warm process registered for its end is not the job's
 
 

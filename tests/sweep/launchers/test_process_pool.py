@@ -90,6 +90,25 @@ def test_a_job_that_ends_in_any_way_is_told_and_others_do_not_notice(nursery, tm
     assert nursery.running == []
 
 
+def test_who_waits_hears_of_an_end_where_nobody_forks(tmp_path):
+    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}, forks=False)
+    nursery.start(request("end_as_told", "3", tmp_path / "log"))
+    assert gone(nursery._pids[0])
+    assert select.select([nursery], [], [], 0)[0], "it is found to have ended by looking now and then"
+    assert nursery.ended() == [Ended(0, 3)]
+    nursery.close()
+
+
+def test_a_last_word_that_comes_late_says_nothing_new(tmp_path, monkeypatch):
+    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])}, forks=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(nursery, "_news", list)
+        nursery.start(request("end_as_told", "3", tmp_path / "log"))
+        assert all_ended(nursery, 1) == [Ended(0, 3)]
+    assert nursery.ended() == []
+    nursery.close()
+
+
 def test_what_a_job_raised_is_in_its_log(nursery, tmp_path):
     nursery.start(request("end_as_told", "raise", tmp_path / "log"))
     all_ended(nursery, 1)
