@@ -43,6 +43,7 @@ PEERS = {
     "limit_compiled": Peer("hand-written limit, compiled", "limit.py", variant="compiled", only_logged=0),
     "ours": Peer("runner", "ours.py", is_slow=False),
     "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
+    "jax": Peer("JAX, an epoch as one jitted scan", "with_jax.py", "jax", only_logged=0, only_on="cpu"),
     "ours_graph": Peer(
         "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
     ),

@@ -84,6 +84,17 @@ def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
 
 
 @pytest.mark.slow
+def test_jax_trains_the_same_network_and_tells(told):
+    if find_spec("jax") is None:
+        pytest.skip("jax is not installed here (pip install -c .constraints.txt -e '.[bench]')")
+    result = told("with_jax.py", "--steps=500", "--log-every=0")
+    assert set(result) == TOLD
+    assert (result["num_steps"], result["num_steps_steady"], result["points"]) == (500, 450, 0)
+    assert 0 < result["seconds_steady"] < result["seconds"]
+    assert result["loss"] < 0.3
+
+
+@pytest.mark.slow
 def test_ours_tells_the_same_and_what_its_publisher_took(told, device):
     result = told("ours.py", "--steps=150", f"--device={device}", "--words=metrics.pull_every=50")
     of_points = {"process_seconds", "publisher_cpu_seconds", "seconds_after_last_step"}
