@@ -182,22 +182,22 @@ def set_generator_states(states: Mapping[str, Any], device: torch.device) -> Non
         module.set_rng_state(*given)
 
 
-def peak_memory_bytes(device: torch.device) -> int:
-    """What the run took at most: the allocator's peak, what the driver holds on MPS, else the process's own peak."""
+def peak_memory(device: torch.device) -> tuple[int, str]:
+    """What the run took at most, in bytes, and whose number it is: MPS keeps no peak."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_allocated(device), "allocator, at most"
     if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
+        return torch.mps.driver_allocated_memory(), "driver, at the end"
     if device.type != "cpu" and (told := _told(torch.accelerator.max_memory_allocated, device)) is not None:
-        return int(told)
+        return int(told), "allocator, at most"
     try:
         import resource  # POSIX only
     except ImportError:
         import psutil
 
-        return int(psutil.Process().memory_info().rss)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) if os.uname().sysname == "Darwin" else int(peak) * 1024  # bytes on macOS, KiB elsewhere
+        return int(psutil.Process().memory_info().rss), "process, at the end"
+    peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    return peak if os.uname().sysname == "Darwin" else peak * 1024, "process, at most"  # bytes on macOS, KiB elsewhere
 
 
 def is_out_of_memory(error: BaseException) -> bool:

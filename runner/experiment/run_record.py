@@ -130,6 +130,7 @@ def log_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool)
 def summarise(settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice) -> dict[str, Any]:
     """What summary.json holds, but for the tracker's part and the seconds before and after training."""
     train_seconds, best = result.seconds["train"], result.best
+    peak_bytes, whose = backends.peak_memory(parts.device)
     per_second = 1 / train_seconds if train_seconds else 0.0
     num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
     return {
@@ -149,7 +150,8 @@ def summarise(settings: Settings, parts: Parts, record: Record, result: Result, 
         "seconds": dict(result.seconds),
         "steps_per_second": result.num_steps * per_second,
         "samples_per_second": result.num_samples * per_second,
-        "peak_memory_bytes": backends.peak_memory_bytes(parts.device),
+        "peak_memory_bytes": peak_bytes,
+        "peak_memory_of": whose,
         "host_reads": {"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
         "tracker": {"points_written": 0, "points_pending": record.points if settings.tracking.enabled else 0},
         "versions": provenance.versions(),

@@ -270,7 +270,9 @@ def test_the_persons_file_wins_over_ours(folder, capfd):
         cli.main(["model=mlp", "data=arrays", "data.path=good.npz", "train.num_epochs=1", OFF, "hydra.run.dir=run"])
         == 0
     )
-    assert json.loads((folder / "run" / "summary.json").read_text())["num_parameters"] == 5 * 3 + 3
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["num_parameters"] == 5 * 3 + 3
+    assert summary["peak_memory_bytes"] > 10_000_000 and summary["peak_memory_of"] == "process, at most"
 
 
 def test_a_run_can_be_run_again_from_its_folder(folder):

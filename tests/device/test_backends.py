@@ -168,6 +168,16 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
     assert backends.free_memory_bytes(torch.device("mps"), memory_fraction=fraction) == free * gib
 
 
+def test_a_peak_says_whose_it_is(monkeypatch):
+    """MPS keeps none: it is what is held in the end."""
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 8)
+    assert backends.peak_memory(torch.device("mps")) == (7, "driver, at the end")
+    assert backends.peak_memory(torch.device("cuda:1")) == (8, "allocator, at most")
+    peak, whose = backends.peak_memory(torch.device("cpu"))
+    assert peak > 10_000_000 and whose == "process, at most"
+
+
 def test_a_macs_fraction_is_of_one_run_alone(monkeypatch):
     header = Path(torch.__file__).parent / "include/ATen/mps/MPSAllocator.h"
     (usual,) = re.findall(r"default_high_watermark_ratio = ([\d.]+)", header.read_text())
