@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -91,9 +92,26 @@ def open_store(uri: str) -> MlflowClient:
     if path is None:
         return MlflowClient(uri)
     with FileLock(store_uri.creation_lock(path), timeout=120, thread_local=False):
+        if not path.exists():
+            _make_database(path)
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
     return client
+
+
+def _make_database(path: Path) -> None:
+    """A new sqlite store, beside its place until it is whole: MLflow's migrations can't go on where a process that was
+    killed has left them."""
+    from mlflow import MlflowClient
+
+    making = path.with_name(f".{path.name}.making")
+    for left in (making, making.with_name(f"{making.name}-journal")):
+        left.unlink(missing_ok=True)
+    client = MlflowClient(f"sqlite:///{making}")
+    client.search_experiments(max_results=1)
+    store: Any = client._tracking_client.store
+    store.engine.dispose()  # MLflow keeps it, and its connection to a file that is about to move
+    making.replace(path)
 
 
 def ask(uri: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import wait_for
 
 from runner.tracking import mlflow_store
 
@@ -153,6 +154,19 @@ def test_eight_processes_at_once_make_one_store_one_experiment_and_eight_runs(tm
     assert len({experiment for experiment, _ in made}) == 1
     assert len({run for _, run in made}) == 8
     assert len(mlflow_store.open_store(uri).search_runs([made[0][0]])) == 8
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_makes_the_store_leaves_none_that_is_broken(tmp_path, warm):
+    path = tmp_path / "mlflow.db"
+    making = tmp_path / ".mlflow.db.making"
+    with warm.program([sys.executable, "-W", "ignore", "-c", CREATE, f"sqlite:///{path}", "0"]) as process:
+        wait_for(lambda: making.exists() and making.stat().st_size, "the first of MLflow's tables")
+        process.kill()
+    assert making.exists() and not path.exists()
+    client = mlflow_store.open_store(f"sqlite:///{path}")
+    assert [found.name for found in client.search_experiments()] == ["Default"]
+    assert path.exists() and not making.exists()
 
 
 def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
