@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runner.device.precision import AMPERE
 from runner.errors import Fault, RunnerError
 
 #: what torch would take by itself, before any run changes it
@@ -97,6 +98,19 @@ def set_tf32(on: bool) -> None:
     for part in ("conv", "rnn"):  # since torch 2.9
         if hasattr(torch.backends.cudnn, part):
             getattr(torch.backends.cudnn, part).fp32_precision = "tf32" if on else "ieee"
+
+
+def idle_units(device: torch.device, precision: str) -> str:
+    """What a precision leaves idle of a device, with what to write; "" for nothing. Tensor cores take float32 as TF32, six
+    times as fast on an H100 by NVIDIA's figures."""
+    if (
+        device.type != "cuda"
+        or precision != "fp32"
+        or torch.version.hip
+        or torch.cuda.get_device_capability(device) < AMPERE
+    ):
+        return ""
+    return "fp32 leaves the tensor cores idle: train.precision=tf32 or train.precision=bf16 takes them"
 
 
 def takes_channels_last(

@@ -227,3 +227,17 @@ def test_a_runs_precision_holds_whatever_was_said_to_torch_before(before):
             assert {part.fp32_precision for part in parts} == {"tf32" if on else "ieee"}
     finally:
         backends.set_tf32(False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "capability", "is_told"),
+    [
+        ("cuda", "fp32", (8, 0), True),
+        ("cuda", "fp32", (7, 5), False),
+        ("cuda", "tf32", (9, 0), False),
+        ("cpu", "fp32", None, False),
+    ],
+)
+def test_tensor_cores_that_stay_idle_are_told(kind, precision, capability, is_told, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert ("train.precision=tf32" in backends.idle_units(torch.device(kind), precision)) is is_told

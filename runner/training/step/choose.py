@@ -65,19 +65,19 @@ def choose_steps(
     compiling = _compiling(parts, is_alone=several is None)
     of_steps = None if parts.falls_by_metric else parts.schedule  # the others fall at the ends of epochs
     rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
-    step = make()
-    if train.compile:
-        is_first = progress.step == 0
-        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
-    step = guard.on(step, of_groups=True)
-    one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
     repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
+    step = first = guard.on(make(), of_groups=True)
+    if train.compile:
+        is_first = progress.step == 0 and repeater is None  # else it is taken before, as it is written
+        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
+        step = step if repeater else guard.on(step, of_groups=True)
+    one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
     if repeater is None:
         return one_by_one
     return OnDevice(
         make,
         batches,
-        first=guard.on(make(), of_groups=True),
+        first=first,
         accumulate_steps=train.accumulate_steps,
         rates=rates,
         limits=parts.limits,

@@ -218,6 +218,16 @@ WORDS = [
 ]
 
 
+DECIDING = """
+from runner.tasks.classification import Classification
+
+class Deciding(Classification):
+    def __call__(self, model, batch):
+        values = super().__call__(model, batch)
+        return values if values["loss"] > -1 else {}
+"""
+
+
 @pytest.fixture
 def compilers():
     """Ends the threads that torch keeps for the next thing to compile."""
@@ -244,6 +254,26 @@ def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers, monkeypatch)
     plain = run([*WORDS, "train.num_steps=5", "train.compile=false"], folder=own_folder / "plain")
     assert plain["metrics"]["train/loss"] == pytest.approx(whole["metrics"]["train/loss"], rel=1e-4)
     assert json.loads(Path(own_folder / "whole" / "summary.json").read_text())["num_steps"] == 5
+
+
+def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, monkeypatch):
+    """Only the first step of the undisturbed run is as it is written."""
+    firsts = []
+
+    def noted(make, *, is_first, **more):
+        firsts.append(is_first)
+        return make_compiled(make, is_first=is_first, **more)
+
+    monkeypatch.setattr("runner.training.step.choose.make_compiled", noted)
+    (own_folder / "deciding.py").write_text(DECIDING)
+    words = [*WORDS, "task._target_=deciding.Deciding", "task.plots=false", "train.num_steps=5"]
+    run(words, folder=own_folder / "whole")
+    run([*words, "train.max_seconds=0.000001"], folder=own_folder / "parts")  # one step
+    assert cli.main(["resume", "parts", "train.max_seconds=null"]) == 0
+    curves = [read_series(own_folder / name)["train/loss"][2].tolist() for name in ("whole", "parts")]
+    assert len(curves[0]) == 5 and curves[0] == curves[1]
+    assert firsts == [False] * 3  # the first one was taken before
+    assert "compile: the forward pass alone" in (own_folder / "whole" / "runner.log").read_text()
 
 
 def test_a_guard_on_every_step_is_refused():
