@@ -19,7 +19,7 @@ from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best, Progress
 from runner.training.signals import Stop
 from runner.training.step.eager import Rates, StepByStep
-from runner.training.step.on_device import OnDevice
+from runner.training.step.on_device import OnDevice, Repeating
 from runner.training.step.train_step import StepOptions, make_step
 from runner.training.stopping import Limits, OwnStopCondition
 
@@ -101,9 +101,7 @@ def trained(
             accumulate_steps=accumulate,
             rates=rates,
             limits=bounds,
-            repeater=repeater,
-            **({"instead": epochs} if options.pop("has_instead", False) else {}),
-            **options,
+            how=Repeating(repeater, instead=epochs if options.pop("has_instead", False) else None, **options),
         )
     asked = OwnStopCondition(Stop(), bounds)
 

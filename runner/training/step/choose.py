@@ -22,7 +22,7 @@ from runner.training.progress import Progress
 from runner.training.step.compiled import Compiling, Repeated, make_compiled
 from runner.training.step.cuda_graphs import Graphs, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
-from runner.training.step.on_device import OnDevice, Repeater, Steps
+from runner.training.step.on_device import OnDevice, Repeater, Repeating, Steps
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import Step, StepOptions, make_step
 
@@ -81,10 +81,12 @@ def choose_steps(
         accumulate_steps=train.accumulate_steps,
         rates=rates,
         limits=parts.limits,
-        repeater=repeater,
-        as_formula=train.compile,
-        usual_rows=compiling.usual_rows if train.compile else None,
-        instead=None if train.cuda_graph else one_by_one,
+        how=Repeating(
+            repeater,
+            as_formula=train.compile,
+            usual_rows=compiling.usual_rows if train.compile else None,
+            instead=None if train.cuda_graph else one_by_one,
+        ),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,21 @@ class Repeater(Protocol):
         """Takes them. Raises: CannotTraceError, before anything has changed, where they can't be."""
 
 
+@dataclass(frozen=True)
+class Repeating:
+    """How steps are repeated, and what is done where they can't be.
+
+    repeater: what takes several steps at once, made from them. as_formula: see FixedUpdate.
+    usual_rows: of a step's last batch where others are rare (None: no size is).
+    instead: takes the steps where a repeater can't (None: that is an error, of a graph that was asked for).
+    """
+
+    repeater: Callable[[Steps], Repeater]
+    as_formula: bool = False
+    usual_rows: int | None = None
+    instead: Epochs | None = None
+
+
 class OnDevice:
     """Epochs whose steps read all that changes from step to step on the device: the epoch's order and the place in it, the
     rates, the row of the metric buffer.
@@ -56,9 +72,6 @@ class OnDevice:
     Steps before the optimizer has its state, and those of rare sizes, are taken as they are written.
 
     make: the run's train_step.make_step, with options by their names; first: what it makes, with the guard on it.
-    repeater: what takes several steps at once, made from these.
-    as_formula: see FixedUpdate. usual_rows: of a step's last batch where others are rare (None: no size is).
-    instead: takes the steps where a repeater can't (None: that is an error, of a graph that was asked for).
     """
 
     def __init__(
@@ -70,16 +83,13 @@ class OnDevice:
         accumulate_steps: int,
         rates: Rates,
         limits: Limits,
-        repeater: Callable[[Steps], Repeater],
-        as_formula: bool = False,
-        usual_rows: int | None = None,
-        instead: Epochs | None = None,
+        how: Repeating,
     ) -> None:
         """batches: of a split that lies on the device. limits: which no steps that are taken at once may pass by."""
         data = batches.indexed()
         assert data is not None
         self._make, self._data, self._rates, self._limits = make, data, rates, limits
-        self._as_formula, self._usual_rows, self._instead = as_formula, usual_rows, instead
+        self._as_formula, self._usual_rows, self._instead = how.as_formula, how.usual_rows, how.instead
         self._optimizer, self._buffer, self._progress = rates.optimizer, rates.buffer, rates.progress
         self._device = device = rates.buffer.device
         num_rows, batch_size = batches.num_rows, batches.batch_size
@@ -97,7 +107,7 @@ class OnDevice:
         self._is_left = False  # for what is there instead
         self._update: FixedUpdate | None = None
         self._first = self._step = first
-        self._repeater = repeater(self)
+        self._repeater = how.repeater(self)
 
     @property
     def steps_per_epoch(self) -> int:
