@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ class Screen:
         self._epoch = 0
         self._drawn = 0.0
         self._values: dict[str, float] = {}
+        self._lock = threading.Lock()  # the background thread adds to them while the epoch's end shows them
         self._speed = 0.0
 
     def say(self, text: str) -> None:
@@ -71,15 +73,17 @@ class Screen:
     def window(self, window: Window) -> None:
         """News from the device; called by the background thread."""
         self._speed = window.num_steps / max(window.seconds, 1e-9)
-        self._values.update(zip(window.names, map(float, window.values[-1]), strict=True))
+        with self._lock:
+            self._values.update(zip(window.names, map(float, window.values[-1]), strict=True))
         if self._bar is not None and time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES:
             self._draw(int(window.steps[-1]))
 
     def epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """The values at an epoch's end."""
         self._epoch = epoch
-        self._values.update(values)
-        text = f"epoch {epoch}/{self._num_epochs}  step {step}  {_values(self._values)}"
+        with self._lock:
+            self._values.update(values)
+        text = f"epoch {epoch}/{self._num_epochs}  step {step}  {self._shown()}"
         log.info(text)
         is_last = epoch == self._num_epochs
         if self._bar is not None:
@@ -113,19 +117,19 @@ class Screen:
         self.console.show_cursor()
         self.say(text)
 
+    def _shown(self) -> str:
+        with self._lock:
+            return "  ".join(f"{name} {readable(value)}" for name, value in self._values.items())
+
     def _draw(self, step: int) -> None:
         assert self._bar is not None
         self._drawn = time.monotonic()
-        news = f"{self._speed:,.0f} steps/s  {_values(self._values)}"
+        news = f"{self._speed:,.0f} steps/s  {self._shown()}"
         epoch = min(self._epoch + 1, self._num_epochs)
         self._bar.update(
             self._bar.task_ids[0], completed=step, description=f"epoch {epoch}/{self._num_epochs}", news=news
         )
         self._bar.refresh()
-
-
-def _values(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {readable(value)}" for name, value in values.items())
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,6 +29,7 @@ class Reporter:
         self._batch_rows = batch_rows
         self._sums: dict[str, float] = {}
         self._num_rows = 0
+        self._lock = threading.Lock()  # of the sums: means() is asked while windows still come
         self._waiting: list[Points] = []
         self._num_waiting = 0  # of the points that are counted
 
@@ -55,9 +57,10 @@ class Reporter:
         self._waiting += blocks
         self._num_waiting += int(new.sum()) * len(window.names)
         self._record.metrics |= dict(zip(window.names, map(float, window.values[-1]), strict=True)) | speed
-        for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
-            self._sums[name] = self._sums.get(name, 0.0) + float(total)
-        self._num_rows += len(window.values)
+        with self._lock:
+            for name, total in zip(window.names, window.values.sum(0, dtype=np.float64), strict=True):
+                self._sums[name] = self._sums.get(name, 0.0) + float(total)
+            self._num_rows += len(window.values)
         self._screen.window(window)
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
@@ -89,8 +92,9 @@ class Reporter:
 
     def means(self) -> dict[str, float]:
         """The means over the training's points since the last call."""
-        means = {name: total / self._num_rows for name, total in self._sums.items()}
-        self._sums, self._num_rows = {}, 0
+        with self._lock:
+            means = {name: total / self._num_rows for name, total in self._sums.items()}
+            self._sums, self._num_rows = {}, 0
         return means
 
     def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:

@@ -1,8 +1,10 @@
 """What a run's end says of numbers that no table is made for."""
 
 import io
+import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.console import Console
 from runner.device.capabilities import slow_layers
 from runner.experiment.console import Screen, parts_in_words
 from runner.models.recurrent import Recurrent
+from runner.training.metric_buffer import Window
 
 
 @pytest.fixture
@@ -49,3 +52,22 @@ def test_what_has_no_kernel_on_a_mac_is_told_at_the_start(device, model, notes):
     assert [line for line in parts_in_words(settings, parts) if "slower" in line] == [
         f"model:  {word}" for word in words
     ]
+
+
+def test_a_window_that_comes_while_an_epochs_end_is_written_waits_for_it(screen, monkeypatch):
+    """It adds names, and both are of one dictionary: a run once failed of that, on a busy machine."""
+    late = Window(("train/late",), np.array([1]), np.ones((1, 1), np.float32), np.array([0]), 1.0, 1, {})
+    threads = []
+
+    def readable(value):
+        if not threads:
+            threads.append(threading.Thread(target=screen.window, args=(late,)))
+            threads[0].start()
+            threads[0].join(0.2)
+        return str(value)
+
+    monkeypatch.setattr("runner.experiment.console.readable", readable)
+    screen.epoch(1, 1, {"val/loss": 1.0, "val/accuracy": 2.0})
+    threads[0].join()
+    screen.epoch(2, 2, {})
+    assert "train/late 1.0" in screen._shown()
