@@ -70,11 +70,12 @@ def set_switches(
         # torch looks once a process, at its first product: a deterministic run after another would be refused (32 MiB)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-    set_tf32(precision == "tf32")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if device.type == "cpu":
         torch.set_num_threads(num_threads or automatic_threads())
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
         torch.cuda.set_per_process_memory_fraction(memory_fraction or 1.0, device)
@@ -85,19 +86,6 @@ def set_switches(
     elif device.type != "cpu":
         torch.accelerator.set_device_index(device)
         _told(torch.accelerator.reset_peak_memory_stats, device)
-
-
-def set_tf32(on: bool) -> None:
-    """Whether float32 products and convolutions may be TF32's on a GPU, said to both of torch's interfaces, in this order.
-
-    By the old one alone a `torch.backends.fp32_precision = "tf32"` of somebody's module would go on for convolutions of a
-    run in fp32; by the new one alone torch.get_float32_matmul_precision() raises, which Inductor asks (torch 2.13).
-    """
-    torch.set_float32_matmul_precision("high" if on else "highest")
-    torch.backends.cudnn.allow_tf32 = on
-    for part in ("conv", "rnn"):  # since torch 2.9
-        if hasattr(torch.backends.cudnn, part):
-            getattr(torch.backends.cudnn, part).fp32_precision = "tf32" if on else "ieee"
 
 
 def idle_units(device: torch.device, precision: str) -> str:

@@ -200,35 +200,6 @@ def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
     assert (backends.automatic_threads(), backends.automatic_threads(2)) == (4, 2)
 
 
-def _all_by_new_words(word):
-    torch.backends.fp32_precision = word
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        lambda: None,
-        lambda: _all_by_new_words("tf32"),
-        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
-        lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
-    ],
-    ids=["nothing", "all, new words", "products, new words", "convolutions, old words"],
-)
-def test_a_runs_precision_holds_whatever_was_said_to_torch_before(before):
-    """And can be read by the old words and the new ones, which raise where the two disagree."""
-    try:
-        for on in (False, True, False):
-            before()
-            backends.set_tf32(on)
-            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
-            assert torch.backends.cuda.matmul.allow_tf32 is on
-            assert torch.backends.cudnn.allow_tf32 is on
-            parts = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-            assert {part.fp32_precision for part in parts} == {"tf32" if on else "ieee"}
-    finally:
-        backends.set_tf32(False)
-
-
 @pytest.mark.parametrize(
     ("kind", "precision", "capability", "is_told"),
     [
