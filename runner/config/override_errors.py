@@ -142,6 +142,10 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
     if "Could not override" in message or "Could not delete" in message or "Key '" in message:
+        if bare in known and value.startswith("{"):
+            return Fault(
+                text, f"{bare} is a mapping already, without these keys", f"'++{bare}={value}', which adds them"
+            )
         hits = validate.suggest_keys(bare, known)
         fix = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
         return Fault(text, f"there is no key {bare}", fix)

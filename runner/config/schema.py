@@ -115,6 +115,9 @@ class Placement:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
     strategy: str = _one_of("ddp", "fsdp")
+    map: Any = _value(
+        "devices by module path, {encoder: cuda:0}", lambda value: value is None or isinstance(value, Mapping), "null"
+    )
     unused_parameters: bool = MISSING
 
 

@@ -1,4 +1,4 @@
-"""Nothing goes in; the bytes that this process may still take come out: by the machine, its container and its own limits."""
+"""The bytes that this process may still take: by the machine, its container and its own limits. And bytes as people say them."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def _sizes() -> dict[str, int]:
         return {}
     parts = (line.split() for line in lines if line.endswith("kB"))
     return {name.rstrip(":"): int(count) * 1024 for name, count, _ in parts}
+
+
+def size_in_words(num_bytes: float) -> str:
+    """12.3 GiB"""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.3g} {name}" if num_bytes < 1000 * unit else f"{num_bytes / unit:,.0f} {name}"
+    return f"{num_bytes / 2**10:.3g} KiB"

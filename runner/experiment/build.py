@@ -24,6 +24,8 @@ from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends
+from runner.device.host_memory import size_in_words
+from runner.device.module_map import spread
 from runner.device.placement import place, tensors
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of
@@ -120,12 +122,16 @@ def prepare_training(
     check_trains(inner, asked=f"model._target_={node['_target_']}")
     weights = _start(inner, shared, goes_on=goes_on)
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
+    lies: dict[torch.device, int] = {}  # where, and how many bytes, if on several devices
     if divide is not None:
         mean = copy.deepcopy(model) if decay else None
         shards = divide([each for each in (model, mean) if each is not None])
         layout = shards.words
     else:
-        model = place(model, device)
+        if cfg.placement.map:
+            lies = spread(model, device, cfg.placement.map, prefix=prefix)
+        else:
+            model = place(model, device)
         layout = _lay_out(cfg, model, device)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
@@ -149,7 +155,8 @@ def prepare_training(
         test=loaders.get("test"),
         model=model,
         weights=weights,
-        layout=layout,
+        elsewhere=tuple(at for at in lies if at != device),
+        layout=", ".join(filter(None, (layout, _by_device(lies)))),
         task=place(task, device) if isinstance(task, nn.Module) else task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
@@ -167,6 +174,12 @@ def prepare_training(
         best=best,
         shards=shards,
     )
+
+
+def _by_device(lies: Mapping[torch.device, int]) -> str:
+    """A model on several devices, in words."""
+    sizes = ", ".join(f"{at} {size_in_words(num_bytes)}" for at, num_bytes in lies.items())
+    return f"weights on {sizes}: the devices take turns, which gives room and no speed" if len(lies) > 1 else ""
 
 
 def _needs_validation(

@@ -10,12 +10,13 @@ from runner.config import validate
 from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
-from runner.device import Choice, Hardware, check_precision, choose, probe
+from runner.device import Choice, Hardware, check_precision, choose, parse, probe, resolve
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_optimizer import rehearsed
 from runner.experiment.given import Checked
 
+ONE_DEVICE = "a module lies on one device: cpu, mps, or one with its number"
 #: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
 REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
 
@@ -49,7 +50,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
             if key in SHARED:
                 schema, usual = SHARED[key]
                 found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
-    found += metric_faults(cfg) + _not_together(cfg, choice)
+    found += metric_faults(cfg) + _not_together(cfg, choice) + _module_map_faults(cfg, hardware, choice)
     if not any(REHEARSED.search(fault.asked) for fault in found):
         found += rehearsed(cfg, mode=best_of(cfg).mode)
     if found or choice is None:
@@ -82,4 +83,39 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     ):
         if validate.value(cfg, setting) == value:
             found.append(Fault(f"{asked} {setting}={value}", problem, fix))
+    return found
+
+
+def _module_map_faults(cfg: DictConfig, hardware: Hardware | None, choice: Choice | None) -> list[Fault]:
+    """Of placement.map: devices that are none, or not here, and what does not go with several. The paths only the model knows."""
+    devices = validate.value(cfg, "placement.map")
+    if not OmegaConf.is_dict(devices):
+        return []
+    found, kinds = [], {choice.device.partition(":")[0]} if choice is not None else set()
+    for path, value in devices.items():
+        device = str(value)
+        asked = f"placement.map={{{path}: {device}}}"
+        kinds.add(device.partition(":")[0])
+        try:
+            parse(device)
+            if ":" not in device and device not in ("cpu", "mps"):
+                found.append(Fault(asked, ONE_DEVICE, f"{path}: {device if device != 'auto' else 'cuda'}:0"))
+            elif hardware is not None:
+                resolve((device,), hardware)
+        except RunnerError as error:
+            found += [Fault(asked, each.problem, each.fix.replace("device=", f"{path}: ")) for each in error.faults]
+    if devices:
+        asked, problem = "placement.map", "its steps go from device to device"
+        for setting, value, fix in (
+            ("train.compile", True, "train.compile=false"),
+            ("train.cuda_graph", True, "train.cuda_graph=false"),
+            ("placement.strategy", "fsdp", "placement.strategy=ddp and train.num_processes=1"),
+        ):
+            if validate.value(cfg, setting) == value:
+                words = "true" if value is True else value
+                found.append(Fault(f"{asked} with {setting}={words}", problem, f"{fix}, or placement.map=null"))
+        precision = validate.value(cfg, "train.precision")
+        if len(kinds) > 1 and precision in ("bf16", "fp16"):
+            problem = f"{precision} is of one kind of device, and these are {' and '.join(sorted(kinds))}"
+            found.append(Fault(f"{asked} with train.precision={precision}", problem, "train.precision=fp32"))
     return found

@@ -65,7 +65,7 @@ class Costs:
         self.compute_seconds = self.memory_seconds = self.roofline_seconds = 0.0
         self.peak: Moment = Moment("setup", {})
         self.timeline: list[Moment] = []  # of memory, where it changed
-        self._device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
+        self.device, self._speeds, self._tf32 = device, speeds or Speeds(), tf32
         self._live: dict[int, tuple[str, int]] = {}  # by storage: its part and its bytes
         self._parts: Counter[str] = Counter()
         self._total = 0
@@ -116,7 +116,7 @@ class Costs:
         return "backward" if _is_backward() else self.phase
 
     def _is_here(self, tensor: Tensor) -> bool:
-        return tensor.device == self._device and tensor.layout is torch.strided
+        return tensor.device == self.device and tensor.layout is torch.strided
 
     def _track(self, tensor: Tensor, part: str) -> None:
         storage = tensor.untyped_storage()
@@ -124,7 +124,7 @@ class Costs:
         if key in self._live:
             return
         size = storage.nbytes()
-        unit = ROUNDED_TO.get(self._device.type, 1)
+        unit = ROUNDED_TO.get(self.device.type, 1)
         size = -(-size // unit) * unit
         self._live[key] = (part, size)
         weakref.finalize(storage, self._free, key).atexit = False

@@ -56,6 +56,7 @@ class Trial:
     meetings: Meetings
     slow: Slow
     costs: Costs
+    elsewhere: tuple[Costs, ...]  # of the other devices that modules lie on
     findings: list[Finding]
     reads: list[HostRead]
     #: where the run goes one way or another by values that only the device has, and how often in this step
@@ -80,6 +81,14 @@ class Trial:
             average=parts.average,
         )
 
+    @property
+    def all_costs(self) -> tuple[Costs, ...]:
+        return (self.costs, *self.elsewhere)
+
+    def forget_work(self) -> None:
+        for costs in self.all_costs:
+            costs.forget_work()
+
     def take_steps(self) -> None:
         """Three steps, fully watched; `costs` holds the last one's work and the highest memory of the last two."""
         step, costs = self.step(), self.costs
@@ -89,18 +98,20 @@ class Trial:
             if number == 1:
                 for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
                     costs.hold(part, num_bytes)
-                costs.forget_work()
+                self.forget_work()
             if number == 2:
-                peak, timeline = costs.peak, list(costs.timeline)
-                costs.forget_work()
+                before = [(each.peak, list(each.timeline)) for each in self.all_costs]
+                self.forget_work()
             self._count_anew()
-            with self._watching(self.meetings, self.slow, costs):
+            with self._watching(self.meetings, self.slow, *self.all_costs):
                 self.buffer.write(step(self.group))
                 if self.parts.schedule is not None and not self.parts.falls_by_metric:
                     self.parts.schedule.step()
-            _own_state(costs, self.parts)
-        if peak.num_bytes > costs.peak.num_bytes:
-            costs.peak, costs.timeline = peak, timeline
+            for each in self.all_costs:
+                _own_state(each, self.parts)
+        for each, (peak, timeline) in zip(self.all_costs, before, strict=True):
+            if peak.num_bytes > each.peak.num_bytes:
+                each.peak, each.timeline = peak, timeline
 
     def evaluate_once(self) -> None:
         """One batch as it is evaluated."""
@@ -119,19 +130,19 @@ class Trial:
         self.names.forget()
 
     def peak_bytes(self, batch_size: int, *, precision: str) -> int:
-        """The highest memory of a step with batches of another size."""
+        """The highest memory of a step with batches of another size, on the device that takes most."""
         size = max(1, num_rows(self.group[0]))
         self._count_anew()
         group = tuple(
             map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device)) for batch in self.group
         )
         step = self.step(precision=precision)
-        with HostReads(self.device, observers=(self.costs,)), _phases(self.costs, self.parts):
+        with HostReads(self.device, observers=self.all_costs), _phases(self.all_costs, self.parts):
             ahead = self._ahead(group)
             self.costs.belongs(_all((*group, *ahead)), "batch")
-            self.costs.forget_work()
+            self.forget_work()
             step(group)
-        return self.costs.peak.num_bytes
+        return max(costs.peak.num_bytes for costs in self.all_costs)
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
         """What a streaming loader copies to a GPU while the step computes: as much as this batch came with."""
@@ -144,7 +155,7 @@ class Trial:
     def _watching(self, *observers: Observer) -> Iterator[None]:
         reads = HostReads(self.device, observers=observers)
         try:
-            with reads, _phases(self.costs, self.parts):
+            with reads, _phases(self.all_costs, self.parts):
                 yield
         finally:
             self.reads += reads.found
@@ -163,8 +174,9 @@ def build(
     num_processes: of which this is one. in_parts: whether each has a part of every weight, or all of them.
     """
     names, lines = Names(), call_site.Lines()
-    meetings, slow = Meetings(device, names, lines), Slow(device, lines)
-    costs = Costs(device, speeds=speeds, tf32=cfg.train.precision == "tf32")
+    others = _other_devices(cfg, device)
+    meetings, slow = Meetings(device, names, lines, others=others), Slow(device, lines)
+    costs, *elsewhere = (Costs(at, speeds=speeds, tf32=cfg.train.precision == "tf32") for at in (device, *others))
     findings: list[Finding] = []
     turns: Counter[str] = Counter()
     pretence.forgives = _forgiving(meetings, findings, lines)
@@ -184,15 +196,38 @@ def build(
     for batch in group:
         names.batch(batch)
     costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
-    costs.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
-    if parts.average is not None:
-        costs.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
+    for each in (costs, *elsewhere):
+        each.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
+        if parts.average is not None:
+            each.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")
     costs.belongs(_all(group), "batch")
     buffer = MetricBuffer(device, lambda window: None, background=Background(), pull_every=cfg.metrics.pull_every)
     parts.model.train()
     return Trial(
-        cfg, device, parts, group, buffer, names, meetings, slow, costs, findings, [], turns, num_processes, in_parts
+        cfg,
+        device,
+        parts,
+        group,
+        buffer,
+        names,
+        meetings,
+        slow,
+        costs,
+        tuple(elsewhere),
+        findings,
+        [],
+        turns,
+        num_processes,
+        in_parts,
     )
+
+
+def _other_devices(cfg: DictConfig, device: torch.device) -> list[torch.device]:
+    """That placement.map names beside the run's own. Raises: NotSimulated for one of another kind."""
+    found = [at for at in dict.fromkeys(torch.device(at) for at in (cfg.placement.map or {}).values()) if at != device]
+    if any(at.type != device.type for at in found):
+        raise NotSimulated("placement.map has devices of two kinds, and one kind is simulated at a time")
+    return found
 
 
 def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
@@ -263,19 +298,24 @@ def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
 
 
 @contextmanager
-def _phases(costs: Costs, parts: Parts) -> Iterator[None]:
+def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
     """Tells the costs what goes on: forward, backward, optimizer; and which memory is a gradient's."""
 
-    def moves(*_: Any) -> None:
-        costs.phase, costs.part = "optimizer", "optimizer"
+    def begins(phase: str, part: str) -> None:
+        for costs in all_costs:
+            costs.phase, costs.part = phase, part
 
-    hooks = [register_optimizer_step_pre_hook(moves)]
+    def owns(found: Tensor) -> None:
+        for costs in all_costs:
+            costs.belongs([found.grad], "gradients")
+
+    hooks = [register_optimizer_step_pre_hook(lambda *_: begins("optimizer", "optimizer"))]
     hooks += [
-        parameter.register_post_accumulate_grad_hook(lambda found: costs.belongs([found.grad], "gradients"))
+        parameter.register_post_accumulate_grad_hook(owns)
         for parameter in parts.model.parameters()
         if parameter.requires_grad
     ]
-    costs.phase, costs.part = "forward", "activations"
+    begins("forward", "activations")
     try:
         yield
     finally:

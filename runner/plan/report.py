@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import parse, precisions
+from runner.device.host_memory import size_in_words
 from runner.inspection.findings import CERTAIN, ESTIMATE, Finding
 from runner.plan import device_catalogue
 from runner.plan.planned_device import Target
@@ -86,7 +87,7 @@ def report(
     fits = None
     if memory is not None and answer["is_whole"]:
         memory["usable_bytes"] = usable
-        fits = None if usable is None else memory["peak_bytes"] <= usable
+        fits = None if usable is None else max(_taken(memory).values()) <= usable
         memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
             findings.append(_too_big(memory, usable or 0, cfg, sizes, num))
@@ -155,8 +156,16 @@ def _too_big(
         writes.append("data.residency=stream")
     if num_processes > 1 and cfg.placement.strategy == "ddp":
         writes.append("placement.strategy=fsdp")
-    what = f"a step takes {size_of(memory['peak_bytes'])}, and {size_of(usable)} are there to be used"
+    taken = _taken(memory)
+    where = max(taken, key=lambda at: taken[at])
+    what = f"a step takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
     return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
+
+
+def _taken(memory: dict[str, Any]) -> dict[str, int]:
+    """The highest memory: of the run's device, and of others that modules lie on, by what is said of them."""
+    others = memory.get("elsewhere", {})
+    return {"": memory["peak_bytes"], **{f" on {at}": other["peak_bytes"] for at, other in others.items()}}
 
 
 def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:
@@ -171,11 +180,3 @@ def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:
     sides = {side: step[key] for side, key in LIMITS.items() if step[key] is not None}
     least = max(step["roofline_seconds"], step["copy_seconds"] or 0.0, step["launch_seconds"] or 0.0)
     return {"least_seconds": least, "limited_by": max(sides, key=lambda side: sides[side])}
-
-
-def size_of(num_bytes: float) -> str:
-    """12.3 GiB"""
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.3g} {name}" if num_bytes < 1000 * unit else f"{num_bytes / unit:,.0f} {name}"
-    return f"{num_bytes / 2**10:.3g} KiB"

@@ -9,9 +9,10 @@ from typing import Any
 
 from rich.text import Text
 
+from runner.device.host_memory import size_in_words
 from runner.experiment.terminal import Terminal
 from runner.inspection.findings import Finding
-from runner.plan.report import RUNS, size_of
+from runner.plan.report import RUNS
 
 MOST_PLACES = 8  # of tensors that lie elsewhere
 STYLES = {"certain": "bold red", "likely": "yellow", "estimate": "cyan"}
@@ -38,7 +39,7 @@ def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     if plan["num_processes"] > 1:
         rows = -(-plan["batch_size"] // plan["num_processes"])
         found.append(("", f"one of {plan['num_processes']} processes, with {rows:,} rows of each batch"))
-    memory = size_of(assumed["memory_bytes"]) if assumed["memory_bytes"] else "memory"
+    memory = size_in_words(assumed["memory_bytes"]) if assumed["memory_bytes"] else "memory"
     found.append(("assumed", f"{memory}: {assumed['memory_from']}; speed: {assumed['speeds_from']}"))
     if plan["fallback"]:
         found.append(("but", plan["fallback"]))
@@ -65,14 +66,13 @@ def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
     memory = plan["memory"]
     share = ""
     if memory.get("usable_bytes"):
-        share = (
-            f" of {size_of(memory['usable_bytes'])} to be used ({memory['peak_bytes'] / memory['usable_bytes']:.0%})"
-        )
-    parts = ", ".join(f"{name} {size_of(count)}" for name, count in memory["parts"].items())
+        share = f" of {size_in_words(memory['usable_bytes'])} to be used ({memory['peak_bytes'] / memory['usable_bytes']:.0%})"
     found = [
-        ("memory", f"{size_of(memory['peak_bytes'])} at most{share}, in {memory['peak_phase']}"),
-        ("", parts),
+        ("memory", f"{size_in_words(memory['peak_bytes'])} at most{share}, in {memory['peak_phase']}"),
+        ("", _named(memory["parts"])),
     ]
+    for device, each in memory.get("elsewhere", {}).items():
+        found.append(("", f"{size_in_words(each['peak_bytes'])} at most on {device}: {_named(each['parts'])}"))
     if plan["fits"] is None and memory.get("fits_on"):
         found.append(("fits on", ", ".join(memory["fits_on"][:4])))
     sizes = plan["largest_batch_size"]
@@ -86,6 +86,10 @@ def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def _named(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {size_in_words(count)}" for name, count in parts.items())
+
+
 def _size(size: int | None) -> str:
     if size is None:
         return "not found in time"
@@ -96,8 +100,8 @@ def _step(plan: dict[str, Any]) -> list[tuple[str, str]]:
     step = plan["step"]
     moved = step["bytes_moved_to_device"]
     work = (
-        f"{_short(step['flops'])}FLOP in {step['num_kernels']:,} kernels, {size_of(step['touched_bytes'])} read and written: "
-        f"{step['arithmetic_intensity']:.1f} FLOP a byte; {size_of(moved) if moved else 'nothing'} moved to the device"
+        f"{_short(step['flops'])}FLOP in {step['num_kernels']:,} kernels, {size_in_words(step['touched_bytes'])} read and written: "
+        f"{step['arithmetic_intensity']:.1f} FLOP a byte; {size_in_words(moved) if moved else 'nothing'} moved to the device"
     )
     found = [("step", work)]
     if step["least_seconds"] is not None:

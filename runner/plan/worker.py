@@ -9,6 +9,7 @@ import json
 import sys
 import time
 import warnings
+from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import nn
 from runner.device.placement import move, place, tensors
 from runner.errors import RunnerError
 from runner.inspection import call_site
-from runner.inspection.costs import Costs, Moment, Speeds
+from runner.inspection.costs import Moment, Speeds
 from runner.inspection.findings import Finding, merged
 from runner.inspection.tensor_names import Names
 from runner.plan import batch_size
@@ -77,7 +78,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "unknown": unknown,
         "is_whole": not findings and not unknown,
         "placement": _placement(trial.names, trial),
-        "memory": _memory(trial.costs),
+        "memory": _memory(trial),
         "step": _step(cfg, trial),
         "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
         "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
@@ -99,16 +100,24 @@ def _try(device: torch.device) -> None:
     loss.backward()
 
 
-def _memory(costs: Costs) -> dict[str, Any]:
-    peak = costs.peak
+def _memory(trial: Trial) -> dict[str, Any]:
+    costs, peak = trial.costs, trial.costs.peak
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
-        "parts": dict(sorted(peak.parts.items(), key=lambda item: -item[1])),
+        "parts": _sorted(peak.parts),
+        "elsewhere": {
+            str(other.device): {"peak_bytes": other.peak.num_bytes, "parts": _sorted(other.peak.parts)}
+            for other in trial.elsewhere
+        },
         "timeline": [
             {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(costs.timeline, MOST_MOMENTS)
         ],
     }
+
+
+def _sorted(parts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def _thinned(moments: list[Moment], most: int) -> list[Moment]:
@@ -120,22 +129,28 @@ def _thinned(moments: list[Moment], most: int) -> list[Moment]:
 
 
 def _step(cfg: DictConfig, trial: Trial) -> dict[str, Any]:
-    costs = trial.costs
-    flops = sum(costs.flops.values())
+    flops = Counter[str]()
+    for costs in trial.all_costs:
+        flops.update(costs.flops)
+
+    def total(name: str) -> Any:  # the devices take turns
+        return sum(getattr(costs, name) for costs in trial.all_costs)
+
     moved = 0
     if not trial.parts.train.device_bytes and trial.device.type != "cpu":
         moved = sum(tensor.numel() * tensor.element_size() for batch in trial.group for tensor in tensors(batch))
+    touched = total("touched_bytes")
     return {
         "batch_size": cfg.train.batch_size,
-        "flops": flops,
-        "flops_by_phase": dict(costs.flops),
-        "num_kernels": costs.num_kernels,
-        "touched_bytes": costs.touched_bytes,
-        "arithmetic_intensity": flops / costs.touched_bytes if costs.touched_bytes else 0.0,
+        "flops": flops.total(),
+        "flops_by_phase": dict(flops),
+        "num_kernels": total("num_kernels"),
+        "touched_bytes": touched,
+        "arithmetic_intensity": flops.total() / touched if touched else 0.0,
         "bytes_moved_to_device": moved,
-        "compute_seconds": costs.compute_seconds,
-        "memory_seconds": costs.memory_seconds,
-        "roofline_seconds": costs.roofline_seconds,
+        "compute_seconds": total("compute_seconds"),
+        "memory_seconds": total("memory_seconds"),
+        "roofline_seconds": total("roofline_seconds"),
     }
 
 

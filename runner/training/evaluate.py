@@ -132,7 +132,7 @@ class Evaluation:
         loader = parts.val if split == "val" else parts.test
         if loader is None:
             return {}
-        began, generators = time.perf_counter(), backends.generator_states(parts.device)
+        began, generators = time.perf_counter(), backends.generator_states(parts.device, *parts.elsewhere)
         try:
             shared = self._share()
             found = evaluate(
@@ -145,7 +145,7 @@ class Evaluation:
                 total=self._ranks.total if shared else None,
             )
         except StoppedError:
-            backends.set_generator_states(generators, parts.device)
+            backends.set_generator_states(generators, parts.device, *parts.elsewhere)
             raise
         finally:
             if parts.shards is not None:

@@ -92,7 +92,14 @@ class _Training:
         when = settings.placement.guard
         if settings.train.compile and self.progress.step:
             when = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
-        self.guard = Guard(parts.device, when=when, model=parts.model, task=parts.task, optimizer=parts.optimizer)
+        self.guard = Guard(
+            parts.device,
+            when=when,
+            model=parts.model,
+            task=parts.task,
+            optimizer=parts.optimizer,
+            others=parts.elsewhere,
+        )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
         self._began = time.perf_counter()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the loop works with. Everything lies on `device`."""
+    """What the loop works with. Everything lies on `device`, but for modules that placement.map has elsewhere."""
 
     device: torch.device
     source: Source
@@ -47,6 +47,7 @@ class Parts:
     limits: Limits
     best: Best
     shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
+    elsewhere: tuple[torch.device, ...] = ()  # the other devices that modules lie on
     threads: str = ""  # that compute on the CPU, in words, where the work decides it
 
     @property

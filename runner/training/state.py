@@ -104,7 +104,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
 def full_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
     """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
-    generators = ranks.gather(backends.generator_states(parts.device))
+    generators = ranks.gather(backends.generator_states(parts.device, *parts.elsewhere))
     return {
         "format": 3,
         "step": progress.step,
@@ -168,6 +168,6 @@ def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:
     """The generators where this process's stood; one that was not there before begins with numbers of its own."""
     generators = [state["generators"], *state.get("generators_of_others", [])]
     if ranks.rank < len(generators):
-        backends.set_generator_states(generators[ranks.rank], parts.device)
+        backends.set_generator_states(generators[ranks.rank], parts.device, *parts.elsewhere)
     else:
         backends.seed_everything(mixed(torch.initial_seed(), state["step"]))

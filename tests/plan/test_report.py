@@ -6,9 +6,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner.device import Choice, Gpu, Hardware
+from runner.device.host_memory import size_in_words
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.plan.planned_device import Target
-from runner.plan.report import num_processes, report, request, size_of, usable_bytes
+from runner.plan.report import num_processes, report, request, usable_bytes
 
 GIB = 2**30
 
@@ -122,7 +123,7 @@ def test_a_fraction_of_the_memory_is_obeyed():
 
 
 def test_sizes_are_said_as_people_say_them():
-    assert [size_of(count) for count in (512, 2**20, 1.5 * GIB, 1000 * GIB, 2**41)] == [
+    assert [size_in_words(count) for count in (512, 2**20, 1.5 * GIB, 1000 * GIB, 2**41)] == [
         "0.5 KiB",
         "1 MiB",
         "1.5 GiB",

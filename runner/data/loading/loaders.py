@@ -17,6 +17,7 @@ from runner.data.loading.shard import Shard
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
 from runner.data.loading.streamed import Streamed
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
+from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
 from runner.errors import Fault, RunnerError
 
@@ -133,7 +134,7 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
                 Fault("data.residency=device", too_large, "data.residency=stream, or data.limit=... rows")
             )
         if free is not None and size > free:
-            problem = f"the set takes {_size(size)}, and {device} has {_size(free)} free"
+            problem = f"the set takes {size_in_words(size)}, and {device} has {size_in_words(free)} free"
             raise RunnerError(Fault("data.residency=device", problem, "data.residency=stream, or data.limit=... rows"))
         return True, "on the device (as asked)"
     if asked == "stream":
@@ -141,12 +142,12 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     if too_large:
         return False, f"streamed (auto: {too_large})"
     if free is not None and size > free * MOST_OF_FREE_MEMORY:
-        return False, f"streamed (auto: {_size(size)} is over half of the {_size(free)} free)"
+        return False, f"streamed (auto: {size_in_words(size)} is over half of the {size_in_words(free)} free)"
     if free_bytes is None:
-        return True, f"on the device (auto: {_size(size)})"
+        return True, f"on the device (auto: {size_in_words(size)})"
     if size > free_bytes * MOST_OF_FREE_MEMORY:
-        return True, f"on the device (auto: {_size(size)} lie in the CPU's memory already)"
-    return True, f"on the device (auto: {_size(size)} of {_size(free_bytes)} free)"
+        return True, f"on the device (auto: {size_in_words(size)} lie in the CPU's memory already)"
+    return True, f"on the device (auto: {size_in_words(size)} of {size_in_words(free_bytes)} free)"
 
 
 def _too_large(rows: Any, device: torch.device) -> str:
@@ -155,12 +156,4 @@ def _too_large(rows: Any, device: torch.device) -> str:
     largest = max((tensor.numel() * legal_dtype(tensor.dtype, device).itemsize for tensor in tensors(rows)), default=0)
     if limit is None or largest < limit:
         return ""
-    return f"a tensor of {_size(largest)}, and {device.type} ends a process over one of {_size(limit)}"
-
-
-def _size(count: int) -> str:
-    """In KiB, MiB or GiB, as people say it."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / 2**10:.1f} KiB"
+    return f"a tensor of {size_in_words(largest)}, and {device.type} ends a process over one of {size_in_words(limit)}"

@@ -102,7 +102,10 @@ def make_step(
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         values = whole(batches)
         norm = move()
-        return values if norm is None else {**values, "grad_norm": norm}
+        if norm is None:
+            return values
+        loss = next(iter(values.values()))
+        return {**values, "grad_norm": norm.to(loss.device)}  # it is made where the first weights lie
 
     return step
 
