@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what classes are made from, and types
 NAMES = {
     # the step: one kernel for all parameters instead of one for each
     "foreach_add_": ("torch._foreach_add_", "the step counts of all parameters by one kernel"),
+    "foreach_copy_": ("torch._foreach_copy_", "a model's buffers kept by one kernel"),
     "foreach_lerp_": ("torch._foreach_lerp_", "the averages of all weights by one kernel"),
     "fused_sgd_": ("torch._fused_sgd_", "SGD's update without its wrapper"),
     "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),

@@ -34,7 +34,8 @@ class Checkpoints:
     ) -> None:
         """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known."""
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
-        self._keeper = CheckpointWriter(folder / "checkpoints", background, writes=ranks.is_first)
+        devices = (parts.device, *parts.elsewhere)
+        self._keeper = CheckpointWriter(folder / "checkpoints", background, writes=ranks.is_first, devices=devices)
 
     def restore(self, buffer: MetricBuffer) -> Progress:
         """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
@@ -75,7 +76,9 @@ class Checkpoints:
         if progress.best.value is None:
             progress.best.step = progress.step
             self.keep_best(progress)
-        put_back_best(self._parts, self._keeper.newest["best"])
+        best = self._keeper.newest("best")
+        assert best is not None
+        put_back_best(self._parts, best)
 
 
 def best_state(parts: Parts, progress: Progress) -> dict[str, Any]:
@@ -158,7 +161,7 @@ def _put_back(
     progress.epoch, progress.measured = state["epoch"], state["measured"]
     progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
     progress.rate, progress.seconds = state["rate"], state["seconds"]
-    best = keeper.newest.get("best")
+    best = keeper.newest("best")
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]

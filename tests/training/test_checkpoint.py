@@ -177,7 +177,7 @@ def test_training_goes_on_and_the_snapshot_stays(tmp_path):
     keeper.keep("best", live)
     live["model"]["weight"].add_(1)
     background.close()
-    assert is_same(keeper.newest["best"], state(1)) and is_same(load(tmp_path / "best.pt"), state(1))
+    assert is_same(keeper.newest("best"), state(1)) and is_same(load(tmp_path / "best.pt"), state(1))
 
 
 def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypatch):
@@ -219,8 +219,8 @@ def test_the_memory_of_a_snapshot_is_used_again_once_it_is_written(tmp_path):
 
     def keep(step):
         keeper.keep("last", state(step))
-        addresses.append(keeper.newest["last"]["model"]["weight"].data_ptr())
-        assert is_same(keeper.newest["last"], state(step))
+        addresses.append(keeper.newest("last")["model"]["weight"].data_ptr())
+        assert is_same(keeper.newest("last"), state(step))
 
     keep(1)
     background.wait()

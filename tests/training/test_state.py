@@ -38,6 +38,7 @@ def parts():
         schedule=None,
         precision=precision("fp32", device=CPU),
         shards=None,
+        elsewhere=(),
     )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.data.loading.order import permutation
+from runner.data.loading.order import Orders
 from runner.data.loading.shard import Shard, Share
+from runner.device import streams
+from runner.device.capabilities import legal_dtype
 from runner.device.placement import in_batches, map_tensors, move, num_bytes, num_rows, tensors
 
 #: gathered at once, in bytes of rows, so that several batches share the cost of a call. On the CPU no more than stays in
@@ -18,6 +20,8 @@ from runner.device.placement import in_batches, map_tensors, move, num_bytes, nu
 GATHER_BYTES = {"cpu": 2**20}
 GATHER_BYTES_ELSEWHERE = 2**24
 MOST_BATCHES_A_GATHER = 64
+#: of a set that is copied to a device by pieces, each
+PIECE_BYTES = 2**26
 #: where a batch of several begins in memory, in bytes: a multiple of it, as torch's own allocations. Kernels are chosen by
 #: the alignment of what they read, and a step's bits must not depend on how many are taken at a time
 ALIGNMENT = 512
@@ -33,8 +37,8 @@ class Resident:
 
     def __init__(self, rows: Any, *, batch_size: int, device: torch.device, seed: int, shuffle: bool) -> None:
         self.num_rows, self.batch_size = num_rows(rows), batch_size
-        self._rows = move(rows, device)
-        self._device, self._seed, self._shuffle = device, seed, shuffle
+        self._rows = brought(rows, device)
+        self._device, self._orders = device, Orders(self.num_rows, seed=seed) if shuffle else None
         self.device_bytes = num_bytes(self._rows)
         self._batches_a_gather = batches_a_gather(rows, batch_size, device)
 
@@ -45,9 +49,7 @@ class Resident:
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on. Waits for nothing: the host runs ahead of the device."""
         size = self.batch_size * self._batches_a_gather
-        order = None
-        if self._shuffle:
-            order = sent(permutation(self.num_rows, seed=self._seed, epoch=number), self._device)
+        order = None if self._orders is None else sent(self._orders.of(number), self._device)
         if shard is not None:
             yield from self._shares(shard, order, first_batch)
             return
@@ -64,10 +66,11 @@ class Resident:
 
     def indexed(self) -> Indexed:
         """The same rows, for steps that read on the device where they are."""
-        return Indexed(self._rows, self.num_rows, seed=self._seed, shuffle=self._shuffle, device=self._device)
+        return Indexed(self._rows, self.num_rows, orders=self._orders, device=self._device)
 
     def close(self) -> None:
-        pass
+        if self._orders is not None:
+            self._orders.close()
 
 
 def batches_a_gather(rows: Any, batch_size: int, device: torch.device) -> int:
@@ -83,15 +86,16 @@ class Indexed:
     A CUDA graph holds addresses: the order of each epoch is written into the same memory.
     """
 
-    def __init__(self, rows: Any, num_rows: int, *, seed: int, shuffle: bool, device: torch.device) -> None:
-        self._rows, self._num_rows, self._seed, self._shuffle, self._device = rows, num_rows, seed, shuffle, device
+    def __init__(self, rows: Any, num_rows: int, *, orders: Orders | None, device: torch.device) -> None:
+        """orders: of its epochs (None: as the rows lie)."""
+        self._rows, self._num_rows, self._orders, self._device = rows, num_rows, orders, device
         self.has_images = any(tensor.dim() == 4 for tensor in tensors(rows))
         self._order = torch.arange(num_rows, device=device)
 
     def begin(self, epoch: int) -> None:
         """Brings the epoch's order over; waits for nothing."""
-        if self._shuffle:
-            self._order.copy_(sent(permutation(self._num_rows, seed=self._seed, epoch=epoch), self._device))
+        if self._orders is not None:
+            self._order.copy_(sent(self._orders.of(epoch), self._device))
 
     def gather(self, places: Tensor, *, out: Any = None) -> Any:
         """The rows at `places` of the epoch's order, (B,) int64 on the device. out: those of an earlier call, to be written to."""
@@ -113,6 +117,34 @@ class Indexed:
     def is_aligned(self, num_rows: int) -> bool:
         """Whether what follows so many gathered rows begins in memory as rows that are gathered alone do."""
         return all(num_rows * (num_bytes(tensor) // self._num_rows) % ALIGNMENT == 0 for tensor in tensors(self._rows))
+
+
+def brought(rows: Any, device: torch.device) -> Any:
+    """A whole set on the device. Where that has streams, what is large goes through two pinned pieces of memory: from pages
+    that may move, a copy is some ten times slower (NVIDIA's word; not measured here)."""
+    if streams.side_stream(device) is None:
+        return move(rows, device)
+    return map_tensors(
+        rows, lambda tensor: _by_pieces(tensor, device) if tensor.nbytes > PIECE_BYTES else move(tensor, device)
+    )
+
+
+def _by_pieces(tensor: Tensor, device: torch.device) -> Tensor:
+    if tensor.device.type != "cpu" or not len(tensor):
+        return move(tensor, device)
+    there = torch.empty(tensor.shape, dtype=legal_dtype(tensor.dtype, device), device=device)
+    rows = max(1, PIECE_BYTES * len(tensor) // tensor.nbytes)
+    pieces = [torch.empty((rows, *tensor.shape[1:]), dtype=there.dtype, pin_memory=True) for _ in range(2)]
+    copied: list[torch.Event] = []
+    for number, start in enumerate(range(0, len(tensor), rows)):
+        if number >= 2:
+            copied[number - 2].synchronize()
+        here = pieces[number % 2][: min(rows, len(tensor) - start)]
+        here.copy_(tensor[start : start + rows])
+        there[start : start + rows].copy_(here, non_blocking=True)
+        copied.append(streams.event(device))
+        copied[-1].record(streams.current(device))
+    return there
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.data.loading.order import BATCH, mixed, permutation
+from runner.data.loading.order import BATCH, Orders, mixed
 from runner.data.loading.resident import batches_a_gather
 from runner.data.loading.shard import Shard, Share
 from runner.data.loading.worker_reader import Planned, Reader
@@ -38,7 +38,8 @@ class Streamed:
     ) -> None:
         self._rows, self.batch_size = rows, batch_size
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
-        self._device, self._seed, self._shuffle = device, seed, shuffle
+        self._device, self._seed = device, seed
+        self._orders = Orders(self.num_rows, seed=seed) if shuffle else None
         self._num_workers = num_workers
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None
@@ -103,6 +104,8 @@ class Streamed:
         if self._idle is not None:
             self._idle.close()
             self._idle = None
+        if self._orders is not None:
+            self._orders.close()
 
     def _plan(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Planned]:
         """A seed and the rows for each batch, so that it is the same whoever reads it and whatever was read before.
@@ -115,7 +118,7 @@ class Streamed:
 
     def _places(self, number: int, first_batch: int, shard: Shard | None) -> Iterator[Tensor]:
         """Which rows make up each batch, or a process's share of it, (B,) int64."""
-        order = permutation(self.num_rows, seed=self._seed, epoch=number) if self._shuffle else None
+        order = None if self._orders is None else self._orders.of(number)
         for start in range(first_batch * self.batch_size, self.num_rows, self.batch_size):
             stop = min(start + self.batch_size, self.num_rows)
             if shard is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.device import Choice, Hardware, resolve
 from runner.device.unavailable import why_not
@@ -82,6 +83,13 @@ def environment_of(place: Slot, *, visible: str | None) -> dict[str, str]:
     index = int(place.device.partition(":")[2])
     seen = [word.strip() for word in visible.split(",")] if visible else []
     return {"CUDA_VISIBLE_DEVICES": seen[index] if seen else str(index)}
+
+
+def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
+    """What to do where jobs share an NVIDIA GPU without overlapping on it; "" where none do. pipes: of NVIDIA's MPS."""
+    if not any(place.kind == "cuda" and place.number for place in order) or (pipes / "control").exists():
+        return ""
+    return "; jobs on one GPU take turns: nvidia-cuda-mps-control -d, before the sweep, lets them overlap"
 
 
 def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:

@@ -17,7 +17,17 @@ from omegaconf import DictConfig
 from runner.device import Hardware
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
-from runner.sweep.jobs.slots import DevicesFor, Slot, choice_at, devices_for, environment_of, pick, places, threads_of
+from runner.sweep.jobs.slots import (
+    DevicesFor,
+    Slot,
+    choice_at,
+    devices_for,
+    environment_of,
+    pick,
+    places,
+    taking_turns,
+    threads_of,
+)
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 
@@ -65,7 +75,8 @@ class Slots(Launcher):
         self._free = list(self._order)
         for place in self._free:
             self.process_pool(place)
-        return ", ".join(map(str, self._free)) or "none"
+        pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # where MPS has its own by default
+        return (", ".join(map(str, self._free)) or "none") + taking_turns(self._free, pipes=pipes)
 
     @property
     def num_slots(self) -> int:

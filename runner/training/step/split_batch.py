@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
+from runner.device.torch_private import foreach_copy_
 from runner.errors import first_line
 from runner.training.parts import Parts
 from runner.training.progress import Progress
@@ -28,6 +28,7 @@ class SplitBatch:
         """progress: holds the number, so that a run that goes on begins with it."""
         self._device, self._optimizer, self._say = parts.device, parts.optimizer, say
         self._progress, self._buffers = progress, list(parts.model.buffers())
+        self._before = [buffer.clone() for buffer in self._buffers]
 
     def wrap(self, forward_backward: ForwardBackward) -> ForwardBackward:
         """`learn`, forward and backward over a group of batches, repeated in smaller parts where memory ends.
@@ -36,12 +37,13 @@ class SplitBatch:
         """
 
         def forward_backward_parts(batches: Sequence[Any]) -> Mapping[str, Tensor]:
-            before = [buffer.clone() for buffer in self._buffers]
+            if self._buffers:
+                foreach_copy_(self._before, self._buffers)
             while True:
                 values = self._forward_backward(forward_backward, batches)
                 if values is not None:  # beside the except clause, whose error keeps the activations alive
                     return values
-                self._undo(before)
+                self._undo()
                 self._progress.num_pieces *= 2
                 num = self._progress.num_pieces
                 rows = max(num_rows(batch) for batch in batches)
@@ -60,11 +62,10 @@ class SplitBatch:
                 raise
         return None
 
-    def _undo(self, buffers: Sequence[Tensor]) -> None:
+    def _undo(self) -> None:
         self._optimizer.zero_grad()
-        with torch.no_grad():
-            for buffer, before in zip(self._buffers, buffers, strict=True):
-                buffer.copy_(before)
+        if self._buffers:
+            foreach_copy_(self._buffers, self._before)
         backends.empty_cache(self._device)
 
 

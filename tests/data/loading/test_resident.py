@@ -1,8 +1,10 @@
+import threading
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from runner.data.loading import order
 from runner.data.loading import resident as room
 from runner.data.loading.order import permutation
 from runner.data.loading.resident import Resident
@@ -124,3 +126,23 @@ def test_two_epochs_may_run_beside_each_other():
         numbers([a]) for a in batches.epoch(1)
     ]
     batches.close()
+
+
+def test_a_large_splits_next_order_is_drawn_beside(monkeypatch):
+    """The same orders, each drawn before it is asked for; another epoch than the next one when it is asked for."""
+    drawn = []
+
+    def draw(count, *, seed, epoch):
+        drawn.append((epoch, threading.current_thread() is threading.main_thread()))
+        return permutation(count, seed=seed, epoch=epoch)
+
+    expected = [numbers(loader(rows(53)).epoch(epoch)) for epoch in (0, 1, 2, 7)]
+    monkeypatch.setattr(order, "permutation", draw)
+    monkeypatch.setattr(order, "MANY_ROWS", 53)
+    batches = loader(rows(53))
+    assert [numbers(batches.epoch(epoch)) for epoch in (0, 1, 2, 7)] == expected
+    batches.close()
+    assert sorted(drawn) == [(0, True), (1, False), (2, False), (3, False), (7, True), (8, False)]
+    drawn.clear()
+    numbers(loader(rows(52)).epoch(0))
+    assert drawn == [(0, True)]

@@ -1,5 +1,6 @@
 // A second kind of device on the host's memory, as a maker of accelerators would bring it to torch: allocator, streams,
-// events, pinned memory, and every operation by the CPU's kernels on copies. It computes at once, so its streams are in order.
+// events, pinned memory, and every operation by the CPU's kernels on copies. It computes at once, so its streams are in order;
+// but what is copied to pinned memory without a wait is not there, and all its bits are set, until somebody waits for it.
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -20,6 +21,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 namespace {
 
@@ -114,6 +116,46 @@ c10::DataPtr Pinned::allocate(size_t bytes) {
 
 c10::DeleterFnPtr Pinned::raw_deleter() const { return &unpin; }
 
+// ---- copies that nobody has waited for yet
+
+struct Copy {
+  Stream stream;
+  uint64_t number;
+  at::Tensor to, value;
+};
+
+struct Copies {
+  std::vector<Copy> pending;
+  uint64_t count = 0;
+  std::recursive_mutex mutex;
+
+  void add(const at::Tensor& from, const at::Tensor& to, Stream stream) {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::memset(to.data_ptr(), 0xff, to.nbytes());
+    pending.push_back({stream, ++count, to, from.contiguous().clone()});
+  }
+  void finish(const Stream& stream, uint64_t up_to) {
+    std::lock_guard<std::recursive_mutex> lock(mutex);
+    std::vector<Copy> later;
+    for (auto& copy : pending) {
+      if (copy.stream == stream && copy.number <= up_to) std::memcpy(copy.to.data_ptr(), copy.value.data_ptr(), copy.to.nbytes());
+      else later.push_back(copy);
+    }
+    pending.swap(later);
+  }
+};
+
+Copies& copies() {
+  static auto* all = new Copies;  // never destroyed: tensors outlive torch's allocators badly
+  return *all;
+}
+
+struct Mark {
+  Stream stream;
+  uint64_t number;
+  void finish() const { copies().finish(stream, number); }
+};
+
 // ---- devices, streams, events
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -146,17 +188,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override {}
+  void synchronizeStream(const Stream& stream) const override { copies().finish(stream, UINT64_MAX); }
   void synchronizeDevice(DeviceIndex) const override {}
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
 
-  void record(void** event, const Stream&, DeviceIndex, const c10::EventFlag) const override {
-    if (*event == nullptr) *event = new int(1);
+  void record(void** event, const Stream& stream, DeviceIndex, const c10::EventFlag) const override {
+    delete static_cast<Mark*>(*event);
+    *event = new Mark{stream, copies().count};
   }
   void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override {}
-  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<int*>(event); }
+  bool queryEvent(void* event) const override { return synchronizeEvent(event), true; }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) static_cast<Mark*>(event)->finish();
+  }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete static_cast<Mark*>(event); }
 
  private:
   static Device of(Device device) { return device.has_index() ? device : Device(KIND, current_device); }
@@ -209,8 +254,11 @@ at::Tensor empty(
   return made;
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  on_host(to).copy_(on_host(from));
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (non_blocking && to.is_cpu() && to.is_contiguous() && pinned.has(to.data_ptr()) && to.dtype() == from.dtype())
+    copies().add(on_host(from), to, Guard().getStream(from.device()));
+  else
+    on_host(to).copy_(on_host(from));
   return to;
 }
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from runner import cli, run
+from runner.data.loading import resident
 from runner.errors import RunnerError
 from runner.tracking.journal_reader import read_series
 from runner.training import metric_buffer
@@ -52,6 +53,7 @@ def losses(folder: str) -> list[float]:
 
 def main() -> None:
     found: dict[str, object] = {}
+    resident.PIECE_BYTES = 2**16  # a split of two pieces and a rest
     sides = []
     made = metric_buffer.streams.side_stream
     metric_buffer.streams.side_stream = lambda device: sides.append(made(device)) or sides[-1]

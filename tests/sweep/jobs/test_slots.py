@@ -2,7 +2,7 @@ import pytest
 
 from runner.device import Gpu, Hardware, parse
 from runner.errors import RunnerError
-from runner.sweep.jobs.slots import Slot, choice_at, devices_for, environment_of, pick, places, threads_of
+from runner.sweep.jobs.slots import Slot, choice_at, devices_for, environment_of, pick, places, taking_turns, threads_of
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -104,3 +104,11 @@ def test_a_job_on_one_gpu_of_many_says_which_and_torch_gets_the_first():
 @pytest.mark.parametrize(("cpu", "num_cpus", "expected"), [(1, 8, None), (2, 8, 4), (3, 8, 2), (8, 4, 1)])
 def test_slots_of_the_cpu_share_its_cores(cpu, num_cpus, expected):
     assert threads_of(ONE_EACH | {"cpu": cpu}, num_cpus=num_cpus) == expected
+
+
+def test_jobs_that_share_a_gpu_take_turns_unless_mps_runs(tmp_path):
+    shared, alone = [Slot("cuda:0"), Slot("cuda:0", 1)], [Slot("cuda:0"), Slot("cuda:1"), Slot("cpu"), Slot("cpu", 1)]
+    assert "nvidia-cuda-mps-control -d" in taking_turns(shared, pipes=tmp_path)
+    assert taking_turns(alone, pipes=tmp_path) == ""
+    (tmp_path / "control").touch()
+    assert taking_turns(shared, pipes=tmp_path) == ""
