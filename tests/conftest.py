@@ -155,6 +155,13 @@ def warm():
         yield process
 
 
+@pytest.fixture(scope="session")
+def warm_door(warm):
+    """Where a process that is no fork of ours asks for one of the warm process (warm_door.py)."""
+    with warm.door() as path:
+        yield path
+
+
 @pytest.fixture
 def warm_jobs(warm, monkeypatch):
     """Sweeps in this process have jobs in processes of their own, as always, that no imports of seconds come before."""

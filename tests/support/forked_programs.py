@@ -10,6 +10,8 @@ process, ranks, the publishing process) is forked from it in the same way.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import inspect
 import logging
 import os
@@ -31,15 +33,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra.core.global_hydra import GlobalHydra
 from waiting import LONGEST
+from warm_door import Asked, heard, say
 
 if TYPE_CHECKING:
     from shared_nursery import Warm
 
-MOST_BYTES = 1 << 20  # of a command line and its environment
 START = subprocess.Popen._execute_child
 #: the ends of the three streams, as Popen calls them
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-Asked = tuple[list[str], str, dict[str, str]]  # words after `python`, folder, environment
 
 
 def asked_of(args: Sequence[Any], how: dict[str, Any]) -> Asked:
@@ -88,8 +89,7 @@ def hand_over(asked: Asked, streams: Sequence[int], door: socket.socket) -> int:
     door.settimeout(LONGEST)
     line, _ = door.accept()
     with line:
-        socket.send_fds(line, [pickle.dumps(asked)], list(streams))
-        line.shutdown(socket.SHUT_WR)
+        say(line, asked, streams)
         return int(line.recv(16))
 
 
@@ -97,14 +97,12 @@ def become(payload: bytes) -> int:
     """In the process: takes its streams, its folder and its environment, and is `python WORDS`."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(pickle.loads(payload))
-        asked, streams, *_ = socket.recv_fds(line, MOST_BYTES, 3)
-        while chunk := line.recv(MOST_BYTES):
-            asked += chunk
-        take(pickle.loads(asked), streams)
+        asked, streams = heard(line)
+        take(asked, streams)
         for fd in streams:
             os.close(fd)
         line.sendall(str(os.getpid()).encode())
-    run_python(pickle.loads(asked)[0])
+    run_python(asked[0])
     return 0
 
 
@@ -128,11 +126,12 @@ def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNames
 
 
 def run_python(words: list[str]) -> None:
-    """As `python WORDS` would, with -P, -W ignore, -u, -c, -m and a script."""
+    """As `python WORDS` would, with a sitecustomize.py, -P, -W ignore, -u, -c, -m and a script."""
     place = next(place for place, word in enumerate(words) if word in ("-c", "-m") or word.endswith(".py"))
     flags, (kind, *rest) = words[:place], words[place:]
-    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [path for path in paths if path not in sys.path]
+    customize(words, paths)
     if "-P" not in flags:
         sys.path.insert(0, str(Path(kind).parent if kind.endswith(".py") else Path.cwd()))
     if "ignore" in flags:
@@ -151,6 +150,14 @@ def run_python(words: list[str]) -> None:
         exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
     else:
         runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def customize(words: list[str], paths: list[str]) -> None:
+    """As Python does when it starts, where a test has put a sitecustomize.py on the path."""
+    if any(Path(path, "sitecustomize.py").exists() for path in paths):
+        sys.orig_argv = [sys.executable, *words]
+        sys.modules.pop("sitecustomize", None)  # of the process that this one is forked from
+        importlib.import_module("sitecustomize")
 
 
 def fork_what_is_started() -> None:
@@ -175,6 +182,7 @@ def _execute_child(process: subprocess.Popen, args: Any, *more: Any) -> None:
 def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own_session: bool) -> NoReturn:
     """In a fork: is a Python of its own, but for its modules, and ends as it ends."""
     code = 1
+    gc.freeze()  # what the parent holds is not to be given back here: Ray would do that in threads that a fork has not
     try:
         if own_session:
             os.setsid()

@@ -1,4 +1,4 @@
-"""Sweeps on a machine with GPUs that are pretended (pretended/sitecustomize.py)."""
+"""Sweeps on a machine with GPUs that are pretended (pretended/sitecustomize.py), forked from the session's warm process."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 from runner.sweep.jobs import ledger
 from runner.version import PACKAGES
 
-SMALL = ("train.num_epochs=2", "train.batch_size=256", "tracking.enabled=false", "placement.guard=off", "model=net")
+SMALL = ("train.num_epochs=1", "train.batch_size=256", "task.plots=false", "tracking.enabled=false")
+SMALL += ("placement.guard=off", "model=net")
 OWN = """
 import os
 from torch import nn
@@ -25,19 +26,21 @@ outputs: ${facts.out_features}
 """
 
 
-def sweep(folder, *words, device="cuda:0", **environment):
+def sweep(warm, folder, *words, device="cuda:0", **environment):
     (folder / "own.py").write_text(OWN)
     (folder / "conf/model").mkdir(parents=True)
     (folder / "conf/model/net.yaml").write_text(YAML)
     paths = [PACKAGES, Path(__file__).parent / "pretended", Path(__file__).parent]
     settings = {"PYTHONPATH": os.pathsep.join(map(str, paths)), "PRETENDED_DEVICE": device, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    process = warm.program(
         [sys.executable, "-m", "runner", "-m", *SMALL, *words],
         cwd=folder,
         env={**os.environ, **settings, **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    said, errors = process.communicate()
+    assert process.returncode == 0, said + errors
     (path,) = folder.glob("multirun/*/*/ledger.jsonl")
-    return done.stdout, ledger.read(path.parent)
+    return said, ledger.read(path.parent)

@@ -28,7 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from forked_programs import Program, become, fork_what_is_started
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
+from warm_door import serve
 
 from runner import cli
 from runner.sweep.launchers import local
@@ -68,6 +69,21 @@ class Warm:
             function = f"{become.__module__}:{become.__name__}"
             self.nursery.start(Request(number, function, pickle.dumps(door), os.devnull))
         return number
+
+    @contextmanager
+    def door(self, *imported: str) -> Iterator[str]:
+        """Where a process that is no fork of ours asks for one (warm_door.py), with these modules beside the others."""
+        with tempfile.TemporaryDirectory() as folder:
+            path, number = f"{folder}/door", next(self._numbers)
+            request = Request(
+                number, f"{serve.__module__}:{serve.__name__}", pickle.dumps((path, imported)), f"{folder}/log"
+            )
+            with self._turn:
+                self.nursery.start(request)
+            wait_for(lambda: Path(path).exists() or self.code_of(number) is not None, "the door")
+            yield path
+            self.nursery.signal(number, signal.SIGKILL)
+            wait_for(lambda: self.code_of(number) is not None)
 
     def ended(self) -> list[Ended]:
         """The jobs that have ended; how commands and programs did is noted."""

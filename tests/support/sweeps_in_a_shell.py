@@ -18,6 +18,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 STARTED: type[subprocess.Popen[str]] = subprocess.Popen  # or the session's warm.program
 
+#: what a job's process says that it is; one that is forked, in the 15 letters that a process has for that
+JOBS = {name[:length] for name in ("runner.sweep.launchers.worker", "submitit.core._submit") for length in (15, None)}
+
 #: a model that dies as it is told to, while it is built
 DYING = """
 import os, signal
@@ -102,9 +105,7 @@ def jobs_in(folder: Path) -> list[psutil.Process]:
     found = []
     for one in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if Path(one.cwd()) == folder and {"runner.sweep.launchers.worker", "submitit.core._submit"} & set(
-                one.cmdline()
-            ):
+            if Path(one.cwd()) == folder and JOBS & {*one.cmdline(), one.name()[:15]}:
                 found.append(one)
     return found
 

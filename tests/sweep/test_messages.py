@@ -46,8 +46,8 @@ def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, monkeypatch):
+def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, warm, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
     run_simulated("cuda:0", keep_facts)
-    out, _ = sweep(own_folder, "device=cuda:0,cpu")
+    out, _ = sweep(warm, own_folder, "device=cuda:0,cpu")
     assert f"slots:  cuda:0, cpu\n{LINE}\n" in out

@@ -11,40 +11,23 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import sweeps_in_a_shell
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
-from waiting import LONGEST
+from warm_door import DOOR
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 SMALL = ("model=linear", "train.num_epochs=1", "tracking.enabled=false")
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-#: Ray gives a node 30 s to come up (2.60, node.py), whatever the machine does beside it; here it has as long as it takes
-START = f"""
-import time
-from ray._private import services
-
-asked = services.get_node
-
-def get_node(*args):
-    end = time.monotonic() + {LONGEST}
-    while True:
-        try:
-            return asked(*args)
-        except RuntimeError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-
-services.get_node = get_node
-from ray.scripts.scripts import main
-main()
-"""
+#: no workers of jobs that nobody has asked for yet
+RAY |= {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+SUPPORT = Path(sweeps_in_a_shell.__file__).parent
 HIDING = (
     ["unshare", "--mount"]
     if hasattr(os, "getuid") and os.getuid() == 0
@@ -58,13 +41,19 @@ def forked(warm, monkeypatch):
 
 
 @contextmanager
-def node(name: str, *words: str, before: tuple[str, ...] = ()) -> Iterator[psutil.Process]:
-    """`ray start --block`, until Ray says that it is up; ended with all that it started."""
-    command = [sys.executable, "-c", START, "start", f"--node-name={name}", "--num-cpus=1"]
-    command += ["--object-store-memory=80000000", "--disable-usage-stats", "--dashboard-agent-listen-port=0", "--block"]
+def node(name: str, *words: str, door: str = "", before: tuple[str, ...] = ()) -> Iterator[psutil.Process]:
+    """`ray start --block`, until Ray says that it is up; ended with all that it started. door: where its workers are forked."""
+    command = [sys.executable, str(SUPPORT / "ray_node.py"), "start", f"--node-name={name}", "--num-cpus=1"]
+    command += [
+        "--object-store-memory=80000000",
+        "--disable-usage-stats",
+        "--dashboard-agent-listen-port=0",
+        "--include-log-monitor=false",
+        "--block",
+    ]
     process = subprocess.Popen(
         [*before, *command, *words],
-        env={**os.environ, **RAY},
+        env={**os.environ, **RAY, DOOR: door},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -86,16 +75,19 @@ def node(name: str, *words: str, before: tuple[str, ...] = ()) -> Iterator[psuti
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[str, list[psutil.Process]]]:
+def cluster(warm_door) -> Iterator[tuple[str, list[psutil.Process]]]:
     """The address, and the processes of its two nodes: one with a CPU, two with a CPU and what it takes for a GPU."""
     folder = tempfile.mkdtemp(prefix="r")  # sockets lie in it: their paths must be short
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"127.0.0.1:{port}"
-    head = ("--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false")
+    head = ("--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", "--no-monitor")
     try:
-        with node("one", *head) as one, node("two", f"--address={address}", "--num-gpus=1") as two:
+        with (
+            node("one", *head, door=warm_door) as one,
+            node("two", f"--address={address}", "--num-gpus=1", door=warm_door) as two,
+        ):
             yield address, [one, two]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,68 +159,69 @@ def test_each_death_is_a_row_with_its_cause_and_the_others_go_on(cluster, tmp_pa
     wait_for(lambda: not jobs_in(tmp_path))
 
 
-def test_ctrl_c_lets_every_job_save_its_state_and_leaves_no_process(cluster, tmp_path):
+def test_a_sweep_that_is_killed_takes_its_jobs_along_and_goes_on_where_they_stood_until_ctrl_c(cluster, tmp_path):
     address, _ = cluster
     words = ("device=cpu", "model=linear", "seed=1,2,3", "train.num_epochs=1000000", "tracking.enabled=false")
-    process = start(tmp_path, *on(address), *words, "train.checkpoint_every_steps=50", "train.max_seconds=60", **RAY)
+    words += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
+    both = [tmp_path / f"swept/{number}" for number in (0, 1)]
+    process = start(tmp_path, *on(address), *words, **RAY)
+    read_until(process, " began on", 2)
+    wait_for(lambda: all((job / "checkpoints/last.pt").exists() for job in both))
+    process.kill()
+    finish(process)
+    wait_for(lambda: not jobs_in(tmp_path))
+    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed"] * 2
+    stood = [summary(tmp_path, number)["num_steps"] for number in (0, 1)]
+
+    process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
     text = read_until(process, " began on", 2)
-    saved = [tmp_path / f"swept/{number}/checkpoints/last.pt" for number in (0, 1)]
-    wait_for(lambda: all(path.exists() for path in saved))
+    wait_for(lambda: all((job / "console.log").read_text().count("folder: ") == 2 for job in both))
     interrupt(process)
     code, rest = finish(process)
     assert code == 130, text + rest
     assert sorted(state for state, _, _ in states(tmp_path).values()) == ["interrupted", "interrupted", "planned"]
-    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed", "killed"]
+    assert [summary(tmp_path, number)["status"] for number in (0, 1)] == ["killed"] * 2
+    assert all(summary(tmp_path, number)["num_steps"] >= stood[number] > 0 for number in (0, 1))
     wait_for(lambda: not jobs_in(tmp_path))
 
 
-def test_a_sweep_that_is_killed_takes_its_jobs_with_it_and_goes_on_where_they_stood(cluster, tmp_path):
-    address, _ = cluster
-    words = ("device=cpu", "model=linear", "seed=1", "train.num_epochs=1000000", "tracking.enabled=false")
-    words += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
-    process = start(tmp_path, *on(address), *words, **RAY)
-    read_until(process, " began on")
-    wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
-    process.kill()
-    finish(process)
-    wait_for(lambda: not jobs_in(tmp_path))
-    assert summary(tmp_path, 0)["status"] == "killed"
-    stood = summary(tmp_path, 0)["num_steps"]
-    process = start(tmp_path, *on(address), *words, "sweep.resume=swept", **RAY)
-    read_until(process, " began on")
-    wait_for(lambda: (tmp_path / "swept/0/console.log").read_text().count("folder: ") == 2)
-    interrupt(process)
-    finish(process)
-    assert summary(tmp_path, 0)["num_steps"] >= stood > 0
+def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_its_folder_back(
+    cluster, empty_store, tmp_path
+):
+    """A node in a mount namespace of its own, where the person's folder is hidden below an empty one.
 
-
-def test_a_machine_that_shares_no_files_gets_the_job_and_sends_its_folder_back(cluster, tmp_path):
-    """A node in a mount namespace of its own, where the person's folder is hidden below an empty one."""
+    Ray's worker and the job start there as anywhere: no fork of a process outside comes into it.
+    """
     address, _ = cluster
     hidden = person(tmp_path / "home")
     hide = (*HIDING, "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden))
     if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces for this account")
+    shutil.copy(empty_store, hidden / "mlflow.db")
+    words = ("device=cpu", "model=linear", "task.plots=false", "train.num_epochs=2")
+    code, text = sweep(hidden, *on(address), *words, **RAY)
+    assert code == 0, text
+    job, ledger = hidden / "swept/0", hidden / "swept/ledger.jsonl"  # as if it had been interrupted, and nothing sent
+    lines = ledger.read_text().splitlines()
+    ledger.write_text("\n".join([*lines[:-1], json.dumps({**json.loads(lines[-1]), "state": "interrupted"})]) + "\n")
+    (job / "summary.json").unlink()
+    (job / "journal/ack.json").unlink()
+
     away = (f"--address={address}", '--resources={"away": 1}')
-    words = ("device=cpu", "model=linear", "task.plots=false", "+hydra.launcher.resources.away=1")
     with node("away", *away, before=hide):
-        code, text = sweep(hidden, *on(address), *words, **RAY)
-        assert code == 0, text
-        ((state, device, _),) = states(hidden).values()
-        assert (state, device) == ("finished", "cpu at away")
-        assert summary(hidden, 0)["status"] == "finished"
-        assert (hidden / "swept/0/checkpoints/last.pt").is_file()
-        assert "status  finished" in (hidden / "swept/0/console.log").read_text()
-        assert summary(hidden, 0)["run_id"], "nobody sent its journal when it was home"
-        # and a job that goes on takes along what it has
-        ledger = hidden / "swept/ledger.jsonl"
-        lines = ledger.read_text().splitlines()
-        last = json.loads(lines[-1])
-        ledger.write_text("\n".join([*lines[:-1], json.dumps({**last, "state": "interrupted"})]) + "\n")
-        (hidden / "swept/0/summary.json").unlink()
-        code, text = sweep(hidden, *on(address), *words, "sweep.resume=swept", **RAY)
-        assert code == 0, text
-        assert (hidden / "swept/0/console.log").read_text().count("device: cpu (as asked)") == 2, text
+        there = ("+hydra.launcher.resources.away=1", "sweep.resume=swept")
+        code, text = sweep(hidden, *on(address), *words, *there, **RAY)
+    assert code == 0, text
+    ((state, device, _),) = states(hidden).values()
+    assert (state, device) == ("finished", "cpu at away")
+    told = summary(hidden, 0)
+    assert told["status"] == "finished"
+    assert (job / "checkpoints/last.pt").is_file()
+    said = (job / "console.log").read_text()
+    assert said.count("device: cpu (as asked)") == 2, said
+    assert said.count("status  finished") == 2
+    sent = json.loads((job / "journal/ack.json").read_text())
+    assert told["run_id"] == sent["run_id"], "nobody sent its journal when it was home"
 
 
 def test_what_ray_can_not_place_is_said(cluster, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
 from waiting import LONGEST
+from warm_door import DOOR
 
 from runner.config.packages import install
 from runner.errors import RunnerError
@@ -38,8 +40,9 @@ LONG += ("train.checkpoint_every_steps=50", "train.max_seconds=60")
 
 
 @pytest.fixture
-def forked(warm, monkeypatch):
+def forked(warm, warm_door, monkeypatch):
     monkeypatch.setattr(sweeps_in_a_shell, "STARTED", warm.program)
+    monkeypatch.setenv(DOOR, warm_door)  # a cluster's jobs, too
 
 
 def settings(target: str):
@@ -49,9 +52,10 @@ def settings(target: str):
 
 
 @slow
-def test_a_local_sweep_with_a_death_in_it(tmp_path):
-    words = ("device=cpu,mps", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
-    code, text = sweep(person(tmp_path), LOCAL, *words)
+def test_a_local_sweep_with_a_death_in_it(empty_store, tmp_path):
+    words = ("device=cpu,mps", "model=dying", "model.how=fine,SIGKILL", "task.plots=false", "train.num_epochs=1")
+    shutil.copy(empty_store, person(tmp_path) / "mlflow.db")
+    code, text = sweep(tmp_path, LOCAL, *words)
     found = states(tmp_path)
     assert code == 1, text
     assert found["device=cpu model.how=fine"] == ("finished", "cpu", None), text
@@ -60,7 +64,8 @@ def test_a_local_sweep_with_a_death_in_it(tmp_path):
     assert "skipped, device=mps: " in text
     assert summary(tmp_path, 0)["run_id"], "it is not in MLflow"
     for number in range(2):  # submitit's own logs, by the name that all jobs' output has
-        assert "sees" in (tmp_path / f"swept/{number}/console.log").read_text()
+        log = tmp_path / f"swept/{number}/console.log"
+        assert log.is_file() and "sees" in log.read_text(), text
     assert "RUNNER_JOB" not in text
 
 
@@ -77,14 +82,14 @@ def test_ctrl_c_lets_local_jobs_save_their_state_and_the_same_line_goes_on(tmp_p
     wait_for(lambda: not jobs_in(tmp_path))
 
 
-@pytest.mark.slow  # its process is found by its words
+@slow
 def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path):
     """Slurm says so with SIGUSR2; submitit's local executor starts such a job again in the same process."""
     process = start(tmp_path, LOCAL, *LONG)
     read_until(process, " began on")
     log = tmp_path / "swept/.submitit"
     wait_for(lambda: (tmp_path / "swept/0/checkpoints/last.pt").exists())
-    (job,) = [one for one in jobs_in(tmp_path) if "submitit.core._submit" in one.cmdline()]
+    (job,) = [one for one in jobs_in(tmp_path) if one.name().startswith("submitit.core._")]
     job.send_signal(signal.SIGUSR2)
     psutil.wait_procs([job], timeout=LONGEST)
     stood = summary(tmp_path, 0)["num_steps"]
@@ -97,10 +102,11 @@ def test_a_job_whose_time_is_over_saves_its_state_and_is_started_again(tmp_path)
 
 
 @slow
-def test_a_sweep_in_slurms_queue(tmp_path):
+def test_a_sweep_in_slurms_queue(empty_store, tmp_path):
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
     path = simulated_slurm.install(slurm)
-    words = ("device=cpu,auto", "model=dying", "model.how=fine,SIGKILL", "task.plots=false")
+    words = ("device=cpu,auto", "model=dying", "model.how=fine,SIGKILL", "task.plots=false", "train.num_epochs=1")
+    shutil.copy(empty_store, home / "mlflow.db")
     code, text = sweep(home, SLURM, *words, "hydra.launcher.partition=short", PATH=path)
     found = states(home)
     assert code == 1, text

@@ -1,0 +1,14 @@
+"""In the place of Ray's file of this name, by which a raylet starts a worker: one that is forked is asked for at the door."""
+
+import argparse
+import json
+import os
+
+from warm_door import Forked
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--serialized-runtime-env-context", default="{}")
+parser.add_argument("--language")
+asked, words = parser.parse_known_args()
+os.environ.update(json.loads(asked.serialized_runtime_env_context).get("env_vars") or {})
+Forked(words)  # Ray reads its environment when it is imported: not in the process that is warm
