@@ -29,15 +29,16 @@ class Net(nn.Sequential):
         super().__init__(nn.Flatten(), nn.Linear(16, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-ADAM = partial(torch.optim.Adam, lr=0.01, fused=True)
+#: rates that 32 bits hold exactly, as a GPU's kernels read them: the same steps are the same to the bit there, too
+ADAM = partial(torch.optim.Adam, lr=2**-7, fused=True)
 SETTINGS = {
     "adam": {},
     "accumulated, clipped, averaged": {"accumulate": 3, "clip": 0.5, "ema": 0.9},
     "a schedule": {"schedule": lambda opt: OneCycleLR(opt, max_lr=0.1, total_steps=200, cycle_momentum=False)},
-    "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)},
+    "sgd with momentum": {"optimizer": partial(torch.optim.SGD, lr=2**-3, momentum=0.9, fused=True)},
     "groups": {
         "optimizer": lambda parameters: ADAM(
-            [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 0.1, "weight_decay": 0.1}]
+            [{"params": (listed := list(parameters))[:2]}, {"params": listed[2:], "lr": 2**-3, "weight_decay": 0.1}]
         )
     },
     "augmented": {"augmented": True},
@@ -45,6 +46,16 @@ SETTINGS = {
     "means of three": {"every": 3},
     "in the middle of an epoch": {"limits": {"num_steps": 23}},
 }
+
+
+def check(ours, expected, device, name):
+    """Of a schedule on a GPU the losses alone, nearly: its rates are rounded, and one answer that flips is a quarter of an
+    accuracy over four rows."""
+    if device.type == "cpu" or name != "a schedule":
+        assert ours == expected
+    else:
+        losses, wanted = (torch.tensor([row[1] for row in found["rows"]]) for found in (ours, expected))
+        torch.testing.assert_close(losses, wanted, rtol=1e-3, atol=1e-4)
 
 
 def trained(
