@@ -36,6 +36,8 @@ Compose = Callable[[list[str]], DictConfig]
 
 #: how Hydra begins its complaint about what stands in a file
 IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
+#: and about what a sweep takes, and one run does not
+OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
 
 _load = ConfigLoaderImpl.load_configuration
 _mode = Hydra.get_mode
@@ -100,7 +102,7 @@ class _Once:
             cfg = hydra.compose_config(config_name, overrides, RunMode.RUN)
         except Exception as error:  # a mistake, or of a sweep alone
             self.kept = config_name, words, error
-            return None if isinstance(error, RunnerError) else _mode(hydra, config_name, overrides)
+            return _mode(hydra, config_name, overrides) if str(error).startswith(OF_ONE_RUN) else None
         said: RunMode | None = cfg.hydra.mode
         if said is not None:
             return said
@@ -110,15 +112,28 @@ class _Once:
         return None
 
     def compose(
-        self, loader: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *settings: Any, **more: Any
+        self,
+        loader: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        *settings: Any,
+        **more: Any,
     ) -> DictConfig:
         """As ConfigLoaderImpl.load_configuration, examined."""
-        if self.kept is None or self.kept[:2] != (config_name, overrides):
-            return _examined(loader, config_name, overrides, *settings, **more)
-        (*_, found), self.kept = self.kept, None
-        if isinstance(found, Exception):
+        if self.kept is None or run_mode != RunMode.RUN or not self._is_kept(config_name, overrides):
+            return _examined(loader, config_name, overrides, run_mode, *settings, **more)
+        found = self.kept[2]
+        if isinstance(found, Exception):  # kept: who explains it tries word after word, and comes to the same
             raise found
+        self.kept = None
         return found
+
+    def _is_kept(self, config_name: str | None, overrides: list[str]) -> bool:
+        assert self.kept is not None
+        name, words, found = self.kept
+        asked = (words, words[:-1]) if isinstance(found, Exception) else (words,)
+        return name == config_name and overrides in asked
 
 
 def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any) -> DictConfig:

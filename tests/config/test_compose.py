@@ -7,6 +7,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
+from runner import cli
 from runner.cli.check_first import CheckFirst
 from runner.config import compose
 from runner.errors import RunnerError
@@ -56,11 +57,11 @@ def test_what_is_composed_once_is_what_hydra_composes(composed, monkeypatch, wor
     assert (count, len(composed.calls)) == (2 if "hydra.mode=RUN" in words else 1, 2)
 
 
-def test_a_mistake_is_composed_as_often_as_hydra_does_it_and_what_is_refused_once(composed, own_folder):
+def test_a_mistake_and_what_is_refused_are_composed_once(composed, own_folder):
     load, mode = ConfigLoaderImpl.load_configuration, Hydra.get_mode
     with pytest.raises(Exception, match="seedd"):
         composed(["seedd=3"])
-    assert len(composed.calls) == 2
+    assert len(composed.calls) == 1
     (own_folder / "mine.yaml").write_text(
         "defaults: [config, _self_]\nhydra: {callbacks: {x: {_target_: os.makedirs}}}\n"
     )
@@ -76,3 +77,10 @@ def test_a_file_that_asks_for_a_sweep_over_what_the_words_leave_open_gets_one(co
     quiet = ["hydra.sweep.dir=sweep", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
     taken = composed(["-cd", ".", "-cn", "mine", "hydra/launcher=basic", "hydra/sweeper=basic", "seed=1,2", *quiet])
     assert [cfg["seed"] for cfg, _ in taken] == [1, 2]
+
+
+@pytest.mark.parametrize(("words", "count"), [(["seedd=3"], 2), (["seed=3", "modle=mlp"], 3)])
+def test_what_failed_is_not_composed_again_to_be_explained(composed, words, count, capfd):
+    assert cli.main(words) == 2
+    assert "write: " in capfd.readouterr().err
+    assert len(composed.calls) == count
