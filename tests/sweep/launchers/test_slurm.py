@@ -125,8 +125,9 @@ def test_a_sweep_in_slurms_queue(empty_store, tmp_path):
 
 @slow
 def test_a_sweep_that_is_stopped_cancels_its_jobs_in_the_queue(tmp_path):
+    """Its jobs start as on a cluster: nothing of them is forked."""
     home, slurm = person(tmp_path / "home"), tmp_path / "slurm"
-    process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm))
+    process = start(home, SLURM, *LONG, "seed=1,2", PATH=simulated_slurm.install(slurm), **{DOOR: ""})
     read_until(process, " began on", 2)
     wait_for(lambda: all((home / f"swept/{number}/checkpoints/last.pt").exists() for number in (0, 1)))
     os.kill(process.pid, signal.SIGTERM)
