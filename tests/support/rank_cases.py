@@ -1,9 +1,14 @@
-"""Small runs by name: `python rank_cases.py FOLDER`, alone or under torchrun, trains each in its folder with the processes there are."""
+"""Small runs by name: `python rank_cases.py FOLDER` trains each by 1, 2 and 4 processes, in FOLDER/1, FOLDER/2 and FOLDER/4."""
 
+import importlib
 import os
 import sys
 from functools import partial
 from pathlib import Path
+
+import parsed_once
+
+from runner.config.compose import composer, hydra_session
 
 DIGITS = (
     "data=digits",
@@ -38,6 +43,8 @@ CASES |= {
         ),
         *(
             "model=gpt",
+            "model.width=32",
+            "model.depth=2",
             "task=language",
             "device=cpu",
             "tracking.enabled=false",
@@ -51,7 +58,28 @@ CASES |= {
 FEW = ("accumulated", "one row left", "one row left, in parts")
 
 
+#: what the runs import beside the runner
+HEAVY = ("torch.distributed.run", "torchmetrics.classification", "runner.distributed.sharding", "runner.experiment.run")
+
+
 def main(root: Path) -> None:
+    """Under the torchrun that it starts it is one of the processes; these are forked where Pythons are (forked_programs)."""
+    if "RANK" in os.environ:
+        train(root / os.environ["WORLD_SIZE"])
+        return
+    parsed_once.parse_once()
+    for name in HEAVY:
+        importlib.import_module(name)
+    with hydra_session(["runner"]):
+        composer([])([])
+    from torch.distributed.run import main as torchrun
+
+    for num in (4, 2):
+        torchrun(["--nproc-per-node", str(num), __file__, str(root)])
+    train(root / "1")
+
+
+def train(root: Path) -> None:
     from runner import run
     from runner.distributed import sharding
     from runner.distributed.environment import rank_here
