@@ -11,7 +11,7 @@ from simulated import run_simulated
 pytestmark = pytest.mark.slow
 #: those of one commit
 DRAW = random.Random(f"{seeded.SEED} models")
-NAMES = {"cuda:1": DRAW.sample(sorted(CASES), 6), "mps": DRAW.sample(sorted(CASES), 3)}
+NAMES = {"cuda:1": DRAW.sample(sorted(CASES), 3), "mps": DRAW.sample(sorted(CASES), 1)}
 
 
 @pytest.fixture(scope="module")

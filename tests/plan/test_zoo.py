@@ -18,9 +18,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 #: those of one commit
 DRAW = random.Random(f"{seeded.SEED} zoo")
 BOTH = DRAW.sample(IN_HALVES, 1)
-WOULD_RUN = [*map(case_of, BOTH), *DRAW.sample([case for case in SOUND if case.name not in BOTH], 7)]
-BY_VALUE = DRAW.sample(BY_VALUES, 3)
-MPS = DRAW.sample([case for case in SOUND if case.name in ON_MPS], 2)
+WOULD_RUN = [*map(case_of, BOTH), *DRAW.sample([case for case in SOUND if case.name not in BOTH], 3)]
+BY_VALUE = DRAW.sample(BY_VALUES, 2)
+MPS = DRAW.sample([case for case in SOUND if case.name in ON_MPS], 1)
 BESIDE_REAL = DRAW.sample(COMPARED, 1)
 
 

@@ -41,15 +41,16 @@ def look(command):
     raise AssertionError(f"the browser hung {TRIES} times")
 
 
-@pytest.fixture
-def render(browser, tmp_path):
+@pytest.fixture(scope="module")
+def render(browser, tmp_path_factory):
     """A function: a page's file, and what a person does there as JavaScript -> its document afterwards, without scripts."""
 
     def rendered(file, deeds=""):
         text = file.read_text()
         ending = "</body>\n</html>\n"
         assert text.endswith(ending)
-        page = tmp_path / "page.html"
+        folder = tmp_path_factory.mktemp("rendered")
+        page = folder / "page.html"
         page.write_text(text.removesuffix(ending) + f"<script>{deeds}</script>" + ending)
         flags = [
             "--headless",
@@ -59,7 +60,7 @@ def render(browser, tmp_path):
             "--disable-dev-shm-usage",
             "--enable-logging=stderr",
         ]
-        flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
+        flags += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=15000", "--window-size=1280,1000"]
         flags += ["--host-resolver-rules=MAP * ~NOTFOUND"]
         out, err = look([browser, *flags, "--dump-dom", page.as_uri()])
         assert "CONSOLE" not in err, err  # an error, or something that the page's policy refused
@@ -92,8 +93,19 @@ def grid_file(grid_folder):
     return grid_folder / "report.html"
 
 
-def test_a_grid_is_drawn(render, grid_file, grid_folder):
-    document = render(grid_file)
+def noted(name, value):
+    """JavaScript that notes a value on the document, for the test to read it there."""
+    return f"document.documentElement.dataset.{name} = {value};"
+
+
+def note(document, name):
+    return re.search(rf'data-{name}="([^"]*)"', document)[1]
+
+
+def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
+    loaded = "performance.getEntriesByType('resource').map(e => e.name).join(' ') || 'nothing'"
+    document = render(grid_file, noted("loaded", loaded))
+    assert note(document, "loaded") == "nothing"
     assert 'data-drawn="3"' in document
     assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12
     assert document.count("<b>22.9×</b>") == 6 and "0.9775 ± 0.0033</td>" in document
@@ -121,7 +133,9 @@ def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, 
     known = [result for result in results if result.samples_per_second]
     by_speed = [result.job for result in sorted(known, key=lambda result: result.samples_per_second)]
     click = "document.querySelectorAll('table.sortable th button').forEach(b => { if (b.textContent === 'samples/s') b.click(); });"
-    once, twice = jobs(render(grid_file, click)), jobs(render(grid_file, click * 2))
+    order = "[...document.querySelectorAll('tr[data-job]')].map(row => row.dataset.job).join(' ')"
+    document = render(grid_file, click + noted("once", order) + click)
+    once, twice = [int(number) for number in note(document, "once").split()], jobs(document)
     assert once[:12] == by_speed and twice[:12] == by_speed[::-1]
     assert set(once[12:]) == set(twice[12:]) == {12, 13, 14, 15}  # what has no value stays last
 
@@ -129,16 +143,13 @@ def test_a_click_sorts_the_jobs_and_another_turns_them_round(render, grid_file, 
 def test_the_legend_shows_and_hides_lines(render, grid_file):
     none = "document.querySelector('.choice[data-first=\"0\"]').click();"
     one = "document.querySelector('.chip[data-job=\"7\"]').click();"
-    document = render(grid_file, none + one)
-    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 1
-    assert num_lines(plot(document, "parallel")) == 12
-    best = render(grid_file, "document.querySelector('.choice[data-first=\"5\"]').click();")
-    assert num_lines(plot(best, "curve-0")) == 5 and len(re.findall(r'<button[^>]*aria-pressed="false"', best)) == 7
-
-
-def test_nothing_is_loaded(render, grid_file):
-    deed = "document.documentElement.dataset.loaded = performance.getEntriesByType('resource').map(e => e.name).join(' ') || 'nothing';"
-    assert 'data-loaded="nothing"' in render(grid_file, deed)
+    ids = "['curve-0', 'curve-1', 'parallel']"
+    lines = f"{ids}.map(id => document.querySelectorAll(`#plot-${{id}} .js-line`).length).join(' ')"
+    best = "document.querySelector('.choice[data-first=\"5\"]').click();"
+    document = render(grid_file, none + one + noted("one", lines) + best)
+    assert note(document, "one") == "1 1 12"
+    assert num_lines(plot(document, "curve-0")) == 5
+    assert len(re.findall(r'<button[^>]*aria-pressed="false"', document)) == 7
 
 
 def test_a_persons_text_does_nothing(render, tmp_path, write):
