@@ -57,6 +57,7 @@ NAMES = (
     "plan",
     "devices",
     "report",
+    "compare",
     "sync",
     "ui",
 )

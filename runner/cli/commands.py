@@ -143,6 +143,18 @@ def report_sweep(words: list[str]) -> int:
     return 0
 
 
+def compare(words: list[str]) -> int:
+    """Which of two configurations is better, over their seeds; of one sweep, its best beside each other one."""
+    from runner.cli import compare as comparing
+
+    metrics = [word.partition("=")[2] for word in words if word.startswith("metric=")]
+    own = [word for word in words if not word.startswith(("-", "metric="))]
+    _only([word for word in words if word.startswith("-")], "compare", ("metric=val/loss",))
+    comparing.show(found := comparing.compare(own, metric=metrics[-1] if metrics else None))
+    answer.give({"comparisons": [comparing.as_values(each) for each in found]})
+    return 0
+
+
 def sync(words: list[str]) -> int:
     """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got.
 
@@ -236,6 +248,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "devices": devices,
     "report": report_sweep,
+    "compare": compare,
     "sync": sync,
     "ui": ui,
 }

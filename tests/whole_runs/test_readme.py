@@ -143,7 +143,9 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
     for typed in EVERY_COMMAND:
         named = [word for word in typed if word != "--json"]
         verb, *words = named if named and named[0] in NAMES else ("train", *named)
-        if verb in ("devices", "report", "sync", "ui"):
+        if verb == "compare":
+            assert 1 <= len(words) <= 2
+        elif verb in ("devices", "report", "sync", "ui"):
             assert cli.main([verb, *words]) == 0, words
             assert done.pop() is not None
         elif verb in VERBS:

@@ -1,6 +1,6 @@
 """Makes a sweep's report from its folder, and writes report.json, report.csv and report.html there: at the sweep's end, and for `report`.
 
-The order is that of the modules here: results, ranking, seeds, device gains, report, then its files.
+The order is that of the modules here: results, ranking, seeds, comparisons, device gains, report, then its files.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from pathlib import Path
 from runner.config.validate import without_password
 from runner.sweep.jobs import ledger
 from runner.sweep.report import json_csv, page
+from runner.sweep.report.comparisons import against_best
 from runner.sweep.report.device_gains import find_gains, over_devices
 from runner.sweep.report.importance import read_importance
 from runner.sweep.report.ranking import best_first, find_front, find_goals
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import read_results
-from runner.sweep.report.seeds import over_seeds
+from runner.sweep.report.seeds import equal_but_for, over_seeds
 
 __all__ = ["Report", "read_report", "write"]
 
@@ -29,7 +30,8 @@ def read_report(folder: Path) -> Report:
     sweep = ledger.read(folder)
     results = read_results(sweep)
     goals = find_goals(sweep.objectives, results)
-    devices = over_devices(results, folder)
+    devices, seeds = over_devices(results, folder), over_seeds(results, goals)
+    comparisons = against_best(equal_but_for("seed", results), goals[0]) if seeds and goals else []
     return Report(
         folder,
         sweep.uid,
@@ -39,7 +41,8 @@ def read_report(folder: Path) -> Report:
         goals,
         best_first(results, goals),
         tuple(sorted(find_front(results, goals))),
-        over_seeds(results, goals),
+        seeds,
+        comparisons,
         devices,
         find_gains(devices),
         read_importance(folder) if sweep.objectives else {},

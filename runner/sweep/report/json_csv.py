@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from runner.errors import finite, harmless
+from runner.sweep.report.comparisons import as_values
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
@@ -31,6 +32,8 @@ def as_json(report: Report) -> str:
         "pareto_front": report.front,
         "jobs": [_job(result) for result in report.results],
         "seeds": [dataclasses.asdict(group) for group in report.seeds],
+        "comparisons": [as_values(each) for each in report.comparisons],
+        "winner": report.winner,
         "devices": [dataclasses.asdict(group) for group in report.devices],
         "gains": [dataclasses.asdict(gain) for gain in report.gains],
         "importance": report.importance,

@@ -109,6 +109,9 @@ def _other_cards(report: Report) -> list[Card]:
     if report.seeds and report.goals:
         group, goal = report.seeds[0], report.goals[0].metric
         if goal in group.means:
-            name = f"{group.name}, n = {group.means[goal].n}"
+            decided = (
+                f", {'better than each other one' if report.winner else 'not decided'}" if report.comparisons else ""
+            )
+            name = f"{group.name}, n = {group.means[goal].n}{decided}"
             cards.append(Card(f"{goal}, best mean ± std over seeds", number_format.mean(group.means[goal]), name))
     return cards

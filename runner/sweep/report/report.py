@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.sweep.report.comparisons import Comparison
 from runner.sweep.report.device_gains import Devices, Gain
 from runner.sweep.report.ranking import FAILURES, RANK, Goal
 from runner.sweep.report.results import Result, differing_keys
@@ -26,6 +27,7 @@ class Report:
     results: list[Result]  # best first
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
     seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds
+    comparisons: list[Comparison] = field(default_factory=list)  # the best of those groups beside each other one
     devices: list[Devices] = field(default_factory=list)  # empty: nothing ran on two devices
     gains: list[Gain] = field(default_factory=list)
     importance: dict[str, float] = field(default_factory=dict)  # of a search: shares by key, the largest first
@@ -56,6 +58,12 @@ class Report:
         if first is None or first.state != "finished" or not self.goals:
             return None
         return first if first.value(self.goals[0].metric) is not None else None
+
+    @property
+    def winner(self) -> str | None:
+        """The group of seeds that is better than each other one, and not by chance."""
+        decided = [each.difference.is_decided for each in self.comparisons]
+        return self.comparisons[0].a if decided and all(decided) else None
 
     @property
     def keys(self) -> list[str]:

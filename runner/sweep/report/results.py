@@ -54,6 +54,7 @@ class Result:
     keys: dict[str, str]  # the overrides by key, as a person reads them
     state: str
     folder: str  # below the sweep's; "": it never had one
+    seed: int = 0
     device: str | None = None
     error: str | None = None  # its first line; why it was skipped
     metrics: dict[str, float] = field(default_factory=dict)
@@ -113,13 +114,15 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     best = _best(summary.get("best"), series, _began_ms(folder, series))
     wanted = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
     shown = tuple(map(without_password, job.overrides))
+    keys = as_keys(shown)
     return Result(
         job.number,
         job.name,
         shown,
-        as_keys(shown),
+        keys,
         job.state,
         job.folder_name,
+        _seed(keys, folder),
         device=summary.get("device") or job.device,
         error=str(error).strip().partition("\n")[0] if error else None,
         metrics=dict(sorted(_numbers(summary.get("metrics")).items())),
@@ -132,6 +135,16 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         seconds_train=(summary.get("seconds") or {}).get("train"),
         curves={name: thin(series[name][0], series[name][2], most) for name in wanted if name in series},
     )
+
+
+def _seed(keys: dict[str, str], folder: Path | None) -> int:
+    """By the job's words; else by the configuration that it left, where nobody has said a seed."""
+    said = keys.get("seed", "")
+    rerun = folder / "rerun.yaml" if folder is not None else None
+    if not said.isdecimal() and rerun is not None and rerun.is_file():
+        found = re.search(r"^seed: (\d+)$", rerun.read_text(errors="replace"), re.MULTILINE)
+        said = found[1] if found else ""
+    return int(said) if said.isdecimal() else 0
 
 
 def _numbers(metrics: dict[str, Any] | None) -> dict[str, float]:

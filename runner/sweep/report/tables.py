@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from runner.sweep.report import number_format
+from runner.sweep.report.comparisons import Comparison
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import Result
 
@@ -19,7 +20,7 @@ class Cell(NamedTuple):
 
 Columns = dict[str, list[Cell]]
 #: columns of words; all others are numbers
-WORDS = ("jobs", "name", "state", "device", "cause", "where to look")
+WORDS = ("jobs", "beside the best", "name", "state", "device", "cause", "where to look")
 
 
 def jobs(report: Report) -> Columns:
@@ -64,11 +65,22 @@ def devices(report: Report) -> Columns:
 def seeds(report: Report) -> Columns:
     """Mean ± the sample's standard deviation of each group."""
     metrics = dict.fromkeys(name for group in report.seeds for name in group.means)
+    beside = {each.b: _beside(each) for each in report.comparisons}
+    if report.winner:
+        beside[report.winner] = "better"
     return {
         "jobs": _cells(str, [group.name for group in report.seeds]),
         "n": _cells(str, [len(group.jobs) for group in report.seeds]),
+        **({"beside the best": _cells(str, [beside.get(group.name) for group in report.seeds])} if beside else {}),
         **{name: _cells(number_format.mean, [group.means.get(name) for group in report.seeds]) for name in metrics},
     }
+
+
+def _beside(found: Comparison) -> str:
+    """What another group is beside the best one."""
+    if found.difference.is_decided:
+        return "worse"
+    return "undecided" + (f": ~{found.difference.more_seeds} seeds" if found.difference.more_seeds else "")
 
 
 def causes(results: Sequence[Result]) -> Columns:

@@ -52,7 +52,8 @@ def _jobs(report: Report, width: int) -> Table:
     if "state" not in shown and "state" in columns and "name" in shown:
         states = [f" ({state})" if state != "finished" else "" for state in columns["state"]]
         shown["name"] = [name + state for name, state in zip(shown["name"], states, strict=True)]
-    best = report.results.index(report.best) if report.best else None
+    # of jobs with several seeds the luckiest is first, and no winner
+    best = report.results.index(report.best) if report.best and not report.seeds else None
     return _filled(shown, bold=best)
 
 
@@ -83,7 +84,9 @@ def _filled(columns: dict[str, list[str]], *, bold: int | None = None) -> Table:
 
 def _seeds(report: Report, width: int) -> Table:
     columns = _texts(tables.seeds(report))
-    return _filled(_fit(columns, "jobs", list(columns)[:2:-1], width))
+    winner = [group.name for group in report.seeds].index(report.winner) if report.winner else None
+    stay = 4 if report.comparisons else 3
+    return _filled(_fit(columns, "jobs", list(columns)[: stay - 1 : -1], width), bold=winner)
 
 
 def _devices(report: Report, width: int) -> Table:

@@ -1,0 +1,179 @@
+"""`python -m runner compare A B`: two configurations over their seeds, or all of a sweep beside its best, and which is better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from runner.config.trust import check_folder
+from runner.errors import Fault, RunnerError, nearest
+from runner.experiment.summary import read_summary
+from runner.experiment.terminal import Terminal
+from runner.runs import find
+from runner.sweep.jobs import ledger
+from runner.sweep.report import number_format
+from runner.sweep.report.comparisons import Comparison, Configuration, against_best, as_values, compared, words_of
+from runner.sweep.report.ranking import Goal, find_goals
+from runner.sweep.report.results import Result, read_results
+from runner.sweep.report.seeds import equal_but_for
+from runner.tasks.metric_names import is_rising
+from runner.tracking.ack import read_ack
+
+__all__ = ["as_values", "compare", "show"]
+
+FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
+
+
+def compare(words: Sequence[str], *, metric: str | None = None) -> list[Comparison]:
+    """words: one sweep, whose configurations stand beside its best, or A and B. metric: None for all that both have.
+
+    Raises: RunnerError for what is no run and no sweep, and for what has nothing in common.
+    """
+    if len(words) == 1:
+        return _of_a_sweep(words[0], metric)
+    if len(words) != 2:
+        raise RunnerError(Fault(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
+    a, b = (_one(word) for word in words)
+    names = _names(a.name, b.name, words)
+    found = [compared(a, b, goal, names) for goal in _metrics(a, b, metric)]
+    together = [each for each in found if each is not None]
+    if not together:
+        asked = f"compare {' '.join(words)}{f' metric={metric}' if metric else ''}"
+        shared = [name for name in _metric_names(a) if name in _metric_names(b)]
+        problem = f"they have no {metric} in common" if metric else "they have no metric in common"
+        hits = nearest(metric, shared) if metric else []
+        fix = " or ".join(f"metric={name}" for name in hits or shared)
+        raise RunnerError(Fault(asked, problem, fix or "two finished runs or sweeps with a metric in common"))
+    return together
+
+
+def show(found: Sequence[Comparison]) -> None:
+    """Prints A and B with a row for each metric; of a sweep, its best with a row for each other configuration."""
+    console = Terminal(soft_wrap=False)
+    of_two = len({(each.a, each.b) for each in found}) == 1
+    first = found[0]
+    named = [("A", first.a), ("B", first.b)]
+    if not of_two:
+        named = [("A", f"{first.a}, the best {first.metric}: {number_format.value(first.mean_a)}")]
+    for letter, name in named:
+        console.print(Text(f"{letter}  {name}"), soft_wrap=True)
+    titles = (
+        ["", "A", "B", "A - B", "95 %", "p", "n", "A is"] if of_two else ["B", "", "A - B", "95 %", "p", "n", "A is"]
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="left" if number in (0, len(titles) - 1) else "right", overflow="fold")
+    for each in found:
+        apart = each.difference
+        interval = "" if apart.low is None or apart.high is None else f"{_short(apart.low)} to {_short(apart.high)}"
+        means = [number_format.value(each.mean_a), number_format.value(each.mean_b)]
+        cells = [each.metric, *means] if of_two else [each.b, means[1]]
+        cells += [_short(apart.mean), interval, f"{apart.p_value:.2g}", str(apart.n), words_of(each)]
+        table.add_row(*(Text(cell, style="bold" if apart.is_decided else "") for cell in cells))
+    console.print(table)
+    if any(not each.difference.is_paired for each in found):
+        console.print("no seed is on both sides: not paired, which takes more seeds", soft_wrap=True)
+
+
+def _of_a_sweep(word: str, metric: str | None) -> list[Comparison]:
+    results, goals = _read(word)
+    groups = equal_but_for("seed", results)
+    goal = _goal(metric, goals) if metric is not None else goals[0] if goals else None
+    found = against_best(groups, goal) if goal is not None else []
+    if not found:
+        problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
+        raise RunnerError(
+            Fault(f"compare {word}", problem, "compare A B, or a sweep over two configurations and some seeds")
+        )
+    return found
+
+
+def _one(word: str) -> Configuration:
+    """Raises: RunnerError where it is not one configuration."""
+    results, goals = _read(word)
+    groups = equal_but_for("seed", results)
+    if len(groups) != 1:
+        names = [name for name in groups if name != "all"]
+        fix = (
+            f"compare {word.partition(':')[0]}:{','.join(names[0].split())} ..." if names else "a run that has finished"
+        )
+        problem = f"it has {len(groups)} configurations: {', '.join(names)}" if names else "no job of it has finished"
+        raise RunnerError(Fault(f"compare {word}", problem, fix))
+    (results_of_it,) = groups.values()
+    return Configuration(word, tuple(results_of_it), goals)
+
+
+def _read(word: str) -> tuple[list[Result], tuple[Goal, ...]]:
+    """The jobs that a word names, and what they are judged by."""
+    place, _, chosen = word.partition(":") if not Path(word).exists() else (word, "", "")
+    folder = _sweep_folder(place)
+    if folder is None:
+        run = find.find(place, verb="compare")
+        state = str(read_summary(run).get("status") or "running")
+        job = ledger.Job(0, (), run.name, state=state, folder_name=run.name)
+        sweep = ledger.Sweep(run.parent, "", 0, (), jobs={0: job})
+    else:
+        check_folder(folder)
+        sweep = ledger.read(folder)
+    results = read_results(sweep)
+    if chosen:
+        results = _chosen(results, chosen, word)
+    return results, find_goals(sweep.objectives, results)
+
+
+def _sweep_folder(place: str) -> Path | None:
+    """The folder of a sweep: by its path, its id in MLflow, or `last` where the newest run is a job of it."""
+    folder = Path(place)
+    if (folder / ledger.FILE).is_file():
+        return folder
+    if place == "last":
+        newest = find.newest_first()
+        return newest[0].parent if newest and (newest[0].parent / ledger.FILE).is_file() else None
+    if folder.exists():
+        return None
+    sweeps = [path.parent for path in Path(find.ROOTS[1]).glob(f"**/{ledger.FILE}")]
+    return next((each for each in sweeps if (read_ack(each).run_id or "").startswith(place)), None) if place else None
+
+
+def _chosen(results: list[Result], chosen: str, word: str) -> list[Result]:
+    """Those with all of KEY=VALUE,...  Raises: RunnerError where there are none."""
+    wanted = dict(pair.partition("=")[::2] for pair in chosen.split(","))
+    found = [each for each in results if all(each.keys.get(key) == value for key, value in wanted.items())]
+    if not found:
+        known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
+        near = [hit for pair in chosen.split(",") for hit in nearest(pair, known)] or known[:6]
+        raise RunnerError(
+            Fault(f"compare {word}", "no job of it has these values", " or ".join(near) or "no :KEY=VALUE")
+        )
+    return found
+
+
+def _metrics(a: Configuration, b: Configuration, metric: str | None) -> list[Goal]:
+    """What both are judged by, and then what is measured on their test splits."""
+    if metric is not None:
+        return [_goal(metric, (*a.goals, *b.goals))]
+    tests = [name for name in _metric_names(a) if name.startswith("test/") and name in _metric_names(b)]
+    goals = [goal for goal in a.goals if goal in b.goals or goal.metric in _metric_names(b)]
+    return goals + [_goal(name, ()) for name in tests]
+
+
+def _goal(metric: str, known: Sequence[Goal]) -> Goal:
+    own = Goal(metric, "max" if is_rising(metric) else "min")
+    return next((goal for goal in known if goal.metric == metric), own)
+
+
+def _metric_names(found: Configuration) -> list[str]:
+    return list(dict.fromkeys(name for result in found.results for name in result.metrics))
+
+
+def _names(a: str, b: str, words: Sequence[str]) -> tuple[str, str]:
+    """What a person needs to tell them apart: of one sweep, what is behind its colon."""
+    (place, _, own), (other, _, others) = a.partition(":"), b.partition(":")
+    return (own, others) if place == other and own and others else (a, b)
+
+
+def _short(value: float) -> str:
+    return f"{value:+.3g}"

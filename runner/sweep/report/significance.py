@@ -1,0 +1,145 @@
+"""The values of two configurations by their seeds go in; the difference, how sure it is, and how many seeds more it takes come out.
+
+Pure, for the report and `runner compare`. Imports scipy, half a second, when it is asked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: how often a winner may be named where there is none
+ALPHA = 0.05
+#: how often a true difference of the size that was seen is to be found with the seeds that are advised
+POWER = 0.8
+#: draws of the bootstrap; sign flips are all taken where they are no more than these
+DRAWS = 9999
+#: seeds that nobody will run: the difference is none that matters
+TOO_MANY = 10_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one configuration from another: the mean of A - B, its interval at 95 %, and how often chance alone gives as much.
+
+    n: pairs of equal seeds, or, where no seeds are shared, the values of the smaller side. more_seeds: about so many more
+    would decide it; None where it is decided, or no number of them is worth it.
+    """
+
+    n: int
+    is_paired: bool
+    mean: float
+    low: float | None
+    high: float | None
+    p_value: float
+    is_decided: bool
+    more_seeds: int | None
+
+    def verdict(self, mode: str) -> str:
+        """better, worse or undecided: what A is, where less (min) or more (max) is better."""
+        if not self.is_decided:
+            return "undecided"
+        return "better" if (self.mean < 0) == (mode == "min") else "worse"
+
+
+def difference(a: Mapping[int, float], b: Mapping[int, float], *, num_comparisons: int = 1) -> Difference | None:
+    """Compares values by seed; None where a side has none.
+
+    Seeds that both have are paired, which takes out what a seed does to both (arXiv 2103.03098). Decided is what both a
+    sign-flip test and the BCa bootstrap's interval (Efron 1987) say at 95 %; of unpaired values a permutation test.
+    num_comparisons: among which a winner is looked for; each must be that much surer (Bonferroni).
+    """
+    shared = sorted(a.keys() & b.keys())
+    alpha = ALPHA / num_comparisons
+    if shared:
+        return _of_pairs(np.array([a[seed] - b[seed] for seed in shared]), alpha)
+    if not a or not b:
+        return None
+    return _of_two(np.array(list(a.values())), np.array(list(b.values())), alpha)
+
+
+def _of_pairs(differences: NDArray[np.float64], alpha: float) -> Difference:
+    n, mean = len(differences), float(differences.mean())
+    low, high = _interval((differences,), _mean, alpha)
+    p_value = 1.0
+    if n > 1 and differences.any():
+        p_value = _p_value((differences,), _mean, "samples")
+    deviation = float(differences.std(ddof=1)) if n > 1 else math.nan
+    least = math.ceil(1 - math.log2(alpha))  # of n pairs, all signs alike come by chance in 2 of 2**n
+    return _told(n, True, mean, (low, high), p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=least))
+
+
+def _of_two(a: NDArray[np.float64], b: NDArray[np.float64], alpha: float) -> Difference:
+    n, mean = min(len(a), len(b)), float(a.mean() - b.mean())
+    low, high = _interval((a, b), _mean_difference, alpha)
+    p_value = 1.0
+    if n > 1 and mean:
+        p_value = _p_value((a, b), _mean_difference, "independent")
+    deviation = math.hypot(*(float(side.std(ddof=1)) for side in (a, b))) if n > 1 else math.nan
+    return _told(n, False, mean, (low, high), p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=4))
+
+
+def _told(
+    n: int,
+    is_paired: bool,
+    mean: float,
+    interval: tuple[float | None, float | None],
+    p: float,
+    *,
+    alpha: float,
+    more: int | None,
+) -> Difference:
+    low, high = interval
+    is_decided = p <= alpha and low is not None and high is not None and not low <= 0 <= high
+    return Difference(n, is_paired, mean, low, high, p, is_decided, None if is_decided else more)
+
+
+def _interval(samples: tuple[NDArray[np.float64], ...], of: Any, alpha: float) -> tuple[float | None, float | None]:
+    from scipy.stats import bootstrap
+
+    if min(map(len, samples)) < 2:
+        return None, None
+    if all(np.ptp(sample) == 0 for sample in samples):
+        value = float(of(*samples, axis=-1))
+        return value, value
+    found = bootstrap(
+        samples, of, method="BCa", confidence_level=1 - alpha, n_resamples=DRAWS, rng=np.random.default_rng(0)
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _p_value(samples: tuple[NDArray[np.float64], ...], of: Any, kind: str) -> float:
+    from scipy.stats import permutation_test
+
+    found = permutation_test(
+        samples, of, permutation_type=kind, vectorized=True, n_resamples=DRAWS, rng=np.random.default_rng(0)
+    )
+    return float(found.pvalue)
+
+
+def _more(mean: float, deviation: float, n: int, alpha: float, *, least: int) -> int | None:
+    """Seeds beside these n that a difference as large as the one seen takes (a t-test's number, and no less than `least`)."""
+    if math.isnan(deviation):
+        return max(1, least - n)
+    if not mean:
+        return None
+    normal = statistics.NormalDist()
+    sure = normal.inv_cdf(1 - alpha / 2)
+    needed = ((sure + normal.inv_cdf(POWER)) * deviation / mean) ** 2 + sure**2 / 2
+    if needed > TOO_MANY:
+        return None
+    return max(1, max(least, math.ceil(needed)) - n)
+
+
+def _mean(sample: NDArray[np.float64], axis: int = -1) -> Any:
+    return np.mean(sample, axis=axis)
+
+
+def _mean_difference(a: NDArray[np.float64], b: NDArray[np.float64], axis: int = -1) -> Any:
+    return np.mean(a, axis=axis) - np.mean(b, axis=axis)

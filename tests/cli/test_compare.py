@@ -1,0 +1,136 @@
+"""`python -m runner compare`: what a person types, and what is said."""
+
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+from synthetic_sweep import Folder
+
+from runner import cli
+from runner.cli.compare import compare
+from runner.errors import RunnerError
+from runner.sweep.report import text
+from runner.sweep.report.build import write
+
+
+def sweep_of(folder, models, *, seeds=range(8), metric="val/loss", mode="min"):
+    """A sweep's folder: models, by name a function of the seed."""
+    sweep = Folder(folder, (f"model={','.join(models)}", f"seed={','.join(map(str, seeds))}"))
+    for model, value in models.items():
+        for seed in seeds:
+            best = {"metric": metric, "mode": mode, "value": value(seed), "step": 3}
+            metrics = {metric: value(seed) + 1, "test/accuracy": 1 - value(seed)}
+            sweep.job((f"model={model}", f"seed={seed}"), summary={"best": best, "metrics": metrics, "num_steps": 9})
+    return sweep.close()
+
+
+def noise(seed):
+    return float(np.random.default_rng(seed).normal())
+
+
+MODELS = {
+    "mlp": lambda seed: 0.5 + 0.1 * noise(seed),
+    "cnn": lambda seed: 0.3 + 0.1 * noise(seed) + 0.01 * noise(seed + 100),
+    "linear": lambda seed: 0.31 + 0.1 * noise(seed) + 0.2 * noise(seed + 200),
+}
+
+
+@pytest.fixture
+def folder(own_folder):
+    return sweep_of(own_folder / "multirun" / "2026-01-01" / "12-00-00", MODELS)
+
+
+def test_two_configurations_of_a_sweep(folder, capsys):
+    assert cli.main(["compare", f"{folder}:model=cnn", f"{folder}:model=mlp"]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[:2] == ["A  model=cnn", "B  model=mlp"]
+    loss, accuracy = (line.split() for line in said.splitlines()[3:5])
+    assert (loss[0], loss[-2:], accuracy[0], accuracy[-1]) == ("val/loss", ["8", "better"], "test/accuracy", "better")
+    found = {each.metric: each for each in compare([f"{folder}:model=mlp", f"{folder}:model=cnn"])}
+    assert found["val/loss"].verdict == found["test/accuracy"].verdict == "worse"
+    assert found["val/loss"].difference.n == 8
+    assert found["val/loss"].difference.mean == pytest.approx(0.2, abs=0.01)
+
+
+def test_all_of_a_sweep_beside_its_best(folder, capsys):
+    assert cli.main(["compare", str(folder), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [(each["a"], each["b"], each["verdict"]) for each in found] == [
+        ("model=cnn", "model=linear", "undecided"),
+        ("model=cnn", "model=mlp", "better"),
+    ]
+    assert found[0]["difference"]["more_seeds"] > 1
+    assert cli.main(["compare", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("A  model=cnn, the best val/loss: 0.") and "undecided: about" in said
+
+
+def test_sweeps_are_paired_across_folders(own_folder, capsys):
+    """Each of one configuration, which needs no word; seeds that one alone has are left out."""
+    before = sweep_of(own_folder / "before", {"mlp": MODELS["mlp"]}, seeds=range(10))
+    after = sweep_of(own_folder / "after", {"mlp": lambda seed: MODELS["mlp"](seed) - 0.05}, seeds=range(2, 12))
+    found = compare([str(after), str(before)], metric="val/loss")
+    assert [(each.verdict, each.difference.n, each.difference.is_paired) for each in found] == [("better", 8, True)]
+    other = sweep_of(own_folder / "other", {"mlp": MODELS["mlp"]}, seeds=range(20, 28))
+    assert cli.main(["compare", str(before), str(other), "metric=val/loss"]) == 0
+    assert "no seed is on both sides" in capsys.readouterr().out
+
+
+def test_runs_by_the_seed_that_they_had(own_folder):
+    """Whose seed nobody has said."""
+    for name, seed, value in (("a", 3, 0.1), ("b", 3, 0.2), ("c", 4, 0.3)):
+        run = own_folder / name
+        run.mkdir()
+        (run / "rerun.yaml").write_text(f"defaults: [schema, base, _self_]\ndevice: cpu\nseed: {seed}\nname: null\n")
+        best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
+        (run / "summary.json").write_text(
+            json.dumps({"status": "finished", "best": best, "metrics": {}, "num_steps": 1})
+        )
+    (same,) = compare(["a", "b"], metric="val/loss")
+    assert (same.difference.is_paired, same.difference.n, same.verdict) == (True, 1, "undecided")
+    (apart,) = compare(["a", "c"])
+    assert (apart.difference.is_paired, apart.mean_a, apart.mean_b) == (False, 0.1, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "so", "write"),
+    [
+        ([], "two are compared", "compare SWEEP"),
+        (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
+        (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
+        (["{}:model=mlp", "nowhere"], "there is no folder nowhere", "compare last"),
+        (["{}:model=mlp", "{}:model=cnn", "metric=val/accurcy"], "no val/accurcy in common", "metric=test/accuracy"),
+    ],
+)
+def test_mistakes(words, so, write, folder, capsys):
+    assert cli.main(["compare", *(word.format(folder) for word in words)]) == 2
+    said = capsys.readouterr().err
+    assert so in said and write in said, said
+
+
+def test_a_sweep_without_a_finished_job(own_folder):
+    sweep = Folder(own_folder / "none")
+    sweep.job(("seed=1",), "failed")
+    with pytest.raises(RunnerError, match="no job of it has finished"):
+        compare([str(sweep.close()), "none"])
+    with pytest.raises(RunnerError, match="0 configurations"):
+        compare(["none"])
+
+
+def test_no_winner_is_named_without_a_decision(own_folder, capsys):
+    """Of a report: neither the luckiest job nor the best mean is printed in bold while chance might have made it."""
+    undecided = sweep_of(own_folder / "u", {name: MODELS[name] for name in ("cnn", "linear")})
+    decided = sweep_of(own_folder / "d", {name: MODELS[name] for name in ("cnn", "mlp")})
+    for folder, winner, words in ((undecided, None, "undecided: ~"), (decided, "model=cnn", "worse")):
+        report = write(folder)
+        assert report.winner == winner
+        found = json.loads((folder / "report.json").read_text())
+        assert (found["winner"], found["comparisons"][0]["a"]) == (winner, "model=cnn")
+        text.show(report, console := Console(force_terminal=True, width=150, record=True))
+        bold = [line for line in console.export_text(styles=True).splitlines() if "\x1b[1m" in line]
+        titles = [line for line in bold if "jobs" in line or "state" in line]
+        assert len(bold) - len(titles) == (winner is not None)
+        assert words in capsys.readouterr().out
+        page = (folder / "report.html").read_text()
+        assert ("better than each other one" in page, "not decided" in page) == (winner is not None, winner is None)
