@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from runner.errors import RunnerError
 from runner.experiment import claim, session
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import read_points
-from runner.version import PACKAGES
 
 SHORT = ["device=cpu", "model=linear", "train.num_steps=6", "tracking.enabled=false", "hydra.run.dir=run"]
 #: what makes another experiment of it, and what is said of it
@@ -190,24 +187,21 @@ def test_last_is_a_run_and_not_what_a_run_hands_to_its_processes(used):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="a file that is open can be deleted on POSIX alone")
-def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder):
+def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, empty_store):
     """One process for both: a second run in its folder is refused and leaves it alone; then its folder goes."""
     from mlflow import MlflowClient
 
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    words = ["device=cpu", "model=linear", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]
+    words = ["device=cpu", "model=mlp", "train.num_epochs=1000000", "metrics.pull_every=20", "hydra.run.dir=run"]
+    words.append("model.hidden_sizes=[1024,1024]")  # slow: thousands of points would have to be published
     words += [
+        "task.plots=false",
+        "tracking.log_model=false",
         f"tracking.uri=sqlite:///{own_folder}/runs.db",
         "tracking.system_metrics=false",
         "tracking.grace_seconds=60",
     ]
-    first = subprocess.Popen(
-        [sys.executable, "-m", "runner", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    shutil.copy(empty_store, "runs.db")
+    first = warm.command(own_folder, *words, MLFLOW_DISABLE_TELEMETRY="true")
     try:
         deadline = time.monotonic() + LONGEST
         while not (Path("run/checkpoints/best.pt").exists() and read_points(Path("run"))):
