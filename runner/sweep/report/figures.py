@@ -14,6 +14,7 @@ import numpy as np
 from runner.sweep.report import number_format
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import LOSS, Result
+from runner.sweep.report.seeds import Seeds
 
 #: seen on white and on black, as all that follows: the page has both
 COLORS = ("#3f7fc4", "#d9772b", "#3d9a6a", "#c0577b", "#8b74c0", "#9a7650", "#c2991f", "#43a0b5", "#858d94", "#93a13a")
@@ -33,6 +34,7 @@ THEME = {
 }
 AXIS = {"gridcolor": "rgba(128,128,128,.2)", "zeroline": False, "automargin": True, "title": {"standoff": 12}}
 MOST_CURVES = 200  # SVG stays quick up to here; the best ones are drawn
+LEAST_OF_A_BAND, MOST_BANDS = 3, 12  # seeds of a group; groups
 MOST_KEYS, MOST_LINES = 10, 300  # of the parallel coordinates: more can't be read
 FEW = 6  # so many numbers or fewer stand as words, evenly spaced
 
@@ -48,15 +50,26 @@ class Figure:
 
 
 def draw_curves(report: Report) -> list[Figure]:
-    """The training loss and each goal's metric by step, a line for each job, the best one on top."""
+    """The training loss and each goal's metric by step, a line for each job, the best one on top.
+
+    Of groups of seeds the median and the quartiles over them, with the jobs' own lines thin behind.
+    """
     colors = job_colors(report)
+    groups = [group for group in report.seeds if len(group.jobs) >= LEAST_OF_A_BAND][:MOST_BANDS]
+    banded = {job for group in groups for job in group.jobs}
     figures: list[Figure] = []
     for name in dict.fromkeys([LOSS, *(goal.metric for goal in report.goals)]):
         shown = [each for each in with_curves(report) if name in each.curves]
         if any(len(each.curves[name].steps) > 1 for each in shown):
-            lines = [_curve(each, name, colors[each.job], is_best=each is report.best) for each in shown]
+            lines = [
+                _curve(each, name, colors[each.job], is_best=each is report.best, is_behind=each.job in banded)
+                for each in shown
+            ]
+            bands = [trace for group in groups for trace in _band(group, shown, name, colors)]
             axis = _value_axis(name, np.concatenate([each.curves[name].values for each in shown]))
-            figures.append(_figure(f"curve-{len(figures)}", name, lines[::-1], xaxis_title_text="step", yaxis=axis))
+            figures.append(
+                _figure(f"curve-{len(figures)}", name, lines[::-1] + bands, xaxis_title_text="step", yaxis=axis)
+            )
     return figures
 
 
@@ -193,19 +206,53 @@ def _figure(name: str, title: str, data: list[dict[str, Any]], note: str = "", *
     return Figure(name, title, plot.update_layout(**layout), note)
 
 
-def _curve(result: Result, name: str, color: str, *, is_best: bool) -> dict[str, Any]:
+def _curve(result: Result, name: str, color: str, *, is_best: bool, is_behind: bool) -> dict[str, Any]:
     curve = result.curves[name]
+    width, opacity = (0.8, 0.3) if is_behind else (2.6, 1) if is_best else (1.2, 0.75)
     return {
         "x": curve.steps.astype(np.int32),  # half as long on the page, and enough for a screen
         "y": curve.values.astype(np.float32),
-        "mode": "lines+markers" if len(curve.steps) < 40 else "lines",
+        "mode": "lines+markers" if len(curve.steps) < 40 and not is_behind else "lines",
         "marker": {"size": 4},
-        "line": {"color": color, "width": 2.6 if is_best else 1.2},
-        "opacity": 1 if is_best else 0.75,
+        "line": {"color": color, "width": width},
+        "opacity": opacity,
         "name": plain(result.name),
         "meta": {"job": result.job},
         "hovertemplate": f"<b>{result.job}</b>  %{{fullData.name}}<br>step %{{x:,}}: %{{y:.5g}}<extra></extra>",
     }
+
+
+def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, str]) -> list[dict[str, Any]]:
+    """The quartiles as an area and the median as a line, at the steps of the longest; where one has ended it is left out."""
+    results = [each for each in shown if each.job in group.jobs]
+    if len(results) < LEAST_OF_A_BAND:
+        return []
+    steps = max((each.curves[name].steps for each in results), key=lambda steps: int(steps[-1]))
+    values = np.array(
+        [np.interp(steps, each.curves[name].steps, each.curves[name].values, right=np.nan) for each in results]
+    )
+    steps, values = steps[np.isfinite(values).any(0)].astype(np.int32), values[:, np.isfinite(values).any(0)]
+    low, median, high = np.nanquantile(values, (0.25, 0.5, 0.75), axis=0).astype(np.float32)
+    color, told = colors[results[0].job], f"{plain(group.name)}, {len(results)} seeds"
+    area = {"x": np.concatenate([steps, steps[::-1]]), "y": np.concatenate([high, low[::-1]]), "fill": "toself"}
+    return [
+        {
+            **area,
+            "fillcolor": color,
+            "opacity": 0.18,
+            "mode": "none",
+            "hoverinfo": "skip",
+            "name": f"{told}: quartiles",
+        },
+        {
+            "x": steps,
+            "y": median,
+            "mode": "lines",
+            "line": {"color": color, "width": 2.4},
+            "name": told,
+            "hovertemplate": "<b>%{fullData.name}</b><br>step %{x:,}: median %{y:.5g}<extra></extra>",
+        },
+    ]
 
 
 def _dots(results: Sequence[Result], x: str, y: str, **look: Any) -> dict[str, Any]:

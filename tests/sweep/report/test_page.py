@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from waiting import LONGEST
 
@@ -23,6 +24,11 @@ def figures(text):
     return {figure["id"].removeprefix("plot-"): figure for figure in json.loads(found[1])}
 
 
+def array(found):
+    """As plotly writes one."""
+    return np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
+
+
 @pytest.fixture(scope="module")
 def grid_page(grid_folder):
     return page.draw(build.read_report(grid_folder))
@@ -36,9 +42,25 @@ def search_page(search_folder):
 def test_a_grid_shows_curves_devices_seeds_and_keys(grid_page):
     drawn = figures(grid_page)
     assert list(drawn) == ["curve-0", "curve-1", "parallel"]
-    assert len(drawn["curve-0"]["data"]) == len(drawn["curve-1"]["data"]) == 12
-    assert len(drawn["parallel"]["data"]) == 12
+    jobs = [
+        [trace for trace in drawn[name]["data"] if "job" in trace.get("meta", {})] for name in ("curve-0", "curve-1")
+    ]
+    assert len(jobs[0]) == len(jobs[1]) == len(drawn["parallel"]["data"]) == 12
     assert without_scripts(grid_page).count("<b>22.9×</b>") == 6 and 'id="seeds"' in grid_page
+
+
+def test_over_seeds_the_curves_have_their_median_and_quartiles(grid_folder, grid_page):
+    report, drawn = build.read_report(grid_folder), figures(grid_page)
+    (metric,) = [goal.metric for goal in report.goals]
+    bands = [trace for trace in drawn["curve-1"]["data"] if "job" not in trace.get("meta", {})]
+    assert len(bands) == 2 * len(report.seeds) == 8
+    for group, area, line in zip(report.seeds, bands[::2], bands[1::2], strict=True):
+        curves = [each.curves[metric] for each in report.results if each.job in group.jobs]
+        values = np.array([curve.values for curve in curves])
+        assert array(line["x"]) == curves[0].steps.tolist() and line["name"] == f"{group.name}, 3 seeds"
+        assert array(line["y"]) == pytest.approx(np.median(values, axis=0).tolist(), rel=1e-5)
+        low, high = np.quantile(values, (0.25, 0.75), axis=0)
+        assert array(area["y"]) == pytest.approx([*high, *low[::-1]], rel=1e-5) and area["fill"] == "toself"
 
 
 def test_a_search_shows_its_course_with_the_pruned_jobs(search_page):
