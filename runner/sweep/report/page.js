@@ -22,7 +22,8 @@ function show(chips, isShown) {
 
 function redraw() {
   for (const figure of figures.filter((each) => each.id.startsWith("plot-curve"))) {
-    Plotly.restyle(figure.id, "visible", figure.data.map((trace) => !hidden.has(trace.meta?.job)));
+    const isShown = (trace) => (trace.meta?.jobs ?? [trace.meta?.job]).some((job) => !hidden.has(job));
+    Plotly.restyle(figure.id, "visible", figure.data.map(isShown));
   }
 }
 

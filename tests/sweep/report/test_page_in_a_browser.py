@@ -107,7 +107,7 @@ def test_a_grid_is_drawn_and_nothing_is_loaded(render, grid_file, grid_folder):
     document = render(grid_file, noted("loaded", loaded))
     assert note(document, "loaded") == "nothing"
     assert 'data-drawn="3"' in document
-    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12
+    assert num_lines(plot(document, "curve-0")) == num_lines(plot(document, "curve-1")) == 12 + 4  # and medians
     assert document.count("<b>22.9×</b>") == 6 and "0.9775 ± 0.0033</td>" in document
     assert num_lines(plot(document, "parallel")) == 12
     assert jobs(document) == [result.job for result in build.read_report(grid_folder).results]
@@ -147,8 +147,8 @@ def test_the_legend_shows_and_hides_lines(render, grid_file):
     lines = f"{ids}.map(id => document.querySelectorAll(`#plot-${{id}} .js-line`).length).join(' ')"
     best = "document.querySelector('.choice[data-first=\"5\"]').click();"
     document = render(grid_file, none + one + noted("one", lines) + best)
-    assert note(document, "one") == "1 1 12"
-    assert num_lines(plot(document, "curve-0")) == 5
+    assert note(document, "one") == "2 2 12"  # its own, and the median of its seeds
+    assert num_lines(plot(document, "curve-0")) == 5 + 2
     assert len(re.findall(r'<button[^>]*aria-pressed="false"', document)) == 7
 
 
