@@ -72,7 +72,7 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
     for word in rest:
         name, equals, value = word.partition("=")
         if not word.startswith("-"):
-            overrides.append(word)
+            overrides.append(_zipped(word) if word.startswith("zip(") else word)
         elif name == "--allow":
             _allow(value if equals else next(rest, ""))
         elif name in FLAGS_WITH_VALUE:
@@ -91,7 +91,7 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         return words, []  # these read their own words
     faults += [_not_a_verb(word, list(NAMES)) for word in overrides if "=" not in word and not word.startswith("~")]
-    commas = [word for word in overrides if _has_bare_comma(word)]
+    commas = [word for word in overrides if _has_bare_comma(word) or word.startswith("sweep.zip={")]
     if commas and not MULTIRUN & set(flags):
         if not faults and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
@@ -100,6 +100,24 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
     if faults:
         raise RunnerError(*faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def _zipped(word: str) -> str:
+    """zip(a,b)=(1,2),(3,4), which Hydra has no grammar for, as the setting that it is: sweep.zip={a:[1,3],b:[2,4]}.
+
+    Raises: RunnerError where rows do not have a value for each key.
+    """
+    head, _, value = word.partition(")=")
+    keys = head.removeprefix("zip(").split(",")
+    rows = [_parts(row.strip()[1:-1]) for row in _parts(value) if row.strip().startswith("(")]
+    if not rows or len(rows) != len(_parts(value)) or any(len(row) != len(keys) for row in rows):
+        problem = f"it is a row in parentheses for each job, with a value for each of {', '.join(keys)}"
+        example = "'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)', in quotes"
+        raise RunnerError(Fault(word, problem, example))
+    columns = zip(*rows, strict=True)
+    return (
+        "sweep.zip={" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
+    )
 
 
 def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Fault]]:
@@ -144,8 +162,13 @@ def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:
 
 def _has_bare_comma(word: str) -> bool:
     """A comma outside of quotes, brackets and parentheses: Hydra would call the value ambiguous."""
-    depth, quote = 0, ""
-    for char in word.partition("=")[2]:
+    return len(_parts(word.partition("=")[2])) > 1
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas outside of quotes, brackets and parentheses."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
         if quote:
             quote = "" if char == quote else quote
         elif char in "'\"":
@@ -155,8 +178,10 @@ def _has_bare_comma(word: str) -> bool:
         elif char in "])}":
             depth -= 1
         elif char == "," and depth == 0:
-            return True
-    return False
+            parts.append("")
+            continue
+        parts[-1] += char
+    return parts
 
 
 def _allow(prefix: str) -> None:

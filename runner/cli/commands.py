@@ -117,11 +117,12 @@ def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, 
     """Each job's overrides and name. master: what they have in common."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from runner.sweep.jobs.prepare import combinations
+    from runner.sweep.jobs.prepare import combinations, zip_of
 
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         params = dict(master.hydra.sweeper.get("params") or {})
-        return combinations(overrides, GlobalHydra.instance().config_loader(), params=params)
+        loader = GlobalHydra.instance().config_loader()
+        return combinations(overrides, loader, params=params, zipped=zip_of(master))
 
 
 def devices(words: list[str]) -> int:

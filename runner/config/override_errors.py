@@ -108,6 +108,8 @@ def ambiguous(text: str) -> Fault:
     """Commas without -m."""
     key, _, value = text.partition("=")
     values = value.split(",")
+    if key == "sweep.zip":
+        return Fault(text, "values that go together make several runs, and that takes -m", f"-m '{text}'")
     if key.startswith("device"):
         whole = [f"cuda:{item}" if item.isdigit() else item for item in values]
         fix = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"

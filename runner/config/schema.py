@@ -189,6 +189,7 @@ class Sweep:
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
     slots: Slots = field(default_factory=Slots)
+    zip: Any = _value("lists of values by key", lambda value: value is None or isinstance(value, Mapping), "null")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared, combinations, grid_params
+from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zip_of
 from runner.sweep.sweep import Plan, run_sweep
 
 
@@ -26,7 +26,8 @@ class Grid(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         params = grid_params(self._config)
-        wanted = combinations(arguments, self._context.config_loader, params=params)
+        zipped = zip_of(self._config)
+        wanted = combinations(arguments, self._context.config_loader, params=params, zipped=zipped)
         return run_sweep(
             Plan(tuple(arguments), wanted, lambda hands: Listed(hands.prepared)), self._context, self._config
         )

@@ -127,6 +127,11 @@ MISTAKES = [
     ("-cn nothing", "-cd FOLDER"),
     ("-m seed=1,x", "seed=10"),
     ("-m model=mlp,cn", "model=cnn"),
+    ("zip(seed,name)=(1,a),(2,b)", "-m 'sweep.zip={seed:[1,2],name:[a,b]}'"),
+    ("-m zip(seed,name)=(1,a),(2)", "'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)'"),
+    ("-m zip(seed,model.hiden)=(1,2),(2,3)", "model.hiden"),
+    ("-m sweep.zip={seed:[1,2]} seed=3", "seed in one of the two"),
+    ("-m sweep.zip={seed:[1,2]} hydra/sweeper=optuna optimizer.lr=interval(0.1,0.2)", "hydra/sweeper=grid"),
     ("train.num_epochs=[3", "quotes"),
     ("sync nowhere", "sync outputs"),
     # Hydra's own settings

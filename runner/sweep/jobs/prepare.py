@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
 USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
 LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
 PARAMS = "hydra.sweeper.params"
+ZIP = "sweep.zip"
+#: texts that Hydra reads as they are, and those among them that it takes for something else
+PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
 
@@ -44,6 +47,15 @@ def grid_params(config: DictConfig) -> Mapping[str, Any]:
     if found := setting_faults(node, Grid, "hydra.sweeper"):
         raise RunnerError(*found)
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
+
+
+def zip_of(config: DictConfig) -> Mapping[str, Any]:
+    """sweep.zip as plain values. Raises: RunnerError for what is no mapping."""
+    node = config.sweep.zip
+    if node is not None and not OmegaConf.is_dict(node):
+        fix = "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
+        raise RunnerError(Fault(f"{ZIP}={node}", "it has lists of values by key", fix))
+    return dict(OmegaConf.to_container(node, resolve=True)) if node else {}  # type: ignore[arg-type]
 
 
 def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
@@ -68,11 +80,16 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
 
 
 def combinations(
-    words: Sequence[str], config_loader: Any, *, params: Mapping[str, Any] | None = None
+    words: Sequence[str],
+    config_loader: Any,
+    *,
+    params: Mapping[str, Any] | None = None,
+    zipped: Mapping[str, Any] | None = None,
 ) -> list[tuple[tuple[str, ...], str]]:
     """Every job's overrides and its readable name: all combinations of the words with several values, in order.
 
     params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
+    zipped: `sweep.zip`, lists of values by key that go together, the first of each, the second of each, ...
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -87,12 +104,56 @@ def combinations(
         {override.get_key_element(): override for override in own}.values()
     )  # the last of a key, as Hydra has it
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
+    rows = together(zipped or {}, {override.get_key_element() for override in own})
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
         raise RunnerError(
             Fault(" ".join(words), "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value")
         )
-    return [(tuple(overrides), name_of(overrides, swept)) for overrides in jobs]
+    swept |= (zipped or {}).keys()
+    whole = [(*overrides, *row) for overrides in jobs for row in rows]
+    return [(overrides, name_of(overrides, swept)) for overrides in whole]
+
+
+def together(zipped: Mapping[str, Any], others: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """The overrides of each row of sweep.zip; one empty row where there is none.
+
+    others: the keys of the other words. Raises: RunnerError with everything that is wrong with it.
+    """
+    example = "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
+    faults = []
+    for key, values in zipped.items():
+        asked = f"{ZIP}={{{key}: {values}}}"
+        if key.lstrip("+~").startswith(OF_THE_SWEEP):
+            faults.append(Fault(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=..."))
+        elif not isinstance(values, list) or not values:
+            faults.append(Fault(asked, "a key has a list of values, one for each job", example))
+        elif key in others:
+            faults.append(Fault(asked, f"{key} is among the other words, too", f"{key} in one of the two"))
+    lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+        faults.append(Fault(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
+    if faults:
+        raise RunnerError(*faults)
+    keys = list(zipped)
+    return [
+        tuple(f"{key}={as_word(value)}" for key, value in zip(keys, row, strict=True))
+        for row in zip(*zipped.values(), strict=True)
+    ] or [()]
+
+
+def as_word(value: Any) -> str:
+    """A value as Hydra's grammar reads it back."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{as_word(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(as_word, value)) + "]"
+    if isinstance(value, str) and not (re.fullmatch(PLAIN_WORD, value) and value.lower() not in NO_TEXTS):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return str(value)
 
 
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:

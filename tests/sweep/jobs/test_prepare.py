@@ -2,6 +2,7 @@ from functools import partial
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -55,6 +56,35 @@ def test_every_combination_is_a_job_with_a_readable_name(words, names, loader):
     found = combinations(words, loader)
     assert [name for _, name in found] == names
     assert all(not word.startswith(("sweep.", "hydra.")) for overrides, _ in found for word in overrides)
+
+
+def test_values_that_go_together_are_rows_and_no_product(loader):
+    zipped = {
+        "model": ["mlp", "cnn"],
+        "+model.sizes": [[8, 8], None],
+        "name": ["it's", "1"],
+        "optimizer.lr": [1e-3, 3e-5],
+    }
+    found = combinations(["seed=1,2", "train.compile=false"], loader, zipped=zipped)
+    rows = ["model=mlp", "+model.sizes=[8,8]", r"name='it\'s'", "optimizer.lr=0.001"]
+    others = ["model=cnn", "+model.sizes=null", "name='1'", "optimizer.lr=3e-05"]
+    expected = [(f"seed={seed}", "train.compile=False", *row) for seed in (1, 2) for row in (rows, others)]
+    assert [overrides for overrides, _ in found] == expected
+    assert found[1][1] == "seed=1 model=cnn +model.sizes=null name='1' optimizer.lr=3e-05"
+    assert [overrides for overrides, _ in combinations(["seed=3"], loader, zipped={"name": [True]})] == [
+        ("seed=3", "name=true")
+    ]
+    read = [override.value() for override in OverridesParser.create().parse_overrides(found[0][0])]
+    assert [str(getattr(value, "text", value)) for value in read] == ["1", "False", "mlp", "[8, 8]", "it's", "0.001"]
+
+
+def test_rows_that_can_not_be_are_refused_all_of_them(loader):
+    zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
+    with pytest.raises(RunnerError) as raised:
+        combinations(["seed=3"], loader, zipped=zipped)
+    asked = [fault.asked.partition(":")[0] for fault in raised.value.faults]
+    assert asked == ["sweep.zip={seed", "sweep.zip={name", "sweep.zip={sweep.retry", "sweep.zip"]
+    assert "seed has 2, sweep.retry has 2, optimizer.lr has 1" in str(raised.value)
 
 
 @pytest.mark.parametrize(
