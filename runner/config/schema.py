@@ -189,6 +189,8 @@ class Sweep:
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
     slots: Slots = field(default_factory=Slots)
+    until: str | None = _one_of("decided")
+    max_seeds: int = _at_least(1)
     zip: Any = _value("lists of values by key", lambda value: value is None or isinstance(value, Mapping), "null")
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from runner.sweep import until
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zip_of
-from runner.sweep.sweep import Plan, run_sweep
+from runner.sweep.scheduler import Source
+from runner.sweep.sweep import Hands, Plan, run_sweep
 
 
 class Grid(Sweeper):
@@ -28,9 +30,12 @@ class Grid(Sweeper):
         params = grid_params(self._config)
         zipped = zip_of(self._config)
         wanted = combinations(arguments, self._context.config_loader, params=params, zipped=zipped)
-        return run_sweep(
-            Plan(tuple(arguments), wanted, lambda hands: Listed(hands.prepared)), self._context, self._config
-        )
+        source: Callable[[Hands], Source] = lambda hands: Listed(hands.prepared)  # noqa: E731
+        if self._config.sweep.until is not None:
+            until.check(wanted, self._config.sweep)
+            source = lambda hands: until.UntilDecided(hands, wanted)  # noqa: E731
+        plan = Plan(tuple(arguments), wanted, source, adds_seeds=self._config.sweep.until is not None)
+        return run_sweep(plan, self._context, self._config)
 
 
 class Listed:

@@ -44,6 +44,7 @@ class Plan:
     source: Callable[[Hands], Source]
     objectives: tuple[dict[str, str], ...] = ()  # of a search
     says: Sequence[tuple[str, str]] = ()  # of a search: what a person reads of it before it begins
+    adds_seeds: bool = False  # of a grid: whether its source adds jobs to these
     imports: tuple[str, ...] = ()  # that all jobs share, beside the launcher's own
 
 
@@ -84,6 +85,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     sweep, is_new = _sweep_of(plan, config)
     with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.process_pool()  # it imports torch while the jobs are composed
+        before = {job.number: job.state for job in sweep.jobs.values()}
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
@@ -96,6 +98,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             if is_new:
                 book.begin(sweep)
                 OmegaConf.save(for_disk(config), sweep.folder / "multirun.yaml")
+            book.note(*(job for job in sweep.jobs.values() if job.is_done and before.get(job.number) == "running"))
             hands = Hands(sweep, book, config, context, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
@@ -158,7 +161,7 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
         return [Job(-1, overrides, name) for overrides, name in plan.jobs]
     known = {ledger.kept(job.overrides): job for job in sweep.jobs.values()}
     jobs = []
-    for overrides, name in plan.jobs:
+    for overrides, name in (*plan.jobs, *_added(plan, sweep)):
         job = known.get(ledger.kept(overrides))
         if job is None:
             job = _new_job(sweep, overrides, name)
@@ -175,6 +178,15 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
             continue
         jobs.append(job)
     return jobs
+
+
+def _added(plan: Plan, sweep: Sweep) -> list[tuple[tuple[str, ...], str]]:
+    """Jobs that sweep.until has added to the plan's before the sweep was stopped."""
+    words = {word for overrides, _ in plan.jobs for word in overrides}
+    given = dict(zip(ledger.kept(tuple(words)), words, strict=True))  # the ledger keeps no passwords
+    planned = {ledger.kept(overrides) for overrides, _ in plan.jobs}
+    others = [job for job in sweep.jobs.values() if ledger.kept(job.overrides) not in planned]
+    return [(tuple(given.get(word, word) for word in job.overrides), job.name) for job in others if plan.adds_seeds]
 
 
 def _free_name(sweep: Sweep, job: Job) -> str:

@@ -13,6 +13,9 @@ from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result
 from runner.sweep.report.significance import Difference, difference
 
+#: seeds of each: with fewer hardly anything is decided
+FIRST_LOOK = 8
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -46,15 +49,23 @@ class Comparison:
         return self.difference.verdict(self.mode)
 
 
-def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal) -> list[Comparison]:
-    """The best configuration beside each other one; [] for fewer than two."""
+def looks(max_seeds: int) -> list[int]:
+    """At how many seeds sweep.until=decided looks: 8, 16, 32, ... and, last of all, max_seeds."""
+    sizes = [FIRST_LOOK]
+    while sizes[-1] * 2 < max_seeds:
+        sizes.append(sizes[-1] * 2)
+    return [*sizes, max_seeds] if max_seeds > sizes[-1] else sizes
+
+
+def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
+    """The best configuration beside each other one; [] for fewer than two. num_looks: at which a winner may be named."""
     sign = 1 if goal.mode == "min" else -1
     all_of = [Configuration(name, tuple(results), (goal,)) for name, results in groups.items()]
     means = {each.name: _mean(each.values(goal.metric).values()) for each in all_of}
     judged = sorted(
         (each for each in all_of if means[each.name] is not None), key=lambda each: sign * (means[each.name] or 0)
     )
-    pairs = len(judged) * (len(judged) - 1) // 2  # the best was looked for among all of them
+    pairs = len(judged) * (len(judged) - 1) // 2 * num_looks  # the best was looked for among all of them
     found = [
         compared(judged[0], other, goal, (judged[0].name, other.name), num_comparisons=pairs) for other in judged[1:]
     ]

@@ -43,6 +43,9 @@ class Search(Sweeper):
         faults: list[Fault] = []
         goals, found = read_goals(settings.metric, settings.direction)
         faults += found
+        if self._config.sweep.until:
+            problem = "a search tries each combination once"
+            faults.append(Fault("sweep.until=decided", problem, "sweep.until=null, or hydra/sweeper=grid"))
         if self._config.sweep.zip:
             problem = "a search asks for each key's value by itself"
             faults.append(Fault("sweep.zip", problem, "KEY=VALUE1,VALUE2, or hydra/sweeper=grid"))

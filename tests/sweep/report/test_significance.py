@@ -56,6 +56,12 @@ def test_the_numbers_are_those_of_the_two_tests():
     assert (back.mean, back.verdict("max")) == (-found.mean, "worse")
 
 
+@pytest.mark.parametrize("apart", [[1e-12 * seed for seed in range(8)], [0, 0, 0, 0, 0, 0, 0, 1e-3], [0] * 8])
+def test_differences_that_are_nearly_all_alike_are_decided_too(apart):
+    found = difference(of(*(1.0 + np.array(apart))), of(*np.zeros(8)))
+    assert found.is_decided and found.low <= found.mean <= found.high
+
+
 def test_seeds_are_paired_by_their_numbers_and_others_left_out():
     found = difference({3: 1.0, 1: 5.0, 9: 100.0}, {1: 4.0, 3: 0.5, 2: -100.0})
     assert (found.n, found.mean) == (2, 0.75)

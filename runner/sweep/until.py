@@ -1,0 +1,121 @@
+"""A grid's jobs go in; they come out, and after them more seeds of each configuration, until the best one is decided or enough is enough.
+
+For sweep.until=decided. It looks 8, 16, 32, ... seeds long, which is fixed before the first job, so that all its looks
+together name a winner where there is none in one sweep of twenty at most (Bonferroni over looks and pairs).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from runner.errors import Fault, RunnerError
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.prepare import Prepared, name_of
+from runner.sweep.report.comparisons import against_best, looks, words_of
+from runner.sweep.report.ranking import find_goals
+from runner.sweep.report.results import read_results
+from runner.sweep.report.seeds import equal_but_for
+
+if TYPE_CHECKING:
+    from runner.sweep.sweep import Hands
+
+Words = tuple[str, ...]
+
+
+def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
+    """The jobs' overrides without their seeds, each once."""
+    return list(dict.fromkeys(_without_seed(overrides) for overrides, _ in jobs))
+
+
+def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
+    """settings: config.sweep. Raises: RunnerError where there is nothing to decide, or no room for a look."""
+    found, asked = configurations(jobs), "sweep.until=decided"
+    faults = []
+    if len(found) < 2:
+        fix = "model=mlp,cnn beside it, say; or seed='range(8)' without it"
+        faults.append(
+            Fault(asked, "it decides between configurations, and these jobs differ in their seeds alone", fix)
+        )
+    if settings.max_seeds < looks(settings.max_seeds)[0]:
+        problem = f"{settings.max_seeds} seeds of each decide nothing: all of one sign come by chance too often"
+        faults.append(Fault(f"sweep.max_seeds={settings.max_seeds}", problem, "sweep.max_seeds=32"))
+    if faults:
+        raise RunnerError(*faults)
+
+
+class UntilDecided:
+    """A source of jobs, see scheduler.Source."""
+
+    def __init__(self, hands: Hands, jobs: Sequence[tuple[Words, str]]) -> None:
+        self._hands, self._left = hands, deque(hands.prepared)
+        self._configurations = configurations(jobs)
+        self._looks = looks(hands.config.sweep.max_seeds)
+        self._running: set[int] = set()
+        self._is_over = False
+
+    def next(self, num_waiting: int) -> Prepared | None:
+        """The next job; once all have ended, the first of those with more seeds."""
+        if not self._left and not self._running and not num_waiting and not self._is_over:
+            self._go_on()
+        if not self._left:
+            return None
+        prepared = self._left.popleft()
+        self._running.add(prepared.job.number)
+        return prepared
+
+    def ended(self, job: Job, summary: dict[str, Any]) -> None:
+        self._running.discard(job.number)
+
+    def _go_on(self) -> None:
+        """Looks who is better, says it, and adds seeds up to the next look where nobody is."""
+        tried = self._seeds_tried()
+        wanted = next((size for size in self._looks if size > tried), None)
+        if tried in self._looks:
+            results = read_results(self._hands.sweep)
+            goals = find_goals((), results)
+            groups = equal_but_for("seed", results)
+            found = against_best(groups, goals[0], num_looks=len(self._looks)) if goals else []
+            for each in found:
+                self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
+            is_decided = bool(found) and all(each.difference.is_decided for each in found)
+            self._is_over = is_decided or not found or wanted is None
+            if self._is_over and not is_decided:
+                why = "as many as it may be" if found else "no two configurations have a value to compare"
+                self._hands.say(f"until:  undecided with {tried} seeds of each, {why}")
+        if wanted is None:
+            self._is_over = True
+        elif not self._is_over:
+            self._add(wanted)
+
+    def _seeds_tried(self) -> int:
+        """Of the configuration that has fewest, whether its jobs have finished or not."""
+        tried = [0] * len(self._configurations)
+        for job in self._hands.sweep.jobs.values():
+            if (words := _without_seed(job.overrides)) in self._configurations:
+                tried[self._configurations.index(words)] += 1
+        return min(tried)
+
+    def _add(self, wanted: int) -> None:
+        """Jobs of new seeds, the same ones for each configuration, until each has so many."""
+        taken = {each.seed for each in read_results(self._hands.sweep)}
+        first = max(taken, default=-1) + 1
+        new = range(first, first + wanted - self._seeds_tried())
+        jobs = []
+        for seed in new:
+            for words in self._configurations:
+                overrides = (*words, f"seed={seed}")
+                apart = {word.partition("=")[0] for other in self._configurations for word in set(other) ^ set(words)}
+                job = Job(max(self._hands.sweep.jobs) + 1, overrides, name_of(overrides, apart | {"seed"}))
+                self._hands.sweep.jobs[job.number] = job
+                jobs.append(self._hands.prepare(job))  # names its folder
+        self._hands.ledger.plan(*(each.job for each in jobs))
+        self._left.extend(jobs)
+        self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
+
+
+def _without_seed(overrides: Words) -> Words:
+    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") != "seed")

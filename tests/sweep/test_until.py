@@ -1,0 +1,164 @@
+"""More seeds until the best configuration is decided: what is added, when it ends, and what is left after a kill."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from runner import cli
+from runner.errors import RunnerError
+from runner.sweep.jobs.ledger import Job, Ledger, Sweep
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.report import build
+from runner.sweep.report.comparisons import looks
+from runner.sweep.until import UntilDecided, check
+
+MLP, CNN = ("model=mlp", "train.num_epochs=1"), ("model=cnn", "train.num_epochs=1")
+
+
+def noise(seed, of=0):
+    return float(np.random.default_rng([seed, of]).normal())
+
+
+class Made:
+    """A sweep whose jobs reach what a function of their words and seed says."""
+
+    def __init__(self, folder, value, *, max_seeds=32, seeds=(0, 1)):
+        self.value, self.said, self.folder = value, [], folder
+        jobs = [((*words, f"seed={seed}"), "") for words in (MLP, CNN) for seed in seeds]
+        self.sweep = Sweep(folder, "0" * 32, 0, ("model=mlp,cnn",))
+        self.ledger = Ledger(folder)
+        self.ledger.begin(self.sweep)
+        config = OmegaConf.create({"sweep": {"max_seeds": max_seeds, "until": "decided"}})
+        OmegaConf.save(config, folder / "multirun.yaml")
+        self.hands = SimpleNamespace(
+            sweep=self.sweep, ledger=self.ledger, config=config, say=self.said.append, prepare=self.prepare, prepared=[]
+        )
+        for number, (overrides, name) in enumerate(jobs):
+            self.sweep.jobs[number] = Job(number, overrides, name)
+            self.hands.prepared.append(self.prepare(self.sweep.jobs[number]))
+        self.source = UntilDecided(self.hands, jobs)
+
+    def prepare(self, job):
+        job.folder_name = str(job.number)
+        return Prepared(job, None)
+
+    def run(self):
+        """All jobs, one after the other; returns how many seeds each configuration had."""
+        while (prepared := self.source.next(0)) is not None:
+            job = prepared.job
+            words = dict(word.split("=") for word in job.overrides)
+            value = self.value(words["model"], int(words["seed"]))
+            job.state = "finished" if value is not None else "failed"
+            best = {"metric": "val/loss", "mode": "min", "value": value, "step": 1}
+            (self.folder / job.folder_name).mkdir()
+            (self.folder / job.folder_name / "summary.json").write_text(json.dumps({"best": best, "num_steps": 1}))
+            self.ledger.plan(job)
+            self.ledger.note(job)
+            self.source.ended(job, {})
+        self.ledger.close()
+        return [sum(words <= set(job.overrides) for job in self.sweep.jobs.values()) for words in ({MLP[0]}, {CNN[0]})]
+
+
+def test_it_looks_at_numbers_of_seeds_that_are_known_before():
+    assert [looks(size) for size in (5, 8, 9, 16, 20, 64)] == [[8], [8], [8, 9], [8, 16], [8, 16, 20], [8, 16, 32, 64]]
+
+
+def test_a_clear_difference_ends_at_the_first_look(tmp_path):
+    made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"))
+    assert made.run() == [8, 8]
+    assert made.said == ["until:  6 more seeds of each, 12 jobs", "until:  8 seeds: model=cnn beside model=mlp: better"]
+    assert build.write(tmp_path).winner == "model=cnn"
+
+
+def test_a_small_difference_takes_more_and_each_configuration_gets_the_same_seeds(tmp_path):
+    made = Made(
+        tmp_path, lambda model, seed: noise(seed) + 0.7 * noise(seed, 1 + (model == "mlp")) + 0.8 * (model == "mlp")
+    )
+    assert made.run() in ([16, 16], [32, 32])
+    by_model = [
+        {
+            word
+            for job in made.sweep.jobs.values()
+            if words <= set(job.overrides)
+            for word in job.overrides
+            if "seed" in word
+        }
+        for words in ({MLP[0]}, {CNN[0]})
+    ]
+    assert by_model[0] == by_model[1]
+    assert "undecided: about" in made.said[1] and made.said[-1].endswith("better")
+
+
+def test_without_a_difference_it_gives_up_and_says_so(tmp_path):
+    made = Made(tmp_path, lambda model, seed: noise(seed, model == "mlp"), max_seeds=16)
+    assert made.run() == [16, 16]
+    assert made.said[-1] == "until:  undecided with 16 seeds of each, as many as it may be"
+    assert build.write(tmp_path).winner is None
+
+
+def test_where_one_configuration_always_fails_nothing_is_added_for_ever(tmp_path):
+    made = Made(tmp_path, lambda model, seed: None if model == "mlp" else 0.5)
+    assert made.run() == [8, 8]
+    assert "no two configurations have a value to compare" in made.said[-1]
+
+
+def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_path, monkeypatch):
+    """With all looks together: three of them, at each of which one might be named."""
+    monkeypatch.setattr("runner.sweep.report.significance.DRAWS", 200)
+    wins = 0
+    for number in range(40):
+        (tmp_path / str(number)).mkdir()
+        made = Made(
+            tmp_path / str(number),
+            lambda model, seed, number=number: noise(seed, (number, model == "mlp")[1] + 2 * number),
+        )
+        made.run()
+        wins += made.said[-1].endswith("better")
+    assert wins <= 5  # of 40; more than 5 come in 1 of 70 trials where the chance is one in twenty
+
+
+@pytest.mark.parametrize(
+    ("jobs", "max_seeds", "so"),
+    [
+        ([(("seed=1",), ""), (("seed=2",), "")], 32, "differ in their seeds alone"),
+        ([(("model=mlp",), ""), (("model=cnn",), "")], 5, "5 seeds of each decide nothing"),
+    ],
+)
+def test_what_can_not_be_decided_is_refused(jobs, max_seeds, so):
+    with pytest.raises(RunnerError, match=so):
+        check(jobs, OmegaConf.create({"max_seeds": max_seeds}))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them(own_folder, warm_jobs, capsys):
+    words = [
+        "-m",
+        "model=linear,mlp",
+        "data=iris",
+        "seed=0,1",
+        "sweep.until=decided",
+        "sweep.max_seeds=8",
+        "optimizer.lr=0.01",
+    ]
+    words += [
+        "train.num_epochs=2",
+        "tracking.enabled=false",
+        "tracking.log_model=false",
+        "task.plots=false",
+        "hydra.sweep.dir=s",
+    ]
+    assert cli.main(words) == 0
+    assert "until:  8 seeds: model=mlp beside model=linear: better" in capsys.readouterr().out
+    ledger = own_folder / "s" / "ledger.jsonl"
+    lines = ledger.read_text().splitlines()
+    first_added = next(at for at, line in enumerate(lines) if '"kind": "job"' in line and "seed=2" in line)
+    begun = [at for at, line in enumerate(lines) if at > first_added and '"state": "running"' in line][3]
+    ledger.write_text("\n".join(lines[: begun + 1]) + "\n")  # as a kill in the middle of the fourth of them leaves it
+    assert cli.main([*words[:-1], "hydra.sweep.dir=s", "sweep.resume=s"]) == 0
+    said = capsys.readouterr().out
+    assert "until:  8 seeds: model=mlp beside model=linear: better" in said and "more seeds" not in said
+    report = json.loads((own_folder / "s" / "report.json").read_text())
+    assert (report["counts"], report["winner"]) == ({"finished": 16}, "model=mlp")
