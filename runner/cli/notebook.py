@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -66,17 +67,17 @@ def note_loaded() -> None:
 
 def _own_modules() -> dict[str, int]:
     """Those whose file lies below the current folder, and is no installed one's."""
-    here, own = Path.cwd(), {}
+    here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # of thousands of modules few are asked for more than this
     pythons = tuple(
         sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
     )  # in a home that is the current folder
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file is None or name == "__main__" or name.partition(".")[0] == "runner":
+        if file is None or not file.startswith(here) or name == "__main__" or name.partition(".")[0] == "runner":
             continue
         path = Path(file)
         if file.startswith(pythons) or {"site-packages", "dist-packages"} & {*path.parts}:
             continue
-        if path.suffix == ".py" and path.is_relative_to(here) and path.is_file():
+        if path.suffix == ".py" and path.is_file():
             own[name] = path.stat().st_mtime_ns
     return own

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import sweeps_in_a_shell
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
+from waiting import LONGEST
 from warm_door import DOOR
 
 pytest.importorskip("ray")
@@ -27,6 +28,11 @@ SMALL = ("model=linear", "train.num_epochs=1", "tracking.enabled=false")
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 #: no workers of jobs that nobody has asked for yet
 RAY |= {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
+#: a node's own helpers and workers have as long as they take, on a machine that does other things too (30 and 60 s)
+RAY |= {
+    "RAY_agent_register_timeout_ms": f"{LONGEST * 1000:.0f}",
+    "RAY_worker_register_timeout_seconds": f"{LONGEST:.0f}",
+}
 SUPPORT = Path(sweeps_in_a_shell.__file__).parent
 HIDING = (
     ["unshare", "--mount"]
