@@ -149,9 +149,10 @@ def compare(words: list[str]) -> int:
     from runner.cli import compare as comparing
 
     metrics = [word.partition("=")[2] for word in words if word.startswith("metric=")]
-    own = [word for word in words if not word.startswith(("-", "metric="))]
-    _only([word for word in words if word.startswith("-")], "compare", ("metric=val/loss",))
-    comparing.show(found := comparing.compare(own, metric=metrics[-1] if metrics else None))
+    own = [word for word in words if not word.startswith(("-", "metric=", "tracking.uri="))]
+    _only([word for word in words if word.startswith("-")], "compare", ("metric=val/loss", "tracking.uri=URI"))
+    metric, uri = metrics[-1] if metrics else None, stores.named(words) or stores.USUAL
+    comparing.show(found := comparing.compare(own, metric=metric, uri=uri))
     answer.give({"comparisons": [comparing.as_values(each) for each in found]})
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,24 +20,28 @@ from runner.sweep.report.comparisons import Comparison, Configuration, against_b
 from runner.sweep.report.ranking import Goal, find_goals
 from runner.sweep.report.results import Result, read_results
 from runner.sweep.report.seeds import equal_but_for
+from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
+from runner.tracking import stores
 from runner.tracking.ack import read_ack
 
 __all__ = ["as_values", "compare", "show"]
 
+ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
 
 
-def compare(words: Sequence[str], *, metric: str | None = None) -> list[Comparison]:
+def compare(words: Sequence[str], *, metric: str | None = None, uri: str = stores.USUAL) -> list[Comparison]:
     """words: one sweep, whose configurations stand beside its best, or A and B. metric: None for all that both have.
 
+    uri: of the store that is asked for an id that is of nothing here.
     Raises: RunnerError for what is no run and no sweep, and for what has nothing in common.
     """
     if len(words) == 1:
-        return _of_a_sweep(words[0], metric)
+        return _of_a_sweep(words[0], metric, uri)
     if len(words) != 2:
         raise RunnerError(Fault(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
-    a, b = (_one(word) for word in words)
+    a, b = (_one(word, uri) for word in words)
     names = _names(a.name, b.name, words)
     found = [compared(a, b, goal, names) for goal in _metrics(a, b, metric)]
     together = [each for each in found if each is not None]
@@ -78,8 +83,8 @@ def show(found: Sequence[Comparison]) -> None:
         console.print("no seed is on both sides: not paired, which takes more seeds", soft_wrap=True)
 
 
-def _of_a_sweep(word: str, metric: str | None) -> list[Comparison]:
-    results, goals = _read(word)
+def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
+    results, goals = _read(word, uri)
     groups = equal_but_for("seed", results)
     goal = _goal(metric, goals) if metric is not None else goals[0] if goals else None
     found = against_best(groups, goal) if goal is not None else []
@@ -91,9 +96,9 @@ def _of_a_sweep(word: str, metric: str | None) -> list[Comparison]:
     return found
 
 
-def _one(word: str) -> Configuration:
+def _one(word: str, uri: str) -> Configuration:
     """Raises: RunnerError where it is not one configuration."""
-    results, goals = _read(word)
+    results, goals = _read(word, uri)
     groups = equal_but_for("seed", results)
     if len(groups) != 1:
         names = [name for name in groups if name != "all"]
@@ -106,22 +111,25 @@ def _one(word: str) -> Configuration:
     return Configuration(word, tuple(results_of_it), goals)
 
 
-def _read(word: str) -> tuple[list[Result], tuple[Goal, ...]]:
+def _read(word: str, uri: str) -> tuple[list[Result], tuple[Goal, ...]]:
     """The jobs that a word names, and what they are judged by."""
     place, _, chosen = word.partition(":") if not Path(word).exists() else (word, "", "")
     folder = _sweep_folder(place)
-    if folder is None:
+    objectives: tuple[dict[str, str], ...] = ()
+    if folder is None and ID.fullmatch(place) and not Path(place).exists() and not find.with_id(place):
+        results = read_stored(place, uri=uri)
+    elif folder is None:
         run = find.find(place, verb="compare")
         state = str(read_summary(run).get("status") or "running")
         job = ledger.Job(0, (), run.name, state=state, folder_name=run.name)
-        sweep = ledger.Sweep(run.parent, "", 0, (), jobs={0: job})
+        results = read_results(ledger.Sweep(run.parent, "", 0, (), jobs={0: job}))
     else:
         check_folder(folder)
         sweep = ledger.read(folder)
-    results = read_results(sweep)
+        results, objectives = read_results(sweep), sweep.objectives
     if chosen:
         results = _chosen(results, chosen, word)
-    return results, find_goals(sweep.objectives, results)
+    return results, find_goals(objectives, results)
 
 
 def _sweep_folder(place: str) -> Path | None:

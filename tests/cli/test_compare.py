@@ -1,9 +1,11 @@
 """`python -m runner compare`: what a person types, and what is said."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from rich.console import Console
 from synthetic_sweep import Folder
 
@@ -134,3 +136,42 @@ def test_no_winner_is_named_without_a_decision(own_folder, capsys):
         assert words in capsys.readouterr().out
         page = (folder / "report.html").read_text()
         assert ("better than each other one" in page, "not decided" in page) == (winner is not None, winner is None)
+
+
+def stored(client, experiment, *, parent=None, status="FINISHED", losses=(), **params):
+    run = client.create_run(experiment, tags={"mlflow.parentRunId": parent} if parent else {})
+    for name, value in {"facts.num_steps": len(losses), **params}.items():
+        client.log_param(run.info.run_id, name.replace("__", "."), value)
+    for step, loss in enumerate(losses):
+        client.log_metric(run.info.run_id, "val/loss", loss, step=step)
+    client.set_terminated(run.info.run_id, status)
+    return run.info.run_id
+
+
+def test_a_stores_runs_by_their_ids(own_folder, empty_store, capsys):
+    """Of a sweep whose folder is elsewhere: its jobs, each by its best value, paired by their seeds."""
+    shutil.copy(empty_store, own_folder / "mlflow.db")
+    client = MlflowClient("sqlite:///mlflow.db")
+    experiment = client.create_experiment("elsewhere", str(own_folder / "artifacts"))
+    sweep = client.create_run(experiment).info.run_id
+    jobs = {}
+    for model, value in MODELS.items():
+        for seed in range(8):
+            losses = (9.0, value(seed), float("nan"), 5.0)
+            jobs[model, seed] = stored(
+                client, experiment, parent=sweep, losses=losses, model___target_=model, seed=seed
+            )
+    stored(client, experiment, parent=sweep, status="FAILED", losses=(0.0,), model___target_="odd", seed=1)
+    ids = [jobs["mlp", 0], jobs["cnn", 0]]
+    assert cli.main(["compare", sweep, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["comparisons"]
+    assert [(each["a"], each["b"], each["verdict"]) for each in found] == [
+        ("model._target_=cnn", "model._target_=linear", "undecided"),
+        ("model._target_=cnn", "model._target_=mlp", "better"),
+    ]
+    (two,) = compare(ids)
+    assert (two.mean_a, two.mean_b, two.difference.is_paired) == (MODELS["mlp"](0), MODELS["cnn"](0), True)
+    for words in ([ids[0], "f" * 32], [*ids, "tracking.uri=sqlite:///other.db"]):
+        assert cli.main(["compare", *words]) == 2
+        assert "tracking.uri=URI" in capsys.readouterr().err
+    assert not (own_folder / "other.db").exists()
