@@ -1,4 +1,4 @@
-"""Sources (files, built-in sets) go in; splits of tensors and loaders come out."""
+"""Loads data sets, from files or built in, splits them, and serves them as batches on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of arrays goes in (npz, npy, safetensors); a Source comes out."""
+"""Makes a Source of a file of arrays (npz, npy, safetensors): `data=arrays`. Reads inputs for prediction, too."""
 
 from __future__ import annotations
 

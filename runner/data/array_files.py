@@ -1,4 +1,4 @@
-"""A path that a person wrote goes in; the arrays in that file come out, by name and as they are asked for."""
+"""Opens a file of arrays (npz, npy, safetensors); each array is read by its name, when it is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Source goes in; what its classes' numbers of rows have that a person ought to know comes out, in a line."""
+"""Says in one line whether the classes of a Source have very uneven numbers of rows. For the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person's map-style Dataset goes in; what it tells of its sizes and classes comes out, from its first row alone."""
+"""Finds the sizes and classes of a user's map-style Dataset from its first row alone; collates batches of it."""
 
 from __future__ import annotations
 

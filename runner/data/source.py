@@ -1,4 +1,4 @@
-"""Whatever a `_target_` under `data` returns goes in; a Source comes out: rows on the host, and what they tell of sizes."""
+"""Makes a Source of whatever a `_target_` under `data` returns: rows on the host, and the sizes that they tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Source, fractions and a seed go in; its splits come out: drawn on the host, the same everywhere."""
+"""Splits a Source into training, validation and test rows by fractions and a seed: on the host, the same everywhere."""
 
 from __future__ import annotations
 

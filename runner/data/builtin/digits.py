@@ -1,4 +1,4 @@
-"""Nothing goes in; scikit-learn's 1,797 handwritten digits come out: real scans, shipped with the library."""
+"""Loads scikit-learn's 1,797 handwritten digits, real scans that are shipped with the library: `data=digits`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and a seed go in; MNIST-1D comes out: ten made-up signals of 40 numbers, stretched, shifted and full of noise.
+"""Generates MNIST-1D: signals of 40 numbers in ten classes, stretched, shifted and noisy, from sizes and a seed.
 
 The procedure and its settings are those of Greydanus and Kobak, "Scaling down deep learning with MNIST-1D" (arXiv
 2011.14439), the draws are our own: other rows of the same distribution, so that their table of accuracies is the measure.

@@ -1,4 +1,4 @@
-"""Points of the plane go in, (B, 2); what a model is to be told of them comes out, (B, features): squares, sines, ..."""
+"""Computes features of points of the plane, (B, 2) to (B, features): squares, sines, ... For `playground`."""
 
 from __future__ import annotations
 

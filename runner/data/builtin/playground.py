@@ -1,4 +1,4 @@
-"""A shape and how noisy it is go in; points of the plane in two classes come out: the data sets of TensorFlow's Playground.
+"""Generates the data sets of TensorFlow's Playground: points of the plane in two classes, by shape and noise.
 
 The formulas are those of playground.tensorflow.org (github.com/tensorflow/playground, dataset.ts).
 """

@@ -1,4 +1,4 @@
-"""The name of a small table that scikit-learn ships goes in; a Source comes out, with the names of columns and classes."""
+"""Loads a small table that scikit-learn ships, by its name, with the names of its columns and classes."""
 
 from __future__ import annotations
 

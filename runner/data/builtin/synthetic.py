@@ -1,4 +1,4 @@
-"""Sizes and a seed go in; a made-up data set of that size comes out, learnable: for tests of speed and of placement."""
+"""Generates a random but learnable data set of any size, from a seed: for tests of speed and of placement."""
 
 from __future__ import annotations
 

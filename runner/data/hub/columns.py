@@ -1,4 +1,4 @@
-"""The columns of a table of `datasets` go in, and what a person says of them; which are inputs and which the target comes out."""
+"""Chooses a `datasets` table's input and target columns, from their types and from what the user says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A set of Hugging Face's `datasets` library goes in (of the Hub, or files); a Source comes out: numbers, images or texts."""
+"""Makes a Source of a set of Hugging Face's `datasets` library (Hub or files): numbers, images or texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name on the Hugging Face Hub, a file or a folder goes in; its splits come out, as tables of the `datasets` library."""
+"""Loads the splits of a set on the Hugging Face Hub, or of files, as tables of the `datasets` library."""
 
 from __future__ import annotations
 

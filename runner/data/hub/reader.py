@@ -1,4 +1,4 @@
-"""A file with the columns that a model was trained on goes in; its inputs come out, without targets."""
+"""Reads inputs for prediction, without targets, from a file with the columns that a model was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of `datasets` and what is read of it go in; tensors come out, all at once or batch by batch from the mapped file."""
+"""Turns rows of a `datasets` table into tensors: all at once, or batch by batch from the mapped file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files go in; a Source comes out whose rows are windows of tokens. For text that fits into memory."""
+"""Makes a Source of text files whose rows are windows of tokens: `data=text`. The text must fit into memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts go in; rows of tokens come out, (N, T) int64: bytes, or what a tokenizer.json makes of them, cut and padded."""
+"""Turns texts into rows of tokens, (N, T) int64: bytes, or a tokenizer.json's. Cuts and pads them."""
 
 from __future__ import annotations
 

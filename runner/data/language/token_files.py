@@ -1,4 +1,4 @@
-"""A path goes in; the token file there comes out, mapped into memory, and what is known of it. Nothing is loaded whole.
+"""Opens token files as memory maps, and keeps what is known of them. Nothing is loaded whole.
 
 A file is numbers alone (.bin, little-endian) or NumPy's (.npy, one row of whole numbers). Beside it, in FILE.json, lies
 what is known of it: written with the file, or kept from one pass over it.

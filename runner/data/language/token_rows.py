@@ -1,4 +1,4 @@
-"""A token file goes in; a Dataset comes out whose batches are chunks of it, each read when it is asked for."""
+"""Reads batches of chunks from a token file, each when it is asked for, as a map-style Dataset."""
 
 from __future__ import annotations
 

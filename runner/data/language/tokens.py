@@ -1,4 +1,4 @@
-"""A token file goes in, of any size; a Source comes out whose rows are read from it one batch at a time."""
+"""Makes a Source of a token file of any size, read one batch at a time: `data=tokens`. Writes token files, too."""
 
 from __future__ import annotations
 

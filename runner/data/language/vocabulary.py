@@ -1,4 +1,4 @@
-"""What `data.tokens` says goes in; a vocabulary comes out: bytes of a text to token numbers, and back to text."""
+"""Turns the bytes of a text into token numbers, and back: the vocabulary that `data.tokens` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a text, as the host has them, go in; windows of tokens and what follows each token come out, on the device.
+"""Makes windows of tokens, and the token that follows each, on the device, from the rows that the host gives.
 
 Row i stands for the tokens from i * T on. In training with `windows=random` it is moved back by a draw, by less than T:
 every window of the training split is as likely as another, and none reaches into the split behind it.

@@ -1,1 +1,1 @@
-"""Splits go in; their batches on the device come out, from memory or from processes that read."""
+"""Batches of splits on the device, from memory or read by worker processes."""

@@ -1,4 +1,4 @@
-"""A split's batches on the device go in; the same come out finished there: windows cut, images augmented, ..."""
+"""Applies a module to each batch on the device: cuts windows, augments images, ... Draws random numbers on the host."""
 
 from __future__ import annotations
 

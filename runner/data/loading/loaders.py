@@ -1,4 +1,4 @@
-"""A split and the device's free memory go in; the loader that suits them comes out, and the reason for it."""
+"""Chooses how a split is loaded, by its size and the device's free memory, and says why."""
 
 from __future__ import annotations
 

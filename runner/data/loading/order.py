@@ -1,4 +1,4 @@
-"""A seed and what it is for go in; generators and permutations come out, drawn on the host, the same everywhere."""
+"""Makes random generators and permutations from a seed and their purpose: drawn on the host, the same everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A split on the host goes in, once; batches that lie on the device come out, gathered there by index."""
+"""Serves batches of a split that lies on the device as a whole: copied there once, gathered there by index."""
 
 from __future__ import annotations
 

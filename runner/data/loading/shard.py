@@ -1,4 +1,4 @@
-"""A process's place among several and a batch's size go in; the rows of that batch that are its own come out."""
+"""Computes which rows of each batch belong to one of several training processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch's bytes and a number of processes that read go in; whether /dev/shm has room for what they send comes out.
+"""Checks whether /dev/shm has room for the batches that worker processes send.
 
 A process that reads hands its batches over in shared memory. Containers have 64 MiB of it unless they are told otherwise.
 """

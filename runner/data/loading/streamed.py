@@ -1,4 +1,4 @@
-"""Rows on the host or a Dataset go in; batches that lie on the device come out, read and copied one after the other."""
+"""Serves batches of rows on the host or of a Dataset: reads them and copies them to the device one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows make up each batch goes in; the batches come out on the host, read here or by other processes."""
+"""Reads given rows as batches on the host, in this process or in a DataLoader's worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of Arrow values go in; NumPy arrays come out: numbers, dates as numbers, and the codes of texts."""
+"""Converts columns of Arrow values into NumPy arrays: numbers, dates as numbers, and the codes of texts."""
 
 from __future__ import annotations
 

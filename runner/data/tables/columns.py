@@ -1,4 +1,4 @@
-"""A table's files and what a person says of its columns go in; what is learned from, and what is told, comes out."""
+"""Chooses a table's input and target columns, from its files and from what the user says of its columns."""
 
 from __future__ import annotations
 

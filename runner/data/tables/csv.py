@@ -1,4 +1,4 @@
-"""A CSV or TSV file goes in; batches of its rows come out, every value a text, and the line of an editor for each row."""
+"""Reads CSV and TSV files in batches of rows, every value a text, and finds the line in the file of a row."""
 
 from __future__ import annotations
 

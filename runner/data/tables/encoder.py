@@ -1,4 +1,4 @@
-"""A table's columns as plain values go in; rows of float32 come out of Arrow batches, the same for training and prediction."""
+"""Encodes Arrow batches as rows of float32, by a table's columns: the same for training and prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table's columns and rows of float32 go in; a DataFrame that an Encoder makes the same rows of comes out: an example."""
+"""Makes a DataFrame from encoded rows, as an example of a model's input: an Encoder makes the same rows of it."""
 
 from __future__ import annotations
 

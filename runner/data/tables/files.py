@@ -1,4 +1,4 @@
-"""A path, a glob, a folder or a list of them goes in; table files come out, each with its columns and its rows in batches."""
+"""Finds table files by a path, a glob, a folder or a list of them; each gives its columns, and its rows in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a table's file writes numbers and dates goes in; its texts come out as all readers here take them: 3.5, 2026-11-21."""
+"""Rewrites the numbers and dates of a table's file in the one form that all readers here take: 3.5, 2026-11-21."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pandas DataFrame goes in; Arrow batches of its columns come out, as of a table's file."""
+"""Reads a pandas DataFrame as Arrow batches of its columns, like a table's file."""
 
 from __future__ import annotations
 

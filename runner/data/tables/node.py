@@ -1,4 +1,4 @@
-"""What a table's rows are read by goes in; plain values that Hydra leaves as they are come out, and back again."""
+"""Turns a table reader's columns, target and form into plain values that Hydra leaves as they are, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table was trained on, as plain values, goes in; it reads rows of the same kind from a person's file."""
+"""Reads rows for prediction from a user's file or DataFrame, by the columns that a table was trained on."""
 
 from __future__ import annotations
 

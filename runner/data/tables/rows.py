@@ -1,4 +1,4 @@
-"""Table files and their columns go in; rows come out, as tensors in memory or as a file that is mapped into it."""
+"""Reads the rows of table files into tensors in memory, or into a cached file that is memory-mapped."""
 
 from __future__ import annotations
 

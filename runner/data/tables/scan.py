@@ -1,4 +1,4 @@
-"""Table files go in; what each column holds comes out: numbers, booleans, dates or categories. Reads the files once or twice."""
+"""Finds what each column of table files holds: numbers, booleans, dates or categories. Reads them once or twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a training split go in, a chunk at a time; the nodes of what stands around the model come out."""
+"""Computes the columns' statistics over the training rows, chunk by chunk, for the layers around the model."""
 
 from __future__ import annotations
 

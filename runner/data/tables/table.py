@@ -1,4 +1,4 @@
-"""A table's file goes in (CSV, TSV, Parquet, Feather), or several; a Source comes out: rows of float32, and classes or numbers."""
+"""Makes a Source of table files (CSV, TSV, Parquet, Feather): rows of float32, and classes or numbers."""
 
 from __future__ import annotations
 

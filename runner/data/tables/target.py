@@ -1,4 +1,4 @@
-"""Tallies of the target columns go in; what is to be told comes out: classes, numbers or several labels a row."""
+"""Decides what is predicted from a table's target columns: classes, numbers or several labels a row."""
 
 from __future__ import annotations
 

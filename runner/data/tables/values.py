@@ -1,4 +1,4 @@
-"""What a person calls inputs and targets goes in; tensors on the host come out, checked: float32, or classes 0..C-1."""
+"""Converts inputs and targets of any common type into checked tensors on the host: float32, or classes 0..C-1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person writes under `data.augment` goes in; a module comes out that changes training images on the device.
+"""Builds the module that augments training images on the device, from `data.augment`.
 
     data.augment='{flip: true, crop: 4, cutout: 8}'      or, with the usual strengths,      data.augment='[flip, crop]'
 

@@ -1,4 +1,4 @@
-"""What a person writes under `data.augment` goes in; the strength of each augmentation comes out, checked."""
+"""Checks `data.augment`, and gives the strength of each augmentation that it names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images on the device and random numbers go in; the same images come out changed, each row by numbers of its own.
+"""Augments batches of images on the device, each row by random numbers of its own.
 
 Everything here is arithmetic on whole batches: no loop over rows, nothing read from the device, nothing else random.
 `draws` are (B,) float32 in [0, 1), one tensor for each number that a row needs.

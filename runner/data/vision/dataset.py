@@ -1,4 +1,4 @@
-"""Image files and their classes go in; a Dataset that decodes them batch by batch comes out, or all of them, decoded."""
+"""Decodes image files, batch by batch as a Dataset or all at once into memory."""
 
 from __future__ import annotations
 

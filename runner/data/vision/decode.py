@@ -1,4 +1,4 @@
-"""An image file, or its bytes, goes in; its pixels come out, (C, H, W) uint8: upright, in one mode, of one size."""
+"""Decodes an image, from a file or from bytes, into pixels, (C, H, W) uint8: upright, in one mode, of one size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder with a folder per class goes in; the image files of each split come out, with the class of each."""
+"""Finds the image files of each split and their classes, in a folder with a folder per class."""
 
 from __future__ import annotations
 

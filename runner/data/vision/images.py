@@ -1,4 +1,4 @@
-"""A folder with a folder of images for each class goes in; a Source comes out, of bytes that the model normalises."""
+"""Makes a Source of a folder with a folder of images per class: bytes that the model normalises. `data=images`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of images, a file or a list of them goes in; a model's inputs come out, (N, C, H, W) uint8 on the host."""
+"""Reads input images for prediction, (N, C, H, W) uint8 on the host: from a folder, a file or a list of files."""
 
 from __future__ import annotations
 

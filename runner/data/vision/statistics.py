@@ -1,4 +1,4 @@
-"""Rows whose inputs are images of bytes go in; the mean and the standard deviation of each channel come out."""
+"""Computes the mean and the standard deviation of images' channels, for the layer that normalises them."""
 
 from __future__ import annotations
 
