@@ -1,1 +1,1 @@
-"""conf/ composed, checked whole, made safe, and turned into objects."""
+"""Composes conf/, checks the configuration as a whole, and builds objects from it."""

@@ -1,4 +1,4 @@
-"""A dotted path, or what it leads to, goes in; whether a configuration may name it comes out. Nothing listed is imported here.
+"""Says whether a configuration may name a dotted path, or what it leads to. Imports nothing of what it lists.
 
 Our own parts are listed by the name that their package exports (runner.config.exports), and by no other: what stands beside
 them in their modules also writes files and fetches. In torch and torchmetrics a part is of a kind: a layer, a loss, an

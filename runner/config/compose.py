@@ -1,4 +1,4 @@
-"""Flags and overrides go in; a composed configuration comes out: Hydra, with our schema, search path and checks."""
+"""Composes the configuration from flags and overrides: Hydra, with our schema, search path and checks."""
 
 from __future__ import annotations
 

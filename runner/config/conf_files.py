@@ -1,4 +1,4 @@
-"""A file of conf/ that Hydra refused goes in; what is wrong in it comes out, each key with its line and the nearest one."""
+"""Explains what is wrong in a file of conf/ that Hydra refused: each key with its line and the nearest known one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a package's public names lie goes in; the two functions come out by which it has them, each loaded when asked for.
+"""Makes a package's `__getattr__` and `__dir__`, by which its public names are imported when they are first used.
 
 What YAML, rerun.yaml and model.json name is what a package exports, never the module that it lies in: so files can move. And a
 package that is imported loads none of them: torch is not on the way to --help (PEP 562).

@@ -1,4 +1,4 @@
-"""A configuration goes in; what makes it this experiment and no other comes out, and where two of them differ."""
+"""Says which values make a configuration this experiment and no other, and where two of them differ."""
 
 from __future__ import annotations
 

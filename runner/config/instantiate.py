@@ -1,4 +1,4 @@
-"""A node with a `_target_` goes in; the object comes out, if its target is allowed: the one way from YAML to code.
+"""Builds the object of a node with a `_target_`, if the target is allowed: the one way from YAML to code.
 
 Hydra's own block list is no boundary (`distutils.spawn.spawn` ran under it), so this is an allow-list: our own parts and
 torch's, as runner.config.allowed has them, and modules that lie in the current folder, which are the person's own code.

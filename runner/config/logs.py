@@ -1,4 +1,4 @@
-"""Hydra's settings of its two logs go in; what can't be made of them comes out, key by key.
+"""Checks Hydra's settings of its two logs, and says of each key what can't be made of it.
 
 Hydra applies one before anything is checked and the other when the run's folder is there, and tells what it meets without
 a key. So each part is made here first, and writes one line into nowhere.

@@ -1,4 +1,4 @@
-"""A part of the configuration goes in; the node that `build()` takes comes out, its facts filled in; and what stands beside it."""
+"""Prepares parts of the configuration for `build()`: fills in the data's facts, and splits off our own settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder goes in; whether this person made it, as it is, and the store that it was tracked to, comes out.
+"""Signs a run's folder, and tells whether this person made it, as it is, and to which store it was tracked.
 
 What a run is run again from (rerun.yaml, model.json) and its store are signed with a key that lies among the person's own
 settings. Who has the folder and not the key can't sign what he puts there. The folder may be moved and copied; it stays its

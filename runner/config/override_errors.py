@@ -1,4 +1,4 @@
-"""What Hydra refused goes in; what the person meant comes out: every override's fault, with the mend."""
+"""Explains what Hydra refused: every override's fault, what was probably meant, and the mend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be had besides goes in; the command that installs its packages comes out, for a message.
+"""Gives the command that installs an optional dependency's packages, for messages.
 
 In a checkout that is an extra of it; elsewhere the packages are named themselves. The distribution never is: it is on no public
 index, and whoever takes its name there could put anything behind it.

@@ -1,4 +1,4 @@
-"""A file of a run's folder, from anywhere, goes in; its text comes out, if it is one that a run may have written."""
+"""Reads a file of a run's folder, from anywhere, if it is one that a run may have written."""
 
 from __future__ import annotations
 

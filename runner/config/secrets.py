@@ -1,4 +1,4 @@
-"""A configuration goes in; what of it may be written down comes out: no password, and nothing that stood in the environment.
+"""Removes from a configuration what may not be written down: passwords, and what stood in the environment.
 
 What a URI names before its @ is a password where a colon leads to it. What `${oc.env:NAME}` brought is shown as
 <oc.env:NAME>, also in the values that refer to it; numbers and switches from the environment are shown. The names of the

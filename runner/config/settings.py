@@ -1,4 +1,4 @@
-"""The checked configuration as plain values: made once a run, and handed down. Whoever trains sees no configuration."""
+"""The checked configuration as plain values, made once a run. Training gets these, and sees no configuration."""
 
 from __future__ import annotations
 

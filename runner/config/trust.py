@@ -1,4 +1,4 @@
-"""Settings of Hydra and a run's folder go in; what in them would call code, or leads out of the folder, comes out.
+"""Finds what in Hydra's settings and in a run's folder would call code, or leads out of the folder.
 
 runner.config.instantiate guards what is built of a configuration. Hydra follows names of its own before that: launchers, sweepers,
 callbacks, the classes of its logs, and variables that it sets. All of these are held to a list, wherever they come from.

@@ -1,4 +1,4 @@
-"""A configuration that somebody else has written goes in; what may be run of it comes out: it is data, and no code.
+"""Checks a configuration that somebody else has written, which is data and no code, before anything of it is run.
 
 Whoever can write to a store can write any rerun.yaml there, and whoever hands on a run's folder any in it. So its targets
 are the runner's own and torch's alone, it draws in no other file and sets nothing of Hydra's, its values come from itself:

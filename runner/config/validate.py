@@ -1,4 +1,4 @@
-"""The composed configuration goes in; every fault in it comes out, all at once."""
+"""Finds every fault in the composed configuration, all at once."""
 
 from __future__ import annotations
 
