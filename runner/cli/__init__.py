@@ -1,4 +1,4 @@
-"""The words of a command line become one command, and its result an exit code."""
+"""The command line: finds the command that its words ask for, runs it, and returns the exit code."""
 
 from runner.cli.check_first import CheckFirst
 from runner.cli.dispatch import main

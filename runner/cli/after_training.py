@@ -1,4 +1,7 @@
-"""A verb's words go in, Hydra's flags sorted out of them; its work is done, and its exit code comes out. Imports nothing heavy."""
+"""Runs a verb after training (evaluate, predict, ...), and returns its exit code. Imports nothing heavy.
+
+Called with the verb's words parsed, and Hydra's flags sorted out of them.
+"""
 
 from __future__ import annotations
 

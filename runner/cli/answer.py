@@ -1,4 +1,4 @@
-"""What a command says to programs: with --json its answer, or its mistakes, is all of stdout, as one JSON document."""
+"""Prints a command's answer, or its mistakes, for programs: with --json, all of stdout is one JSON document."""
 
 from __future__ import annotations
 

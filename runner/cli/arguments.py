@@ -1,4 +1,4 @@
-"""The words of a command line go in; Hydra's flags and the overrides come out, in the order that Hydra takes."""
+"""Sorts the words of a command line into Hydra's flags and overrides, in the order that Hydra takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A composed configuration goes in; nothing comes out, or everything that is wrong with it, before a folder is made."""
+"""Checks a composed configuration before a folder is made, and reports everything that is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One function a command: its words in, its exit code out. What a command works with is imported in it: --help loads nothing."""
+"""Has one function for each command: it takes the words and returns the exit code.
+
+What a command works with is imported in its function: --help loads nothing.
+"""
 
 from __future__ import annotations
 

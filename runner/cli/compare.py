@@ -1,4 +1,4 @@
-"""`python -m runner compare A B`: two configurations over their seeds, or all of a sweep beside its best, and which is better."""
+"""`python -m runner compare A B`: compares two configurations over their seeds, or all of a sweep with its best one."""
 
 from __future__ import annotations
 

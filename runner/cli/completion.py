@@ -1,4 +1,4 @@
-"""What is typed so far goes in; the words that may follow come out, and the lines that make a shell ask for them.
+"""Completes commands in a shell: suggests the words that may follow, and gives the lines that make the shell ask.
 
 Hydra completes its keys and groups for a program of one word. Here are the commands, the runs' folders, and `python -m runner`
 (hydra#1957).

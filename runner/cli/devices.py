@@ -1,4 +1,4 @@
-"""A machine goes in; the table of `python -m runner devices` comes out, and the same as plain values; measured, if asked."""
+"""Prints the table of `python -m runner devices`, or gives the same as plain values; measures, if asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words on the command line go in; a verb's work or a run comes out, as an exit code. Imports nothing heavy."""
+"""Runs the command that the words of the command line ask for, and returns its exit code. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody who calls run() in a notebook expects: its result with a picture, code that was edited, and a way to stop."""
+"""What run() needs in a notebook: its result with a picture, code that was edited, and a way to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words after a verb go in; the run that is meant, its flags and what is left for Hydra come out. Imports nothing heavy."""
+"""Parses the words after a verb: the run that is meant, flags, and what is left for Hydra. Imports nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders go in; the journals in them that MLflow has not got are sent, and a line for each comes out, and the same as plain values."""
+"""Sends to MLflow what it has not got of the journals in folders; gives a line for each, and plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `train`, and of run() in a notebook, become a run or a sweep: composed and checked by Hydra, then handed on."""
+"""Runs `train`, and run() in a notebook: has Hydra compose and check the run or sweep, then hands it on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error that nobody foresaw goes in; one line of it comes out on the screen, and its traceback in a file."""
+"""Reports an error that nobody foresaw: one line on the screen, and its traceback in a file."""
 
 from __future__ import annotations
 

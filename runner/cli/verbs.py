@@ -1,4 +1,4 @@
-"""Nothing goes in; what each verb after training takes comes out: flags, switches, and the keys that may be changed."""
+"""Lists what each verb after training takes: flags, switches, and the keys that may be changed."""
 
 from __future__ import annotations
 
