@@ -1,4 +1,4 @@
-"""Sizes go in; plain torch modules come out. A person's own class, named by `_target_`, stands on the same footing."""
+"""Plain torch modules, built from their sizes. A user's own class, named by `_target_`, is used in the same way."""
 
 from __future__ import annotations
 

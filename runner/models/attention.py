@@ -1,4 +1,4 @@
-"""A sequence of vectors goes in, (B, T, D); the same after attention and a feed-forward part, pre-norm, comes out."""
+"""Transformer blocks: attention and a feed-forward part, pre-norm, over a sequence of vectors, (B, T, D)."""
 
 from __future__ import annotations
 

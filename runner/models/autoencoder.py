@@ -1,4 +1,4 @@
-"""A batch of anything goes in, (B, ...); the same comes out, as far as a narrow code in between can tell it, (B, ...)."""
+"""Autoencoder: encodes a batch of anything, (B, ...), in a narrow code and decodes the same from it, (B, ...)."""
 
 from __future__ import annotations
 

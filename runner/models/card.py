@@ -1,4 +1,4 @@
-"""What a run's model is and what it takes goes in; model.json comes out, and back again: for all that comes after training."""
+"""Writes and reads model.json: what a run's model is and what it takes, for all that comes after training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sizes that YAML gives for a model go in; they come out checked, or a RunnerError says which are none."""
+"""Checks the sizes that YAML gives for a model; a RunnerError says which are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images or signals go in, (B, C, H, W) or (B, C, L); a small convolutional network's outputs come out, (B, out_features)."""
+"""A small convolutional network for images or signals: (B, C, H, W) or (B, C, L) to (B, out_features)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name in timm or a configuration of transformers goes in; that library's model comes out, giving logits for tensors.
+"""Builds models of timm by name, and of transformers by configuration, that give logits for tensors.
 
 Nothing here runs code of a hub's: weights are safetensors, and a model is of a class that is installed. What was fetched
 by name is not fetched again: a built model tells in `made_anywhere` the node that makes it without weights.

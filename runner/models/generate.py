@@ -1,4 +1,4 @@
-"""A model of the next token and the beginning of a text go in; the text goes on, token by token."""
+"""Generates text with a model of the next token: continues the beginning of a text, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens go in, (B, T) int64; logits of the token that follows each come out, (B, T, V), from what stands before it."""
+"""GPT: logits of the token that follows each one, (B, T, V), from tokens, (B, T) int64, by what stands before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images go in as files have them, bytes in 0..255; normalised floats come out, so that a model takes images as they are."""
+"""Normalises images of bytes, 0..255 as files have them, to floats, so that a model takes images as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of anything goes in, (B, ...); one linear map of its flattened rows comes out, (B, out_features)."""
+"""A linear model: one linear map of the flattened rows of a batch of anything, (B, ...) to (B, out_features)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of anything goes in, (B, ...); a multi-layer perceptron's outputs come out, (B, out_features)."""
+"""A multi-layer perceptron, for a batch of anything: (B, ...) to (B, out_features)."""
 
 from __future__ import annotations
 

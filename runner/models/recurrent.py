@@ -1,4 +1,4 @@
-"""Signals or tokens go in, (B, C, L) or (B, T); what a GRU or an LSTM says of the sequence comes out, (B, out_features)."""
+"""A GRU or an LSTM over signals, (B, C, L), or tokens, (B, T), to (B, out_features)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's outputs go in, (B, T), with a spread of about 1; the numbers they stand for come out, in the targets' units."""
+"""Scales a model's outputs, (B, T), from a spread of about 1 to the units of the targets."""
 
 from __future__ import annotations
 

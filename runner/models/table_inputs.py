@@ -1,4 +1,4 @@
-"""Rows of a table go in, (B, raw floats); what a model can take comes out, (B, features): scaled, filled up, one-hot."""
+"""Prepares a table's rows for a model: raw floats to (B, features), scaled, filled where missing, one-hot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of signals, (B, C, L), or of tokens, (B, T), goes in; an encoder's outputs come out, (B, out_features)."""
+"""A transformer's encoder for signals, (B, C, L), or tokens, (B, T), to (B, out_features)."""
 
 from __future__ import annotations
 

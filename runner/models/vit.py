@@ -1,4 +1,4 @@
-"""A batch of images goes in, (B, C, H, W); a vision transformer's outputs come out, (B, out_features)."""
+"""A vision transformer for a batch of images: (B, C, H, W) to (B, out_features)."""
 
 from __future__ import annotations
 

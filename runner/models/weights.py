@@ -1,4 +1,4 @@
-"""A model and a file of weights go in; the model with those weights comes out, and in words what of them it took."""
+"""Loads a file of weights into a model, and says in words what of them it took."""
 
 from __future__ import annotations
 

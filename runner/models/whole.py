@@ -1,4 +1,4 @@
-"""A model as it was built goes in; it comes out with every shape known, or a RunnerError names the weights that torch can't see."""
+"""Gives lazy layers their shapes, and refuses a model with weights that torch can't see: a RunnerError names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model and what its data needs around it go in; one module comes out, so that all of it travels with the weights."""
+"""Joins a model and what its data needs around it in one module, so that all of it travels with the weights."""
 
 from __future__ import annotations
 
