@@ -1,4 +1,4 @@
-"""Removes from a configuration what may not be written down: passwords, and what stood in the environment.
+"""Hides what of a configuration may not be written down: passwords, and what stood in the environment.
 
 What a URI names before its @ is a password where a colon leads to it. What `${oc.env:NAME}` brought is shown as
 <oc.env:NAME>, also in the values that refer to it; numbers and switches from the environment are shown. The names of the

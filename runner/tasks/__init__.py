@@ -1,4 +1,4 @@
-"""A model and a batch on the device go in; the loss to learn from and what to report come out, as 0-d tensors."""
+"""Tasks: compute from a model and a batch on the device the loss to learn from and what to report, as 0-d tensors."""
 
 from __future__ import annotations
 

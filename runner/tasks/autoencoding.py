@@ -1,4 +1,4 @@
-"""Outputs and the inputs that they are to be like go in; the loss and the mean absolute error come out."""
+"""Task: compares outputs with the inputs that they are to be like; reports the loss and the mean absolute error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What YAML says of a task goes in; it comes out checked, or a RunnerError says what does not suit it."""
+"""Checks what YAML says of a task; a RunnerError says what does not suit it."""
 
 from __future__ import annotations
 

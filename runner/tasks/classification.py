@@ -1,4 +1,4 @@
-"""Logits and classes go in; cross-entropy and accuracy come out."""
+"""Task: computes cross-entropy and accuracy from logits and classes."""
 
 from __future__ import annotations
 

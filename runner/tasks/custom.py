@@ -1,4 +1,4 @@
-"""A person's function or module goes in; the task that it is comes out, with what it gives looked at."""
+"""Makes a task of a user's function or module, and checks what it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of the next token and the tokens that came go in; cross-entropy over all positions and the part that is right come out."""
+"""Task: computes cross-entropy and accuracy over all positions, from logits of the next token and the tokens that came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a metric goes in; whether more of it is better comes out. And the names that tasks and pictures have. Imports no torch."""
+"""Says by a metric's name whether more of it is better; knows tasks' and pictures' names. Imports no torch."""
 
 from __future__ import annotations
 

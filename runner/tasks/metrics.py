@@ -1,4 +1,4 @@
-"""What YAML says of metrics goes in; modules come out that gather a split's predictions on the device, batch by batch."""
+"""Makes the metrics that YAML asks for: modules that gather a split's predictions on the device, batch by batch."""
 
 from __future__ import annotations
 

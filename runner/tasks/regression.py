@@ -1,4 +1,4 @@
-"""Outputs and numbers to come near to go in; the loss and the mean absolute error come out."""
+"""Task: computes the loss and the mean absolute error from outputs and the numbers to come near to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task is: a model and a batch on the device go in; the loss and what to report come out, as 0-d tensors.
+"""Defines what a task is: from a model and a batch on the device, the loss and what to report, as 0-d tensors.
 
 A task is any callable `task(model, batch) -> {"loss": ..., name: ...}`: its first entry is the loss, all are means over
 the batch, and nothing in it reads the device. Yours stands on the same footing: name it by `_target_`.

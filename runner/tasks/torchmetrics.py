@@ -1,4 +1,4 @@
-"""Short names of metrics and a kind of task go in; torchmetrics' classes with the right arguments come out, made."""
+"""Makes torchmetrics' objects, with the right arguments, from short names of metrics and the kind of task."""
 
 from __future__ import annotations
 
