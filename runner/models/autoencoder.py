@@ -1,4 +1,4 @@
-"""Autoencoder: encodes a batch of anything, (B, ...), in a narrow code and decodes the same from it, (B, ...)."""
+"""An autoencoder: compresses a batch of anything, (B, ...), to a narrow code and reconstructs it, (B, ...)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT: logits of the token that follows each one, (B, T, V), from tokens, (B, T) int64, by what stands before it."""
+"""A decoder in the manner of GPT-2: logits of each next token, (B, T, V), from the tokens before it, (B, T) int64."""
 
 from __future__ import annotations
 
