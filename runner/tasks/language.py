@@ -1,4 +1,4 @@
-"""Task: computes cross-entropy and accuracy over all positions, from logits of the next token and the tokens that came."""
+"""Task: computes cross-entropy and accuracy of next tokens over all positions, from logits and the tokens that came."""
 
 from __future__ import annotations
 
