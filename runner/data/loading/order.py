@@ -1,4 +1,7 @@
-"""Makes random generators and permutations from a seed and their purpose: drawn on the host, the same everywhere."""
+"""Makes random generators and permutations from a seed and their purpose: drawn on the host, the same everywhere.
+
+A large split's next order is drawn in a thread while an epoch runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Encodes Arrow batches as rows of float32, by a table's columns: the same for training and prediction."""
+"""Encodes Arrow batches as rows of float32, by a table's columns: the same for training and prediction.
+
+The columns are plain values.
+"""
 
 from __future__ import annotations
 

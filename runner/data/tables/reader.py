@@ -1,4 +1,4 @@
-"""Reads rows for prediction from a user's file or DataFrame, by the columns that a table was trained on."""
+"""Reads rows of a user's file or DataFrame by the columns that a table was trained on, given as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides what is predicted from a table's target columns: classes, numbers or several labels a row."""
+"""Decides what a table's target columns are, from their tallies: classes, numbers or several labels a row."""
 
 from __future__ import annotations
 
