@@ -39,6 +39,13 @@ NAMES = {
     "current_autograd_node": ("torch._C._current_autograd_node", "the forward line of an operation in backward"),
     "sequence_number": ("torch.autograd._get_sequence_nr", "the forward line of an operation in backward"),
     "current_graph_task": ("torch._C._current_graph_task_id", "an operation in backward, told from one in forward"),
+    # several models as one
+    "exclude_keys": (
+        "torch._C._ExcludeDispatchKeyGuard",
+        "a random operation in a vmap rule that draws for each member",
+    ),
+    "KeySet": ("torch._C.DispatchKeySet", "likewise"),
+    "vmap_key": ("torch._C.DispatchKey.FuncTorchVmapMode", "likewise"),
     # the simulator
     "eager_transforms": ("torch._functorch.eager_transforms", "torch.func under a simulated device"),
     "vmap": ("torch._functorch.vmap", "torch.vmap under a simulated device"),

@@ -39,8 +39,12 @@ class Background:
 
     def do(self, job: Callable[[], Any]) -> None:
         """Hands over a job and returns; waits only while `most_waiting` jobs are ahead. Raises what an earlier job raised."""
-        self._jobs.put(job)
+        self.put(job)
         self.raise_error()
+
+    def put(self, job: Callable[[], Any]) -> None:
+        """Like do(), for a thread that what an earlier job raised is not to be told to."""
+        self._jobs.put(job)
 
     def do_settled(self, job: Callable[[], Any]) -> None:
         """Like do(), with settle() right before the job, which is left out where that fails."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from runner.config.settings import Settings
 from runner.device.backends import is_out_of_memory, use_in_thread
@@ -17,8 +18,8 @@ from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.evaluate import Evaluation
 from runner.training.failure import fail
-from runner.training.loop import train
-from runner.training.metric_buffer import MetricBuffer
+from runner.training.loop import Epochs, result_of, train
+from runner.training.metric_buffer import MetricBuffer, Rows
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.progress import missing_metric
@@ -27,7 +28,13 @@ from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints
 from runner.training.step.choose import choose_steps
 from runner.training.step.split_batch import explain
-from runner.training.stopping import CommonStopCondition, OwnStopCondition
+from runner.training.stopping import CommonStopCondition, OwnStopCondition, StopCondition
+
+
+class Place(Rows, Epochs, Protocol):
+    """One training's place among several that take their steps together: it has its rows and its steps of them."""
+
+    asked: StopCondition
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -37,42 +44,30 @@ def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, s
     A training that fails raises nothing: that is a status, with its points kept.
     Raises: RunnerError for a checkpoint that can't be gone on with.
     """
-    training = _Training(parts, settings, folder, observer=observer, stop=stop, ranks=ranks)
-    result = training.result
-    try:
-        training.train()
-        if result.ending == "stopped":
-            result.status = "killed"
-        else:
-            training.checkpoints.use_best(training.progress)
-            training.measure("test")
-            result.status = "pruned" if result.ending == "pruned" else "finished"
-    except StoppedError:  # in the test
-        result.status = "killed"
-    except BaseException as error:
-        training.failed(error)
-        if is_out_of_memory(error):
-            result.ending = "out_of_memory"
-            result.error = explain(error, parts, may_split=settings.train.on_oom != "split")
-    training.finish()
-    for batches in (parts.train, parts.val, parts.test):
-        if batches is not None:
-            batches.close()
-    return result
+    return result_of(Training(parts, settings, folder, observer=observer, stop=stop, ranks=ranks).run())
 
 
-class _Training:
+class Training:
     """What lives as long as a training: where it stands, its metric buffer, checkpoints, guard and background thread."""
 
     def __init__(
-        self, parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks
+        self,
+        parts: Parts,
+        settings: Settings,
+        folder: Path,
+        *,
+        observer: Observer,
+        stop: Stop,
+        ranks: Ranks,
+        place: Place | None = None,
     ) -> None:
-        """Starts the background thread, which finish() ends."""
+        """Starts the background thread, which finish() ends. place: among trainings that take their steps together."""
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best)
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
-        self.buffer = MetricBuffer(
+        self.place = place
+        self.buffer: Rows = place or MetricBuffer(
             parts.device,
             observer.window,
             background=self.background,
@@ -90,7 +85,7 @@ class _Training:
         for note in self.checkpoints.notes:
             observer.say(f"checkpoint: {note}")
         when = settings.placement.guard
-        if settings.train.compile and self.progress.step:
+        if place is not None or (settings.train.compile and self.progress.step):
             when = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
         self.guard = Guard(
             parts.device,
@@ -103,35 +98,64 @@ class _Training:
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
         self._began = time.perf_counter()
 
+    def run(self) -> Generator[None, None, Result]:
+        """All of it, see fit(); gives way where trainings that take their steps together wait for each other."""
+        parts, result = self.parts, self.result
+        try:
+            yield from self.train()
+            if result.ending == "stopped":
+                result.status = "killed"
+            else:
+                self.checkpoints.use_best(self.progress)
+                self.measure("test")
+                result.status = "pruned" if result.ending == "pruned" else "finished"
+        except StoppedError:  # in the test
+            result.status = "killed"
+        except BaseException as error:
+            self.failed(error)
+            if is_out_of_memory(error):
+                result.ending = "out_of_memory"
+                result.error = explain(error, parts, may_split=self.settings.train.on_oom != "split")
+        self.finish()
+        for batches in (parts.train, parts.val, parts.test):
+            if batches is not None:
+                batches.close()
+        return result
+
     @property
     def seconds(self) -> float:
         """Of training, so far, without what was spent measuring splits."""
         return self.progress.seconds + time.perf_counter() - self._began - self.evaluation.seconds
 
-    def train(self) -> None:
+    def train(self) -> Generator[None, None, None]:
         """To the end, whichever comes first, and its last checkpoint."""
         parts, limits = self.parts, self.parts.limits
-        alone = self.ranks.num == 1
-        epochs = choose_steps(
-            parts,
-            self.settings,
-            progress=self.progress,
-            buffer=self.buffer,
-            guard=self.guard,
-            ranks=self.ranks,
-            say=self.observer.say,
-        )
+        epochs: Epochs
+        asked: StopCondition = OwnStopCondition(self.stop, limits)
+        if self.ranks.num > 1:
+            asked = CommonStopCondition(self.stop, limits, self.ranks)
+        if self.place is not None:
+            epochs, asked = self.place, self.place.asked
+        else:
+            assert isinstance(self.buffer, MetricBuffer)
+            epochs = choose_steps(
+                parts,
+                self.settings,
+                progress=self.progress,
+                buffer=self.buffer,
+                guard=self.guard,
+                ranks=self.ranks,
+                say=self.observer.say,
+            )
         parts.model.train()
         with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
-            self.result.ending = train(
+            self.result.ending = yield from train(
                 epochs,
                 progress=self.progress,
                 limits=limits,
                 evaluate=self.end_epoch,
                 keep=self.keep,
-                asked=OwnStopCondition(self.stop, limits)
-                if alone
-                else CommonStopCondition(self.stop, limits, self.ranks),
+                asked=asked,
                 gives_up=self.gives_up,
             )
             self.buffer.pull(is_end=self.result.ending != "stopped")

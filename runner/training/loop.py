@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Protocol, TypeVar
 
 from runner.training.progress import Progress
 from runner.training.signals import StoppedError
 from runner.training.stopping import Limits, StopCondition
+
+T = TypeVar("T")
 
 
 class Epochs(Protocol):
@@ -30,8 +32,11 @@ def train(
     keep: Callable[[str], None],
     asked: StopCondition,
     gives_up: Callable[[Mapping[str, float]], bool] | None = None,
-) -> str:
+) -> Generator[None, None, str]:
     """Trains until a limit, and returns which: finished, patience, max_seconds, pruned, or stopped (by a signal).
+
+    It gives way before each word of `epochs`: there trainings that take their steps together wait for each other
+    (stacked/fit.py). One that is alone is gone on with at once (result_of).
 
     progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
     evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
@@ -44,7 +49,11 @@ def train(
         return "patience"
     first_step = _take_up(progress, epochs.steps_per_epoch, limits)
     while not _is_over(progress, limits):
-        for taken in epochs.steps(progress.epoch, first_step=first_step):
+        steps = epochs.steps(progress.epoch, first_step=first_step)
+        while True:
+            yield
+            if (taken := next(steps, None)) is None:
+                break
             progress.step += taken
             if progress.step >= limits.num_steps:
                 break
@@ -68,6 +77,16 @@ def train(
         if asked(progress.step, at_once=True) is not None:
             return "stopped"
     return "finished"
+
+
+def result_of(training: Generator[None, None, T]) -> T:
+    """What a training that waits for nobody returns."""
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _is_over(progress: Progress, limits: Limits) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ class Window:
 
     names: tuple[str, ...]
     steps: NDArray[np.int64]  # (n,)
-    values: NDArray[np.float32]  # (n, k)
+    values: NDArray[np.float32]  # (n, k); of M trainings that share a buffer (n, k, M)
     times_ms: NDArray[np.int64]  # (n,) when each step ended, spread evenly over the window
     seconds: float  # that the window's steps took
     num_steps: int
@@ -38,12 +38,25 @@ class NotFiniteError(ArithmeticError):
         self.step = step
 
 
+class Rows(Protocol):
+    """The metric buffer, or one training's part of one that several share."""
+
+    step: int
+    pulls: int
+
+    def pull(self, *, is_end: bool = True) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
 class MetricBuffer:
     """Keeps every step's values on the device and brings them over in windows.
 
     Two halves: one fills while the other is copied. Where the device has streams the copy runs on a second one into pinned
     memory, and only the background thread waits for it; on MPS and the CPU it is a plain copy, once a window. Rows are float32: MPS has
-    no float64 (pytorch#122602).
+    no float64 (pytorch#122602). Trainings that take their steps together share one: their values are (M,) each.
 
     pull_every: steps between copies. every: a point each so many steps, the mean over them, taken on the device.
     sink: gets each Window, in order, in the background thread.
@@ -81,7 +94,7 @@ class MetricBuffer:
         self._copied: list[torch.Event | None] = [None, None]
 
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Keeps one step's 0-d tensors: one small kernel, nothing waits. Raises what the background met, at a pull."""
+        """Keeps one step's tensors, 0-d or (M,): one small kernel, nothing waits. Raises what the background met, at a pull."""
         if not self._rows:
             self._allocate(values)
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
@@ -134,8 +147,8 @@ class MetricBuffer:
         """Goes on with the rows and notes of a checkpoint; before the first write()."""
         split_names = [name.removeprefix("train/") for name in state["names"]]
         if split_names:
-            self._allocate(dict.fromkeys(split_names, torch.zeros(())))
             rows = state["rows"]
+            self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:])))
             self._ring[: len(rows)].copy_(rows)  # of one process they are the mean already, so that each has them
             self._filled = len(rows)
         self._notes = {name: [(step, value) for step, value in points] for name, points in state["notes"].items()}
@@ -172,7 +185,8 @@ class MetricBuffer:
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._names = tuple(f"train/{name}" for name in values)
-        self._ring = torch.zeros(2 * self._half, len(self._names), device=self.device)
+        shape = next(iter(values.values())).shape
+        self._ring = torch.zeros(2 * self._half, len(self._names), *shape, device=self.device)
         self._rows = list(self._ring)  # the views, made once
         self._filled = self._pulled = 0
 
@@ -188,11 +202,11 @@ class MetricBuffer:
             copied.record(self._side)
         return host, copied
 
-    def _means(self, rows: Tensor) -> Tensor:  # (n, k) -> (ceil(n / every), k)
+    def _means(self, rows: Tensor) -> Tensor:  # (n, k, ...) -> (ceil(n / every), k, ...)
         if self._every == 1:
             return rows
         whole = len(rows) // self._every * self._every
-        means = rows[:whole].view(-1, self._every, rows.shape[1]).mean(1)
+        means = rows[:whole].view(-1, self._every, *rows.shape[1:]).mean(1)
         return means if whole == len(rows) else torch.cat([means, rows[whole:].mean(0, keepdim=True)])
 
     def _over_all(self, rows: Tensor) -> Tensor:
@@ -226,13 +240,16 @@ class MetricBuffer:
         times_ms = ((clock_before + (clock - clock_before) * ends / num_steps) * 1000).astype(np.int64)
         steps = last_step - num_steps + ends
         self.points += values.size
-        self._sink(Window(self._names, steps, values, times_ms, now - before, num_steps, notes))
-        self._check_finite(steps, values)
+        window = Window(self._names, steps, values, times_ms, now - before, num_steps, notes)
+        self._sink(window)
+        check_finite(window, self._watch)
 
-    def _check_finite(self, steps: NDArray[np.int64], values: NDArray[np.float32]) -> None:
-        if self._watch not in self._names:
-            return
-        watched = values[:, self._names.index(self._watch)]
-        if not np.isfinite(watched).all():
-            first = int(np.flatnonzero(~np.isfinite(watched))[0])
-            raise NotFiniteError(int(steps[first]), self._watch, float(watched[first]))
+
+def check_finite(window: Window, name: str = "train/loss") -> None:
+    """Raises: NotFiniteError for the first value of that name that is not finite."""
+    if name not in window.names:
+        return
+    watched = window.values[:, window.names.index(name)]
+    if not np.isfinite(watched).all():
+        first = int(np.flatnonzero(~np.isfinite(watched))[0])
+        raise NotFiniteError(int(window.steps[first]), name, float(watched[first]))

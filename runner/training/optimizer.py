@@ -183,7 +183,7 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, *, decay: float, mean: nn.Module | None = None) -> None:
         """mean: a copy of the model, where none can be made any more."""
         self.model = (copy.deepcopy(model) if mean is None else mean).requires_grad_(False)
-        self._decay = decay
+        self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))
         self._floating = [(mean, now) for mean, now in pairs if now.is_floating_point()]
         self._whole = [(mean, now) for mean, now in pairs if not now.is_floating_point()]
@@ -193,6 +193,6 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self) -> None:
         """One multi-tensor kernel a step; whole-number buffers (BatchNorm's count) are copied."""
-        torch_private.foreach_lerp_(self._means, self._now, 1 - self._decay)
+        torch_private.foreach_lerp_(self._means, self._now, 1 - self.decay)
         for mean, now in self._whole:
             mean.copy_(now)

@@ -37,6 +37,7 @@ class Progress:
     rate: float | None = None  # the learning rate that was noted last
     epochs_without_best: int = 0
     num_pieces: int = 1  # that each batch is learnt in (step/split_batch.py)
+    num_together: int = 0  # members that compute together, of runs that are trained as one (stacked/size.py)
     seconds: float = 0.0  # of training before this process took it up
 
 

@@ -18,6 +18,7 @@ T = TypeVar("T")
 #: SIGUSR1 is what Slurm is asked to send some time before the end (--signal=USR1@60), SIGHUP a terminal that is lost
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
 CLOSED = b"\0"
+_listening: Stop | None = None  # what signals are told to now
 _open: set[int] = set()  # the sockets that signals are told through
 
 
@@ -60,7 +61,12 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
         and `grace_seconds` after the first signal, even where the main thread hangs in the device's driver. None, where
         the process is not ours to end (a notebook): a second Ctrl-C is a KeyboardInterrupt, and there is no deadline.
     Outside the main thread (a notebook's worker) Python takes no handlers: then nothing is caught, and Stop stays silent.
+    Within another one that listens it gives that one's Stop: several runs in one process hear the same.
     """
+    global _listening
+    if _listening is not None:
+        yield _listening
+        return
     stop = Stop()
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -73,6 +79,7 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
         return
     heard = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, ask) for number in heard}
+    _listening = stop
     try:
         if end_now is None:
             yield stop
@@ -80,6 +87,7 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
             with _watching(stop, grace_seconds, end_now):
                 yield stop
     finally:
+        _listening = None
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -130,6 +138,8 @@ def _name(stop: Stop) -> str:
 
 def _forget_in_a_fork() -> None:
     """A data worker that is forked would tell of its own signals through our socket: a Ctrl-C in the terminal is for all."""
+    global _listening
+    _listening = None  # it listens for itself
     if _open:
         signal.set_wakeup_fd(-1)
 

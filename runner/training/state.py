@@ -16,7 +16,7 @@ from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
-from runner.training.metric_buffer import MetricBuffer
+from runner.training.metric_buffer import Rows
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 
@@ -37,7 +37,7 @@ class Checkpoints:
         devices = (parts.device, *parts.elsewhere)
         self._keeper = CheckpointWriter(folder / "checkpoints", background, writes=ranks.is_first, devices=devices)
 
-    def restore(self, buffer: MetricBuffer) -> Progress:
+    def restore(self, buffer: Rows) -> Progress:
         """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
 
         Raises: RunnerError for a checkpoint of another experiment.
@@ -65,7 +65,7 @@ class Checkpoints:
         """Takes the weights as the best so far; written in the background."""
         self._keeper.keep("best", best_state(self._parts, progress))
 
-    def keep_last(self, progress: Progress, buffer: MetricBuffer, *, seconds: float) -> None:
+    def keep_last(self, progress: Progress, buffer: Rows, *, seconds: float) -> None:
         """Takes everything that a run goes on from; waits for the device, and is written in the background."""
         state = full_state(self._parts, progress, buffer, self._ranks)
         if self._ranks.is_first:
@@ -104,7 +104,7 @@ def _load_model(parts: Parts, model: nn.Module, state: dict[str, Any]) -> None:
         parts.shards.load_model(model, state)
 
 
-def full_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ranks) -> dict[str, Any]:
+def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> dict[str, Any]:
     """Everything that a run goes on from; all of its processes take part, and the first one has it whole."""
     best = progress.best
     generators = ranks.gather(backends.generator_states(parts.device, *parts.elsewhere))
@@ -116,6 +116,7 @@ def full_state(parts: Parts, progress: Progress, buffer: MetricBuffer, ranks: Ra
         "rate": progress.rate,
         "rows": buffer.state(),
         "num_pieces": progress.num_pieces,
+        "num_together": progress.num_together,
         "epochs_without_best": progress.epochs_without_best,
         "best": {"metric": best.metric, "mode": best.mode, "value": best.value, "step": best.step},
         "model": _whole(parts, parts.model.state_dict()),
@@ -141,9 +142,7 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
         raise RunnerError(*faults)
 
 
-def _put_back(
-    state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: MetricBuffer
-) -> None:
+def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: Rows) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are no numbers")
     _load_model(parts, parts.model, state["model"])
@@ -160,6 +159,7 @@ def _put_back(
     buffer.load_state(state["rows"])
     progress.epoch, progress.measured = state["epoch"], state["measured"]
     progress.epochs_without_best, progress.num_pieces = state["epochs_without_best"], state["num_pieces"]
+    progress.num_together = int(state.get("num_together", 0))  # unknown to checkpoints from before
     progress.rate, progress.seconds = state["rate"], state["seconds"]
     best = keeper.newest("best")
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good

@@ -13,7 +13,7 @@ from runner.data.loading.resident import Resident
 from runner.device.backends import precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import train
+from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
 from runner.training.progress import Best, Progress
@@ -120,7 +120,7 @@ def trained(
         kept.append((progress.step, {name: value.tolist() for name, value in model.state_dict().items()}))
 
     try:
-        train(epochs, progress=progress, limits=bounds, evaluate=dict, keep=keep, asked=asked)
+        result_of(train(epochs, progress=progress, limits=bounds, evaluate=dict, keep=keep, asked=asked))
         buffer.pull()
         background.wait()
     finally:

@@ -11,7 +11,7 @@ from runner.data.loading.loaders import Resident
 from runner.device.backends import precision
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import train
+from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
@@ -60,7 +60,7 @@ def run(
             on_step(progress.step)
         return step(batches)
 
-    ending = train(
+    training = train(
         StepByStep(
             watched,
             Resident(data, batch_size=10, device=CPU, seed=0, shuffle=True),
@@ -75,6 +75,7 @@ def run(
         asked=OwnStopCondition(stop or Stop(), limits),
         gives_up=gives_up,
     )
+    ending = result_of(training)
     buffer.pull()
     background.wait()
     return ending, progress, windows, kept

@@ -19,7 +19,7 @@ from runner.device.backends import precision
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
 from runner.training.background import Background
-from runner.training.loop import train
+from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights, make_optimizer, warmup_cosine
 from runner.training.progress import Best, Progress
@@ -72,7 +72,7 @@ def reads_of(
             schedule = warmup_cosine(optimizer, num_steps=NUM_STEPS)
             progress = Progress(Best("val/loss", "min"))
             rates = eager.Rates(optimizer, schedule, buffer=buffer, progress=progress)
-            train(
+            training = train(
                 eager.StepByStep(take, batches, accumulate_steps=2, rates=rates, buffer=buffer),
                 progress=progress,
                 limits=limits,
@@ -80,6 +80,7 @@ def reads_of(
                 keep=lambda name: None,
                 asked=OwnStopCondition(Stop(), limits),
             )
+            result_of(training)
     finally:
         batches.close()
         background.close()

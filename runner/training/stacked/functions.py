@@ -1,0 +1,127 @@
+"""What several models that compute together need in the place of torch's own functions.
+
+Dropout: each has the masks that it would draw alone, from its own generator. Attention: torch 2.13 takes its kernel on a CPU
+for one model after the other, so it is written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from runner.device import torch_private
+
+#: torch's functions, and whether a mask is drawn for whole channels
+DROPOUTS: dict[Any, bool] = {
+    F.dropout: False,
+    torch.dropout: False,
+    F.dropout1d: True,
+    F.dropout2d: True,
+    F.dropout3d: True,
+    torch.feature_dropout: True,
+}
+_generators: list[torch.Generator] = []  # of the members that compute now
+
+
+@torch.library.custom_op("runner::member_masks", mutates_args=())
+def member_masks(like: Tensor, p: float, of_channels: bool, channels_last: bool) -> Tensor:
+    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone."""
+    return _mask(like, p, of_channels, channels_last, None)
+
+
+@member_masks.register_fake
+def _(like: Tensor, p: float, of_channels: bool, channels_last: bool) -> Tensor:
+    return like.new_empty(_shape(like, of_channels))
+
+
+def _of_members(
+    info: Any, in_dims: Sequence[int | None], like: Tensor, p: float, of_channels: bool, channels_last: bool
+) -> tuple[Tensor, int]:
+    each = [like] * len(_generators) if in_dims[0] is None else like.movedim(in_dims[0], 0).unbind()
+    with torch_private.exclude_keys(torch_private.KeySet(torch_private.vmap_key)):  # it refuses whatever is random
+        masks = [
+            _mask(own, p, of_channels, channels_last, generator)
+            for own, generator in zip(each, _generators, strict=True)
+        ]
+        return torch.stack(masks), 0
+
+
+torch.library.register_vmap("runner::member_masks", _of_members)
+
+
+def _shape(like: Tensor, of_channels: bool) -> Sequence[int]:
+    return (*like.shape[:2], *(1 for _ in like.shape[2:])) if of_channels else like.shape
+
+
+def _mask(like: Tensor, p: float, of_channels: bool, channels_last: bool, generator: torch.Generator | None) -> Tensor:
+    as_channels_last = channels_last and like.dim() == 4 and not of_channels
+    layout = torch.channels_last if as_channels_last else torch.contiguous_format
+    mask = torch.empty(tuple(_shape(like, of_channels)), dtype=like.dtype, device=like.device, memory_format=layout)
+    return mask.bernoulli_(1 - p, generator=generator).div_(1 - p)
+
+
+class MembersFunctions(TorchFunctionMode):
+    """While it lasts, these functions are used. `was_needed`: whether any of them was asked for."""
+
+    def __init__(self, generators: Sequence[torch.Generator], *, channels_last: bool) -> None:
+        super().__init__()
+        self._of_these, self._channels_last = list(generators), channels_last
+        self.was_needed = False
+
+    def __enter__(self) -> MembersFunctions:
+        _generators[:] = self._of_these
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            self.was_needed = True
+            return self._attend(*args, **kwargs)
+        if func not in DROPOUTS:
+            return func(*args, **kwargs)
+        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
+        values, p = named["input"], named.get("p", 0.5)
+        if not (named["train"] if "train" in named else named.get("training", True)) or p == 0:
+            return values
+        return self._drop(values, p, of_channels=DROPOUTS[func], inplace=bool(named.get("inplace")))
+
+    def _drop(self, values: Tensor, p: float, *, of_channels: bool = False, inplace: bool = False) -> Tensor:
+        self.was_needed = True
+        if p == 1:
+            return values * 0
+        mask = member_masks(values.detach(), p, of_channels, self._channels_last)
+        return values.mul_(mask) if inplace else values * mask
+
+    def _attend(
+        self,
+        query: Tensor,  # (..., L, E)
+        key: Tensor,  # (..., S, E)
+        value: Tensor,  # (..., S, V)
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Tensor:
+        """more: scale and enable_gqa."""
+        scale = more.get("scale")
+        if more.get("enable_gqa"):
+            groups = query.size(-3) // key.size(-3)
+            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+        root = (query.size(-1) ** -0.5 if scale is None else scale) ** 0.5  # on both sides, as torch has it
+        scores = (query * root) @ (key * root).transpose(-2, -1)
+        if is_causal:
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        elif attn_mask is not None:
+            is_word = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, float("-inf")) if is_word else scores + attn_mask
+        weights = scores.softmax(-1)
+        return (self._drop(weights, dropout_p) if dropout_p else weights) @ value

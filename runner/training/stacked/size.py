@@ -1,0 +1,114 @@
+"""Chooses how many members compute together: by the memory that one takes, and by a short measurement before the first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.device import backends
+from runner.device.host_memory import memory_left, size_in_words
+from runner.training.parts import Parts
+from runner.training.stacked.step import StackedStep
+
+#: of a weight there are, beside itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
+NUMBERS_A_WEIGHT = 6
+#: of the free memory, what the members' weights may take, and what their activations may
+FOR_WEIGHTS, FOR_ACTIVATIONS = 0.4, 0.3
+#: twice as many are tried as long as a member's time falls to this part of it
+GAIN = 0.97
+MOST_SECONDS = 2.0
+#: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
+LONG_STEP = 0.03
+REPEATS = 3
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Of the device; on a CPU, of what this process may take."""
+    return memory_left()[0] if device.type == "cpu" else backends.free_memory_bytes(device)
+
+
+def most_members(parts: Parts) -> int:
+    """How many members the device has room for; 2**31 where nobody can tell."""
+    free = free_bytes(parts.device)
+    weights = sum(value.nbytes for value in parts.model.state_dict().values())
+    rows = sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None)
+    return 2**31 if free is None else max(1, int(free * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows))
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many members compute together, why, and the seconds of a member's step, then and by its own model."""
+
+    num_together: int
+    words: str
+    seconds: float
+    seconds_alone: float
+
+
+def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]]) -> Size:
+    """The number of members that takes the least time for each.
+
+    Tries one, by its own model, then 2, 4, 8, ... together, until that gains no more or the memory ends: forward and backward
+    of that many, some times, which leave nothing behind. drawn: where the generators stand.
+    """
+    whole, states, began = len(step.stack), drawn(), time.monotonic()
+    times: dict[int, float] = {}
+    most, room = whole, ""
+    step.divide(whole)
+    saved = _saved_bytes(lambda: step.of_first(batches))
+    step.undo(states)
+    if (free := free_bytes(step.device)) is not None:
+        most = min(whole, max(1, int(free * FOR_ACTIVATIONS) // max(1, saved)))
+        room = f"; {size_in_words(free)} have room for {most}" if most < whole else ""
+    size = 1
+    while True:
+        step.divide(-(-whole // size))
+        try:
+            times[size] = _seconds(step, batches, states) / size
+        except RuntimeError as error:
+            step.undo(states)
+            if not backends.is_out_of_memory(error):
+                raise
+            break
+        gains = size < 8 or times[size] < GAIN * times[size // 2]
+        if size >= most or not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS:
+            break
+        size = min(2 * size, most)
+    best = min(times, key=lambda each: times[each])
+    told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
+    words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"
+    return Size(best, words, times[best], times[1])
+
+
+def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]) -> float:
+    """Of forward and backward of the first piece; the least of some."""
+    least = float("inf")
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        step.of_first(batches)
+        if step.device.type != "cpu":
+            torch.accelerator.synchronize(step.device)
+        least = min(least, time.perf_counter() - began)
+        step.undo(states)
+        if least > LONG_STEP:
+            break
+    return least
+
+
+def _saved_bytes(compute: Callable[[], object]) -> int:
+    """That the forward pass keeps for the backward pass, each piece of memory once."""
+    seen: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    return sum(seen.values())

@@ -1,0 +1,219 @@
+"""One step of all members: forward and backward over the stack, clipping, update, averages; their values come out as (M,)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.config.schema import Train
+from runner.device import backends
+from runner.device.placement import map_tensors, tensors
+from runner.device.torch_private import foreach_copy_
+from runner.training.parts import Parts
+from runner.training.stacked.functions import MembersFunctions
+from runner.training.stacked.stack import Stack, Weights
+from runner.training.stacked.update import Lane, clip
+
+
+@dataclass(frozen=True)
+class Members:
+    """Members with the same settings, side by side in the stack."""
+
+    parts: Sequence[Parts]
+    train: Train
+
+
+class StackedStep:
+    """The step of a stack. What one member computes does not depend on the others.
+
+    num_pieces: in how many parts the members go through forward and backward; twice as many where memory ends.
+    """
+
+    def __init__(
+        self, stack: Stack, members: Sequence[Members], *, num_pieces: int, say: Callable[[str], None]
+    ) -> None:
+        self.stack, self._say = stack, say
+        self.lanes, self._schedules, start = [], [], 0
+        for same in members:
+            self.lanes.append(Lane(stack, same.parts, slice(start, start + len(same.parts))))
+            start += len(same.parts)
+        first = members[0].parts[0]
+        self._largest_norms = [same.train.clip_grad_norm for same in members]
+        self._schedules = [] if first.falls_by_metric else [same.parts[0].schedule for same in members]
+        self.device, self._channels_last = first.device, first.layout.startswith("channels last")
+        self._trained = [value for value in stack.parameters.values() if value.requires_grad]
+        self._buffers = list(stack.buffers.values())
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._generators: list[torch.Generator] = []
+        self._needs_functions = True  # as far as anybody knows
+        self._weights: list[Weights] = []
+        self.divide(num_pieces)
+
+    @contextmanager
+    def drawing(self, states: Sequence[dict[str, Any]]) -> Iterator[Callable[[], list[Tensor]]]:
+        """While it lasts, each member draws on from its own generator's state, which is brought up to date in the end.
+        Gives what tells where they stand."""
+        key = "cpu" if self.device.type == "cpu" else "device"
+        self._generators = [torch.Generator(self.device) for _ in states]
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state[key])
+        try:
+            yield lambda: [generator.get_state() for generator in self._generators]
+        finally:
+            for generator, state in zip(self._generators, states, strict=True):
+                state[key] = generator.get_state()
+
+    def take(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        """One step. batches: of each of the steps that accumulate, tensors (M, B, ...). Returns (M,) a value, on the device."""
+        while (values := self._forward_backward(batches)) is None:
+            pass
+        norms = clip(self.lanes, self._largest_norms)
+        for lane in self.lanes:
+            lane.update()
+        for parameter in self._trained:
+            parameter.grad = None
+        return values if norms is None else {**values, "grad_norm": norms}
+
+    def move_rates(self) -> None:
+        """Has the schedules take their step, one for each lane."""
+        for schedule in self._schedules:
+            if schedule is not None:
+                schedule.step()
+
+    def follow(self) -> None:
+        """Brings what each member has of its own, beside its weights, to where the stack is."""
+        for lane in self.lanes:
+            lane.follow()
+
+    def divide(self, num_pieces: int) -> None:
+        """Has the members go through forward and backward in so many parts from now on; in as many as there are members,
+        each by its own model."""
+        self.num_pieces = num_pieces
+        size = -(-len(self.stack) // num_pieces)
+        self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
+        self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 else []
+
+    def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        """Values (M,) and gradients of all members, in their pieces."""
+        if not self._weights:
+            each = [self._of_one(batches, number) for number in range(len(self.stack))]
+            values = {name: torch.stack([own[name] for own in each]) for name in each[0]}
+            gradients: list[list[Tensor]] = [
+                [whole.get_parameter(name) for whole in self.stack.wholes] for name in self.stack.parameters
+            ]
+            join = torch.stack
+        else:
+            each = [
+                self._of_some(batches, piece, weights)
+                for piece, weights in zip(self._pieces, self._weights, strict=True)
+            ]
+            if len(each) == 1:
+                return each[0]
+            values = {name: torch.cat([some[name] for some in each]) for name in each[0]}
+            gradients = [[weights.parameters[name] for weights in self._weights] for name in self.stack.parameters]
+            join = torch.cat
+        for stacked, parts in zip(self.stack.parameters.values(), gradients, strict=True):
+            if parts[0].grad is not None:
+                stacked.grad = join([part.grad for part in parts if part.grad is not None])
+            for part in parts:
+                part.grad = None
+        return values
+
+    def of_first(self, batches: Sequence[Any]) -> None:
+        """Forward and backward of the first piece alone; undo() then."""
+        if self._weights:
+            self._of_some(batches, self._pieces[0], self._weights[0])
+        else:
+            self._of_one(batches, 0)
+
+    def _of_some(self, batches: Sequence[Any], members: slice, weights: Weights) -> Mapping[str, Tensor]:
+        functions = MembersFunctions(self._generators[members], channels_last=self._channels_last)
+        is_whole = members == slice(0, len(self.stack))
+
+        def forward(batch: Any) -> Mapping[str, Tensor]:
+            own = batch if is_whole else map_tensors(batch, lambda tensor: tensor[members])
+            with functions if self._needs_functions else nullcontext():
+                return self.stack.forward(weights, own)
+
+        values = _accumulated(batches, forward)
+        if not functions.was_needed:
+            self._needs_functions = False  # until one draws after all: see _forward_backward()
+        return values
+
+    def _of_one(self, batches: Sequence[Any], number: int) -> Mapping[str, Tensor]:
+        with _drawing_from(self._generators[number], self.device):
+            return _accumulated(
+                batches,
+                lambda batch: self.stack.forward_one(number, map_tensors(batch, lambda tensor: tensor[number])),
+            )
+
+    def _forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
+        """Of all members; None where it is to be tried again: the memory does not take so many at a time, or they draw."""
+        if self._buffers:
+            foreach_copy_(self._before, self._buffers)
+        drawn = [generator.get_state() for generator in self._generators] if self._needs_functions else []
+        try:
+            return self.forward_backward(batches)
+        except RuntimeError as error:
+            draws_now = not self._needs_functions and "randomness error mode" in str(error)
+            if not draws_now and (not backends.is_out_of_memory(error) or self.num_pieces >= len(self.stack)):
+                raise
+        self.undo(drawn)
+        if draws_now:
+            self._needs_functions = True
+        else:
+            self.divide(min(2 * self.num_pieces, len(self.stack)))
+            members = -(-len(self.stack) // self.num_pieces)
+            self._say(f"out of memory: {members} of {len(self.stack)} members at a time now")
+        return None
+
+    def undo(self, drawn: Sequence[Tensor] = ()) -> None:
+        """After a forward pass that is to count for nothing. drawn: where the generators stood."""
+        for weights in [Weights(self.stack.parameters, {}), *self._weights]:
+            for parameter in weights.parameters.values():
+                parameter.grad = None
+        for whole in self.stack.wholes:
+            whole.zero_grad()
+        for generator, state in zip(self._generators, drawn, strict=False):
+            generator.set_state(state)
+        if self._buffers:
+            foreach_copy_(self._buffers, self._before)
+        backends.empty_cache(self.device)
+
+
+def _accumulated(batches: Sequence[Any], forward: Callable[[Any], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Forward and backward of a group of batches, each of which counts by its rows; the values' means."""
+    if len(batches) == 1:
+        values = forward(batches[0])
+        next(iter(values.values())).sum().backward()
+        return {name: value.detach() for name, value in values.items()}
+    rows = [_num_rows(batch) for batch in batches]
+    means: dict[str, Tensor] = {}
+    for batch, count in zip(batches, rows, strict=True):
+        share = count / sum(rows)
+        values = forward(batch)
+        (next(iter(values.values())) * share).sum().backward()
+        for name, value in values.items():
+            part = value.detach() * share
+            means[name] = means[name] + part if name in means else part
+    return means
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """While it lasts, whatever draws on the device draws from this generator's state."""
+    own: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    own.set_rng_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(own.get_rng_state())
+
+
+def _num_rows(batch: Any) -> int:
+    return next(tensor.shape[1] for tensor in tensors(batch))

@@ -1,0 +1,94 @@
+"""Runs of a sweep that differ in numbers, in this process: trained together, or each alone, and what came of each."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from omegaconf import open_dict
+
+from runner.config.compose import composer, hydra_session
+from runner.config.settings import Settings
+from runner.device import backends
+from runner.distributed.group import Alone
+from runner.experiment.build import prepare
+from runner.experiment.together import lane_of
+from runner.training.fit import fit
+from runner.training.observer import SilentObserver
+from runner.training.parts import Parts
+from runner.training.result import Result
+from runner.training.signals import Stop
+from runner.training.stacked.fit import Member, fit_together
+
+CPU = torch.device("cpu")
+SMALL = ["data=digits", "data.limit=300", "train.batch_size=50", "train.num_epochs=2", "tracking.enabled=false"]
+
+
+class Listener(SilentObserver):
+    """What a run has measured, by name and step."""
+
+    def __init__(self):
+        self.points = {}
+
+    def window(self, window):
+        for step, row in zip(window.steps.tolist(), window.values, strict=True):
+            self.points |= {(name, step): float(value) for name, value in zip(window.names, row, strict=True)}
+        for name, noted in window.notes.items():
+            self.points |= {(name, step): value for step, value in noted}
+
+    def values(self, values, *, step, time_ms):
+        self.points |= {(name, step): value for name, value in values.items()}
+
+
+@dataclass
+class Run:
+    """One of them."""
+
+    parts: Parts
+    settings: Settings
+    folder: Path
+    heard: Listener = field(default_factory=Listener)
+    result: Result | None = None
+
+    def state(self, name="last"):
+        return torch.load(self.folder / "checkpoints" / f"{name}.pt", weights_only=True)
+
+
+def built(folder, words, each):
+    """The runs, not trained yet, and where their generators stand. each: the words that each has for itself."""
+    runs, generators = [], []
+    with hydra_session(["runner"]):
+        compose = composer([])
+        for number, own in enumerate(each):
+            cfg = compose([*SMALL, "device=cpu", *words, *own])
+            with open_dict(cfg):
+                cfg.pop("hydra")
+            runs.append(Run(prepare(cfg, CPU), Settings.of(cfg), folder / str(number)))
+            generators.append(backends.generator_states(CPU))
+    return runs, generators
+
+
+def members_of(runs, generators):
+    return [
+        Member(run.parts, run.settings, run.folder, run.heard, lane_of(run.settings), states)
+        for run, states in zip(runs, generators, strict=True)
+    ]
+
+
+def trained_alone(folder, words, each, *, stop=None):
+    runs, generators = built(folder, words, each)
+    for run, states in zip(runs, generators, strict=True):
+        backends.set_generator_states(states, CPU)
+        run.result = fit(run.parts, run.settings, run.folder, observer=run.heard, stop=stop or Stop(), ranks=Alone())
+    return runs
+
+
+def trained_together(folder, words, each, num_together=None, *, stop=None, change=None):
+    """change: what is done to the members before they are trained."""
+    runs, generators = built(folder, words, each)
+    members = members_of(runs, generators)
+    for member in members if change else ():
+        change(member)
+    results = fit_together(members, num_together or len(members), stop=stop or Stop(), say=print)
+    for run, result in zip(runs, results, strict=True):
+        run.result = result
+    return runs

@@ -1,0 +1,210 @@
+"""What can't be trained together is named before the first step, and nothing has changed by then."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from members import CPU, built, members_of
+from torch import nn
+
+from runner.device import backends
+from runner.training.stacked.check import check_alike
+from runner.training.stacked.stack import CannotStackError
+
+MLP = ["model=mlp", "model.hidden_sizes=[8]"]
+seen = []
+
+
+class Head(nn.Module):
+    """Rows of digits to logits; what comes between is each test's own."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.enter, self.leave = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.extra = self.make()
+
+    def make(self):
+        return nn.Identity()
+
+    def between(self, hidden):
+        return self.extra(hidden)
+
+    def forward(self, rows):
+        return self.leave(self.between(self.enter(rows.flatten(1))))
+
+
+class Recurrent(Head):
+    def make(self):
+        return nn.GRU(8, 8, batch_first=True)
+
+    def between(self, hidden):
+        return self.extra(hidden[:, None])[0][:, 0]
+
+
+class LongShort(Recurrent):
+    def make(self):
+        return nn.LSTM(8, 8, batch_first=True)
+
+
+class Reads(Head):
+    def between(self, hidden):
+        return hidden * (2.0 if hidden.abs().max().item() > 0 else 1.0)
+
+
+class Decides(Head):
+    def between(self, hidden):
+        return hidden.relu() if hidden.mean() > 0 else hidden
+
+
+class Chooses(Head):
+    def between(self, hidden):
+        return hidden * (hidden[hidden > 0].numel() > 0)
+
+
+class WritesOutside(Head):
+    """Into one tensor that it made itself, the same for all."""
+
+    def between(self, hidden):
+        kept = torch.zeros(hidden.shape)
+        kept += hidden.detach()
+        return hidden + kept
+
+
+class Noisy(Head):
+    def between(self, hidden):
+        return hidden + torch.randn_like(hidden)
+
+
+class Alpha(Head):
+    def make(self):
+        return nn.AlphaDropout(0.5)
+
+
+class OfPython(Head):
+    def between(self, hidden):
+        return hidden * random.random()
+
+
+class OfNumpy(Head):
+    def between(self, hidden):
+        return hidden * float(np.random.rand())
+
+
+class Counts(Head):
+    """A number of the module's own, that is no buffer."""
+
+    def between(self, hidden):
+        seen.append(1)
+        return hidden * len(seen)
+
+
+class OwnNumber(Head):
+    """Drawn when it was made, and kept beside the weights."""
+
+    def make(self):
+        self.factor = float(torch.rand(()))
+        return nn.Identity()
+
+    def between(self, hidden):
+        return hidden * self.factor
+
+
+class OtherShape(Head):
+    def make(self):
+        return nn.Linear(8, 8, bias=bool(torch.rand(()) > 0.5))
+
+
+CANNOT = {
+    Recurrent: "torch can't take aten::gru.input for several models at once",
+    LongShort: "torch can't take aten::lstm.input for several models at once",
+    Reads: "what it does depends on values of tensors (.item())",
+    Decides: "what it does depends on values of tensors (if, while)",
+    Chooses: "what it does depends on values of tensors (rows that a mask chooses)",
+    WritesOutside: "it writes into a tensor in place that is one for all of them",
+    Noisy: "it draws random numbers by other means than dropout",
+    Alpha: "it draws random numbers by other means than dropout",
+    OfPython: "another than alone",
+    OfNumpy: "another than alone",
+    Counts: "another than alone",
+    OwnNumber: "another than alone",
+    OtherShape: "their weights differ in shape",
+}
+
+
+def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
+    runs, generators = built(folder, [*MLP, *words], [["seed=0"], ["seed=1"], ["seed=2"]])
+    found = members_of(runs, generators)
+    if make is not None:
+        for seed, member in enumerate(found):
+            model = make(seed)
+            made = optimizer(model.parameters(), lr=0.1)
+            member.parts = replace(member.parts, model=model, optimizer=made, average=None, schedule=None)
+    return found
+
+
+@pytest.mark.parametrize("make", CANNOT)
+def test_what_can_not_be_trained_together_is_named(tmp_path, make):
+    found = members(tmp_path, make)
+    before = [{name: value.clone() for name, value in member.parts.model.state_dict().items()} for member in found]
+    with pytest.raises(CannotStackError) as raised:
+        check_alike(found, is_asked=True)
+    assert CANNOT[make] in str(raised.value)
+    for member, weights in zip(found, before, strict=True):
+        assert all(torch.equal(value, weights[name]) for name, value in member.parts.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["train.precision=fp16"], "scales each loss by itself"),
+        (["train.compile=true"], "train.compile=true"),
+        (["data.residency=stream"], "its rows are streamed"),
+    ],
+)
+def test_settings_that_each_needs_for_itself_are_named(tmp_path, words, reason):
+    if "fp16" in words[0]:
+        found = members(tmp_path)
+        scaler = torch.amp.GradScaler("cpu")
+        for member in found:
+            member.parts = replace(member.parts, precision=replace(member.parts.precision, scaler=scaler))
+    else:
+        found = members(tmp_path, words=words)
+    with pytest.raises(CannotStackError, match=reason):
+        check_alike(found, is_asked=True)
+
+
+def test_an_optimizer_that_looks_at_a_whole_layer_is_named(tmp_path):
+    with pytest.raises(CannotStackError, match="Adafactor may look at all weights of a layer at once"):
+        check_alike(members(tmp_path, Head, optimizer=torch.optim.Adafactor), is_asked=True)
+
+
+class Normed(Head):
+    def make(self):
+        return nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("make", [None, Head, Normed])
+def test_what_can_be_is_left_as_it_was(tmp_path, make):
+    """Weights, running statistics, gradients and the process's generators."""
+    found = members(tmp_path, make, ["model.dropout=0.2"])
+    before = [{name: value.clone() for name, value in member.parts.model.state_dict().items()} for member in found]
+    generators = backends.generator_states(CPU)
+    size = check_alike(found, is_asked=True)
+    assert 1 <= size.num_together <= 3 and "of 3 jobs compute together" in size.words
+    for member, weights in zip(found, before, strict=True):
+        assert all(torch.equal(value, weights[name]) for name, value in member.parts.model.state_dict().items())
+        assert all(value.grad is None for value in member.parts.model.parameters())
+    now = backends.generator_states(CPU)
+    assert torch.equal(now["cpu"], generators["cpu"]) and now["python"] == generators["python"]
+
+
+def test_where_nothing_is_gained_each_is_trained_for_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.training.stacked.check.START_SECONDS", 0.0)
+    monkeypatch.setattr("runner.training.stacked.check.LEAST_GAIN", 1.0)  # as if together took as long as alone
+    found = members(tmp_path, Head)
+    with pytest.raises(CannotStackError, match=r"that gains nothing: .* of 3 jobs compute together"):
+        check_alike(found, is_asked=False)
+    check_alike(found, is_asked=True)

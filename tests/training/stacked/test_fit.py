@@ -1,0 +1,180 @@
+"""Trainings that take their steps together come to what each comes to alone: weights, every point, checkpoints, ends."""
+
+import math
+
+import pytest
+import torch
+from members import trained_alone, trained_together
+
+from runner.training.stacked.stack import Stack
+
+SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
+RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
+MLP = ["model=mlp", "model.hidden_sizes=[16]"]
+
+CASES = {
+    "mlp": (MLP, SEEDS),
+    "mlp, everything": (
+        [*MLP, "model.dropout=0.3", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"],
+        SEEDS,
+    ),
+    "other rates, weight decay, clipping and averages": (
+        [*MLP, "optimizer=adamw", "scheduler=cosine"],
+        [
+            ["seed=0", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", *clip, *mean]
+            for clip, mean in (
+                (["train.clip_grad_norm=0.1"], ["train.ema_decay=0.5"]),
+                (["train.clip_grad_norm=9"], ["train.ema_decay=0.99"]),
+            )
+        ]
+        + [["seed=0", "optimizer.lr=0.003", "train.clip_grad_norm=9", "train.ema_decay=0.99"]],
+    ),
+    "sgd, in lanes of two": ([*MLP, "optimizer=sgd"], RATES),
+    "several batches a step, the mean of two steps a point": (
+        [*MLP, "train.accumulate_steps=2", "metrics.every=2", "train.num_steps=5"],
+        SEEDS,
+    ),
+    "a rate that falls by a metric": ([*MLP, "scheduler=plateau", "scheduler.patience=0", "train.num_epochs=4"], SEEDS),
+    "convolutions": (["model=cnn", "model.channels=[4,4]", "optimizer=sgd", "backends.cpu.channels_last=false"], SEEDS),
+    "attention": (
+        ["model=vit", "model.width=16", "model.depth=1", "model.num_heads=2", "model.dropout=0.1", "optimizer=sgd"],
+        SEEDS,
+    ),
+}
+
+
+def largest_difference(alone, together):
+    """Of the weights, relative to each tensor, and of the points."""
+    weights = points = 0.0
+    for one, other in zip(alone, together, strict=True):
+        assert one.result.status == other.result.status == "finished", other.result.error
+        mine, theirs = one.state(), other.state()
+        assert mine.keys() == theirs.keys() and mine["optimizer"].keys() == theirs["optimizer"].keys()
+        for name, value in mine["model"].items():
+            value, distance = value.double(), (value.double() - theirs["model"][name].double()).norm()
+            weights = max(weights, float(distance / (value.norm() + 1e-9)))
+        assert one.heard.points.keys() == other.heard.points.keys()
+        for key, value in one.heard.points.items():
+            points = max(points, abs(other.heard.points[key] - value) / (abs(value) + 1e-3))
+    return weights, points
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
+    words, each = CASES[name]
+    alone = trained_alone(tmp_path / "alone", words, each)
+    together = trained_together(tmp_path / "together", words, each)
+    weights, points = largest_difference(alone, together)
+    assert weights <= 1e-5 and points <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "model", [["model=cnn", "model.channels=[4,4]", "model.dropout=0.2"], [*MLP, "model.dropout=0.2"]]
+)
+def test_by_its_own_model_each_computes_as_alone(tmp_path, model):
+    """With num_together=1, but for what an optimizer's kernel rounds at the end of a longer tensor; also where a
+    convolution's weights lie channels last."""
+    alone = trained_alone(tmp_path / "alone", model, SEEDS)
+    together = trained_together(tmp_path / "together", model, SEEDS, 1)
+    assert largest_difference(alone, together)[0] <= 1e-7
+    first = [[run.heard.points["train/loss", 1] for run in runs] for runs in (alone, together)]
+    assert first[0] == first[1]
+
+
+def test_in_pieces_it_is_the_same(tmp_path):
+    words, each = [*MLP, "model.dropout=0.2"], [[f"seed={seed}"] for seed in range(5)]
+    whole = trained_together(tmp_path / "whole", words, each)
+    pieces = trained_together(tmp_path / "pieces", words, each, 2)
+    assert largest_difference(whole, pieces)[0] <= 1e-6
+
+
+def test_a_member_that_ends_early_leaves_the_others_as_they_were(tmp_path):
+    """Patience of none: who does not get better leaves, each at an epoch of its own."""
+    words = [*MLP, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
+    each = [[f"seed={seed}"] for seed in range(4)]
+    alone = trained_alone(tmp_path / "alone", words, each)
+    together = trained_together(tmp_path / "together", words, each)
+    ends = [run.result.num_epochs for run in alone]
+    assert len(set(ends)) > 1 and [run.result.num_epochs for run in together] == ends
+    for one, other in zip(alone, together, strict=True):
+        assert other.result.ending == one.result.ending and other.result.best.step == one.result.best.step
+        assert other.heard.points.keys() == one.heard.points.keys()
+
+
+def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path):
+    words, each = [*MLP, "metrics.pull_every=2"], [["seed=0"], ["seed=1"], ["seed=2"]]
+
+    def spoil(member):
+        if member.settings.seed == 1:
+            with torch.no_grad():
+                next(member.parts.model.parameters()).fill_(math.nan)
+
+    alone = trained_alone(tmp_path / "alone", words, each)
+    runs = trained_together(tmp_path / "together", words, each, change=spoil)
+    assert [run.result.status for run in runs] == ["finished", "failed", "finished"]
+    assert "train/loss is nan at step 1" in runs[1].result.error
+    assert largest_difference([alone[0], alone[2]], [runs[0], runs[2]])[0] <= 1e-5
+
+
+@pytest.mark.parametrize("num_together", [None, 1])
+def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_together):
+    words = [
+        *MLP,
+        "model.dropout=0.2",
+        "scheduler=cosine",
+        "scheduler.num_steps=12",
+        "train.ema_decay=0.9",
+        "metrics.every=2",
+    ]
+    whole = trained_together(tmp_path / "whole", words, SEEDS, num_together)
+    short = trained_together(tmp_path / "parts", [*words, "train.num_steps=7"], SEEDS, num_together)
+    assert {run.result.num_steps for run in short} == {7}
+    rest = trained_together(tmp_path / "parts", words, SEEDS, num_together)
+    for one, other in zip(whole, rest, strict=True):
+        mine, theirs = one.state(), other.state()
+        assert all(torch.equal(value, theirs["model"][name]) for name, value in mine["model"].items())
+        assert all(torch.equal(value, theirs["average"][name]) for name, value in mine["average"].items())
+        later = {key: value for key, value in one.heard.points.items() if key[1] > 8}
+        assert later and all(other.heard.points[key] == value for key, value in later.items())
+
+
+def test_a_member_goes_on_alone(tmp_path):
+    """Its checkpoint is a run's like any other."""
+    words = [*MLP, "scheduler=cosine", "scheduler.num_steps=12"]
+    whole = trained_alone(tmp_path / "whole", words, SEEDS)
+    trained_together(tmp_path / "parts", [*words, "train.num_steps=7"], SEEDS)
+    rest = trained_alone(tmp_path / "parts", words, SEEDS)
+    for one, other in zip(whole, rest, strict=True):
+        for name, value in one.state()["model"].items():
+            assert torch.allclose(value, other.state()["model"][name], rtol=1e-5, atol=1e-6)
+
+
+def test_those_that_stand_elsewhere_are_trained_in_turn(tmp_path):
+    """As after a kill amid the checkpoints of a step: one has written its own, another has not."""
+    trained_together(tmp_path / "parts", [*MLP, "train.num_steps=7"], SEEDS[:2])
+    whole = trained_together(tmp_path / "whole", MLP, SEEDS)
+    rest = trained_together(tmp_path / "parts", MLP, SEEDS)  # the third begins anew
+    assert largest_difference([whole[2]], [rest[2]])[0] <= 1e-6
+    for one, other in zip(whole[:2], rest[:2], strict=True):
+        assert other.result.status == "finished" and other.result.num_steps == one.result.num_steps
+        for name, value in one.state()["model"].items():
+            assert torch.allclose(value, other.state()["model"][name], rtol=1e-5, atol=1e-6)
+
+
+def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, capsys):
+    each = [[f"seed={seed}"] for seed in range(4)]
+    words = [*MLP, "model.dropout=0.2"]
+    wanted = trained_together(tmp_path / "wanted", words, each)
+    forward, asked = Stack.forward, []
+
+    def limited(self, weights, batch):
+        values = forward(self, weights, batch)  # masks are drawn by then
+        asked.append(len(values["loss"]))
+        if asked[-1] > 2 and len(asked) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return values
+
+    monkeypatch.setattr(Stack, "forward", limited)
+    found = trained_together(tmp_path / "found", words, each)
+    assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
+    assert largest_difference(wanted, found)[0] <= 1e-6
