@@ -45,6 +45,11 @@ class RunnerError(Exception):
         return "\n\n".join(str(fault) for fault in self.faults)
 
 
+def on_a_line(error: RunnerError) -> str:
+    """All that is wrong, for a summary."""
+    return "; ".join(f"{fault.asked}: {fault.problem}; write {fault.fix}" for fault in error.faults)
+
+
 def without_password(text: str) -> str:
     """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
     for secret, name in _secrets():

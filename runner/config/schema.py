@@ -31,6 +31,13 @@ def _auto_or_count() -> Any:
     return _value(text, lambda value: value == "auto" or (type(value) is int and value >= 1), "auto")
 
 
+def _auto_off_or_count() -> Any:
+    def is_one(value: Any) -> bool:
+        return value in ("auto", "off") or (type(value) is int and value >= 1)
+
+    return _value("auto, off or a whole number, 1 or more", is_one, "auto")
+
+
 def _more_than_zero() -> Any:
     return _value("more than 0", lambda value: value > 0, 1)
 
@@ -126,7 +133,7 @@ class Tracking:
     uri: str = MISSING
     experiment: str | None = MISSING
     enabled: bool = MISSING
-    log_model: bool = MISSING
+    log_model: Any = _value("true, false or all", lambda value: value in (True, False, "all"), "true")
     system_metrics: bool = MISSING
     grace_seconds: float = _at_least(0)
 
@@ -189,6 +196,7 @@ class Sweep:
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
     slots: Slots = field(default_factory=Slots)
+    batch: Any = _auto_off_or_count()
     until: str | None = _one_of("decided")
     max_seeds: int = _at_least(1)
     zip: Any = _value("lists of values by key", lambda value: value is None or isinstance(value, Mapping), "null")

@@ -25,6 +25,7 @@ LOCK = "journal/run.lock"
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 MOST_SHOWN = 4
 LOG = "runner.log"
+CONSOLE = "console.log"  # what a run prints that has no terminal
 HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}

@@ -7,7 +7,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from runner.config.validate import without_password
 from runner.data.balance import balance
 from runner.device.backends import idle_units
 from runner.device.capabilities import slow_layers
+from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal, short
 from runner.tracking import stores
@@ -27,6 +28,7 @@ from runner.training.metric_buffer import Window
 from runner.training.parts import Parts
 
 log = logging.getLogger("runner")
+FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"  # Hydra's
 
 #: the bar is drawn by whoever brings news, at most this often: a drawing thread of its own would take the lock from training
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -36,8 +38,8 @@ SECONDS_BETWEEN_LINES = 2.0
 class Screen:
     """The terminal of one run: a bar where there is one, plain lines where there is none."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Terminal()
+    def __init__(self, console: Console | None = None, *, log: logging.Logger = log) -> None:
+        self.console, self._log = console or Terminal(), log
         self._bar: Progress | None = None
         self._num_epochs = 0
         self._epoch = 0
@@ -46,9 +48,20 @@ class Screen:
         self._lock = threading.Lock()  # the background thread adds to them while the epoch's end shows them
         self._speed = 0.0
 
+    @classmethod
+    @contextmanager
+    def into(cls, folder: Path) -> Iterator[Screen]:
+        """Of one of several runs in a process: everything goes to its folder's console.log and runner.log."""
+        handler = logging.FileHandler(folder / LOG)
+        handler.setFormatter(logging.Formatter(FORMAT))
+        own = logging.Logger("runner", logging.INFO)
+        own.addHandler(handler)
+        with (folder / CONSOLE).open("a", buffering=1, encoding="utf-8") as file, closing(handler):
+            yield cls(Terminal(file=file), log=own)
+
     def say(self, text: str) -> None:
         """One line, on the screen and in the log."""
-        log.info(text)
+        self._log.info(text)
         self.console.print(text, markup=False)
 
     @contextmanager
@@ -84,7 +97,7 @@ class Screen:
         with self._lock:
             self._values.update(values)
         text = f"epoch {epoch}/{self._num_epochs}  step {step}  {self._shown()}"
-        log.info(text)
+        self._log.info(text)
         is_last = epoch == self._num_epochs
         if self._bar is not None:
             if time.monotonic() - self._drawn > SECONDS_BETWEEN_FRAMES or is_last:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from runner.device import Choice, Hardware
 
 if TYPE_CHECKING:  # torch
+    from runner.experiment.console import Screen
     from runner.training.observer import Trial
     from runner.training.parts import Parts
 
@@ -52,5 +53,7 @@ class Given:
     repetition: Repetition | None = None
     #: a second Ctrl-C, or a signal and `train.grace_seconds`, may end the process from within
     owns_process: bool = False
+    #: where it talks, of several runs in one process (None: to the terminal)
+    screen: Screen | None = None
     #: it is of several processes that a run has started; that one holds the folder
     is_launched: bool = False

@@ -57,7 +57,7 @@ class Session:
         self.folder, self.settings = folder, settings
         self.summary: dict[str, Any] = {}
         self.trial: Trial | None = given.trial
-        self.screen = Screen()
+        self.screen = given.screen or Screen()
         self.say, self.epoch, self.progress = self.screen.say, self.screen.epoch, self.screen.training
         self._machine, self._given = machine, given
         self._clock = Clock(since_import=given.owns_process)
@@ -116,8 +116,8 @@ class Session:
         self.settle, self.means = self._reporter.settle, self._reporter.means
         self._clock.lap("setup")
 
-    def end(self, result: Result, ranks: Ranks) -> None:
-        """The model, the pictures and the status: the last of the journal."""
+    def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
+        """The model, the pictures and the status: the last of the journal. shows: whether there are a model and pictures."""
         self._result = result
         for finding in result.findings:
             self.say(f"guard: {finding}")
@@ -127,13 +127,13 @@ class Session:
         self._clock.lap("")
         tracking = self.settings.tracking
         with self._failing():
-            if result.status == "finished" and tracking.log_model:
+            if result.status == "finished" and tracking.log_model and shows:
                 log_model(self._journal, self._parts, self.folder, is_tracked=tracking.enabled)
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
             of = f"{self.settings.model} on {self._parts.source.name}, {self._parts.device}"
-            if illustrate(self._parts, result, self.folder, of=of, say=self.say):
+            if shows and illustrate(self._parts, result, self.folder, of=of, say=self.say):
                 self._journal.event("artifact", path="plots", to="plots")
         with self._failing():
             self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))

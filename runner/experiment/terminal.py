@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -16,8 +17,9 @@ from runner.errors import harmless
 class Terminal(Console):
     """Where a person reads. When they have closed it (`... | head`, a lost connection), the work goes on in silence."""
 
-    def __init__(self, *, soft_wrap: bool = True) -> None:
-        super().__init__(highlight=False, soft_wrap=soft_wrap)
+    def __init__(self, *, soft_wrap: bool = True, file: IO[str] | None = None) -> None:
+        """file: None for stdout."""
+        super().__init__(highlight=False, soft_wrap=soft_wrap, file=file)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Texts are shown, and command nothing: the moves and colours are rich's own, which stand apart from them."""

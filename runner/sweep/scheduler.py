@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from runner.device import Hardware
 from runner.errors import first_line
-from runner.experiment.summary import read_summary, write_summary
+from runner.experiment.summary import FILE, read_summary, write_summary
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
-from runner.sweep.jobs.run_job import Assignment
+from runner.sweep.jobs.run_job import ALONE, Assignment
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.progress_table import Table
@@ -87,16 +87,30 @@ class Books:
     publisher: Publisher | None
     table: Table
     waiting: list[Prepared] = field(default_factory=list)
-    running: dict[int, Job] = field(default_factory=dict)
+    running: dict[int, Prepared] = field(default_factory=dict)  # by the number of their first job
 
     def note_start(self, prepared: Prepared, device: str) -> None:
-        job = prepared.job
         self.waiting.remove(prepared)
-        job.state, job.device = "running", device
-        self.ledger.note(job)
-        self.running[job.number] = job
-        if self.publisher is not None:
-            self.publisher.follow(self.sweep.folder_of(job))
+        self.running[prepared.job.number] = prepared
+        for job in prepared.jobs:
+            job.state, job.device = "running", device
+            if self.publisher is not None:
+                self.publisher.follow(self.sweep.folder_of(job))
+        self.ledger.note(*prepared.jobs)
+
+    def part(self, prepared: Prepared) -> list[Job]:
+        """Has those that could not be trained together wait again, each for itself; returns the other jobs."""
+        each = [prepared, *prepared.others] if prepared.others else []
+        said = {member.job.number: read_summary(self.sweep.folder_of(member.job)) for member in each}
+        alone = [replace(member, others=()) for member in each if said[member.job.number].get("status") == ALONE]
+        for member in alone:
+            member.job.state = "planned"
+            (self.sweep.folder_of(member.job) / FILE).unlink(missing_ok=True)
+        if alone:
+            self.waiting += alone
+            reason = said[alone[0].job.number]["error"]
+            self.table.say(f"batch:  {len(alone)} jobs are trained one by one: {reason}")
+        return [job for job in prepared.jobs if job.number not in {member.job.number for member in alone}]
 
     def note_end(self, job: Job, summary: dict[str, Any]) -> None:
         self.ledger.note(job)
@@ -125,11 +139,12 @@ def conduct(source: Source, places: JobLauncher, books: Books, *, stop: Stop, gr
             places.stop(signal.SIGKILL)
             continue
         for ended in found:
-            job = books.running.pop(ended.number)
+            prepared = books.running.pop(ended.number)
             is_stopped = stop.signal is not None or ended.is_interrupted
-            summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=is_stopped, cause=ended.cause)
-            source.ended(job, summary)
-            books.note_end(job, summary)
+            for job in books.part(prepared):
+                summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=is_stopped, cause=ended.cause)
+                source.ended(job, summary)
+                books.note_end(job, summary)
 
 
 def _start(source: Source, places: JobLauncher, books: Books) -> None:

@@ -20,8 +20,9 @@ from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Prepared, compose, examine, folder_faults
+from runner.sweep.jobs.prepare import Composer, Prepared, examine, folder_faults
 from runner.sweep.jobs.slots import DevicesFor
+from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
 from runner.sweep.launchers.process_pool import call
 from runner.sweep.mlflow_parent import Parent
@@ -55,11 +56,12 @@ class Hands:
     sweep: Sweep
     ledger: Ledger
     config: DictConfig
-    context: Any
+    composer: Composer
     hardware: Hardware
     is_here: bool
     devices_for: DevicesFor
     say: Callable[[str], None]
+    trains_together: bool = False  # whether one process may train several jobs
     num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
@@ -70,9 +72,17 @@ class Hands:
         self.ledger.plan(job)
         return job
 
+    def in_groups(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+        """The jobs, those that differ in numbers alone as one, as sweep.batch says."""
+        batch = self.config.sweep.batch if self.trains_together else "off"
+        found = in_groups(prepared, batch=batch, num_slots=self.num_slots or 1)
+        if words := in_words(found):
+            self.say(f"batch:  {words}")
+        return found
+
     def prepare(self, job: Job) -> Prepared:
         """The job's configuration and the devices that it may take."""
-        config = compose(self.context.config_loader, self.config, job)
+        config = self.composer.compose(job)
         policy = parse(OmegaConf.select(config, "device"))
         return Prepared(job, config, policy, self.devices_for(policy, self.hardware))
 
@@ -88,8 +98,9 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         before = {job.number: job.state for job in sweep.jobs.values()}
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
-            table.say(f"jobs:   composing and checking {len(to_run):,}, 0.1 s each")
-        prepared = [Prepared(job, compose(context.config_loader, config, job)) for job in to_run]
+            table.say(f"jobs:   composing and checking {len(to_run):,}")
+        composer = Composer(context.config_loader, config)
+        prepared = [Prepared(job, composer.compose(job)) for job in to_run]
         if not plan.objectives and (faults := folder_faults(list(sweep.jobs.values()))):
             raise RunnerError(*faults)
         # a search would ask again and again for a device that is not here
@@ -99,11 +110,13 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 book.begin(sweep)
                 OmegaConf.save(for_disk(config), sweep.folder / "multirun.yaml")
             book.note(*(job for job in sweep.jobs.values() if job.is_done and before.get(job.number) == "running"))
-            hands = Hands(sweep, book, config, context, hardware, launcher.is_here, launcher.devices_for, table.say)
+            hands = Hands(sweep, book, config, composer, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
             hands.num_slots = getattr(launcher, "num_slots", None)
+            hands.trains_together = not plan.objectives and getattr(launcher, "trains_together", False)
+            hands.prepared = hands.in_groups(hands.prepared)
             source = plan.source(hands)
             here = hardware if launcher.is_here else None
             messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)

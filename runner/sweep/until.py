@@ -64,7 +64,7 @@ class UntilDecided:
         if not self._left:
             return None
         prepared = self._left.popleft()
-        self._running.add(prepared.job.number)
+        self._running |= {job.number for job in prepared.jobs}
         return prepared
 
     def ended(self, job: Job, summary: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class UntilDecided:
                 self._hands.sweep.jobs[job.number] = job
                 jobs.append(self._hands.prepare(job))  # names its folder
         self._hands.ledger.plan(*(each.job for each in jobs))
-        self._left.extend(jobs)
+        self._left.extend(self._hands.in_groups(jobs))
         self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
 
 

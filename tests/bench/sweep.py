@@ -37,6 +37,7 @@ def main() -> None:
     add_write(parser)
     given = parser.parse_args()
     words = [*JOB, "device=cpu", f"train.num_epochs={given.epochs}"]
+    off = "sweep.batch=off"  # batched.py measures jobs that are trained together
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = [sys.executable, "-m", "runner"]
@@ -44,10 +45,10 @@ def main() -> None:
         rows = [
             (
                 f"a sweep, {given.slots} slots",
-                _timed(folder, [*run, "-m", *words, seeds, f"sweep.slots.cpu={given.slots}"]),
+                _timed(folder, [*run, "-m", *words, seeds, off, f"sweep.slots.cpu={given.slots}"]),
                 given.slots,
             ),
-            ("a sweep, 1 slot", _timed(folder, [*run, "-m", *words, seeds, "hydra.sweep.dir=one"]), 1),
+            ("a sweep, 1 slot", _timed(folder, [*run, "-m", *words, seeds, off, "hydra.sweep.dir=one"]), 1),
             (
                 "`run([...])` in one process",
                 _timed(folder, [sys.executable, "-c", IN_PROCESS, str(given.jobs), *words]),

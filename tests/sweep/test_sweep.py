@@ -309,7 +309,7 @@ def test_jobs_on_two_slots_have_every_point_in_one_store(own_folder, sweep):
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_jobs_with_a_checkpoint_and_leaves_no_process(own_folder, warm, sweep, what, code):
-    words = ("model=mlp", "seed=1,2,3,4", "sweep.slots.cpu=2", *UNTRACKED)
+    words = ("model=mlp", "seed=1,2,3,4", "sweep.slots.cpu=2", "sweep.batch=off", *UNTRACKED)
     process = warm.command(own_folder, "-m", *words, "train.num_epochs=100000")
     wait_for(lambda: len(journals(own_folder)) == 2)
     wait_for(lambda: all(read_points(path.parents[1]) for path in journals(own_folder)))

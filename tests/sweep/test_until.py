@@ -34,7 +34,13 @@ class Made:
         config = OmegaConf.create({"sweep": {"max_seeds": max_seeds, "until": "decided"}})
         OmegaConf.save(config, folder / "multirun.yaml")
         self.hands = SimpleNamespace(
-            sweep=self.sweep, ledger=self.ledger, config=config, say=self.said.append, prepare=self.prepare, prepared=[]
+            in_groups=list,
+            sweep=self.sweep,
+            ledger=self.ledger,
+            config=config,
+            say=self.said.append,
+            prepare=self.prepare,
+            prepared=[],
         )
         for number, (overrides, name) in enumerate(jobs):
             self.sweep.jobs[number] = Job(number, overrides, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,12 @@ class Prepared:
     devices: tuple[str, ...] = ()  # that it may take; () on machines that this process does not see
     missing: Fault | None = None
     assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
+    others: tuple[Prepared, ...] = ()  # that are trained together with it, see sweep.jobs.together
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Its own, and those of the others."""
+        return (self.job, *(other.job for other in self.others))
 
 
 def grid_params(config: DictConfig) -> Mapping[str, Any]:
@@ -162,9 +169,53 @@ def name_of(overrides: Sequence[str], swept: set[str]) -> str:
     return " ".join(without_password(re.sub(r"\\(.)", r"\1", text)) for text in apart)
 
 
-def compose(config_loader: Any, master: DictConfig, job: Job) -> DictConfig:
-    """The job's configuration, its folder and number filled in; about 0.1 s."""
-    config: DictConfig = config_loader.load_sweep_config(master, list(job.overrides))
+class Composer:
+    """Composes a sweep's jobs: the first of those that differ in numbers alone as Hydra does, 0.1 s; the others, 10 ms
+    each, as copies of it with other numbers put in."""
+
+    def __init__(self, config_loader: Any, master: DictConfig) -> None:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        self._loader, self._master = config_loader, master
+        self._parser = OverridesParser.create(config_loader=config_loader)
+        self._known: dict[tuple[str, ...], DictConfig] = {}  # by the overrides, numbers left out
+
+    def compose(self, job: Job) -> DictConfig:
+        """The job's configuration, its folder and number filled in."""
+        parsed = self._parser.parse_overrides(list(job.overrides))
+        shape = tuple(f"{each.key_or_group}=" if _is_number(each) else str(each.input_line) for each in parsed)
+        like = self._known.get(shape)
+        if like is None:
+            like = self._known[shape] = self._loader.load_sweep_config(self._master, list(job.overrides))
+            return _for_job(copy.deepcopy(like), self._master, job)
+        if any(each.key_or_group in like.hydra.runtime.choices for each in parsed if _is_number(each)):
+            return _for_job(self._loader.load_sweep_config(self._master, list(job.overrides)), self._master, job)
+        return _for_job(_with_numbers(copy.deepcopy(like), parsed), self._master, job)
+
+
+def _is_number(override: Any) -> bool:
+    """Whether it gives a key that is there a number."""
+    from hydra.core.override_parser.types import OverrideType
+
+    value = override.value()
+    return override.type == OverrideType.CHANGE and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _with_numbers(config: DictConfig, parsed: Sequence[Any]) -> DictConfig:
+    """A copy of another job's configuration as this one's, whose overrides differ in numbers."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+
+    ConfigLoaderImpl._apply_overrides_to_config([each for each in parsed if _is_number(each)], config)
+    names = config.hydra.job.config.override_dirname
+    with read_write(config), open_dict(config):
+        config.hydra.overrides.task = [each.input_line for each in parsed]
+        config.hydra.job.override_dirname = get_overrides_dirname(
+            overrides=list(parsed), kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
+        )
+    return config
+
+
+def _for_job(config: DictConfig, master: DictConfig, job: Job) -> DictConfig:
     with read_write(config), open_dict(config):
         config.hydra.job.id, config.hydra.job.num = str(job.number), job.number
         job.folder_name = job.folder_name or re.sub(r"\\(.)", r"\1", str(config.hydra.sweep.subdir))

@@ -6,11 +6,12 @@ import json
 import os
 import pickle
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, on_a_line
 from runner.experiment.terminal import say
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from runner.device import Choice
-    from runner.experiment.given import Membership
+    from runner.experiment.given import Given, Membership
 
 #: what a job knows of its sweep, for launchers that hand on nothing but overrides
 VARIABLE = "RUNNER_JOB"
+#: the status of a job that was to be trained with others and can't be
+ALONE = "alone"
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,46 @@ def run_pickled(payload: bytes) -> int:
     return int(value["exit_code"] or value["status"] == "failed") if isinstance(value, dict) else 1
 
 
-def run_composed(config: DictConfig, context: Any) -> JobReturn:
-    """Runs one composed job as Hydra does: its folder, its log, its callbacks."""
+def run_pickled_together(payload: bytes) -> int:
+    """The same for jobs that are trained together: (configuration, Assignment.as_text()) of each. ALONE where they can't be."""
+    each, context = pickle.loads(payload)  # from our own parent
+    from runner.experiment.summary import write_summary
+    from runner.experiment.together import CannotStackError, Job, failed, run_together
+
+    jobs = []
+    for config, text in each:
+        returned = run_composed(config, context, begun)  # its folder and Hydra's files
+        cfg, folder = returned.return_value
+        jobs.append(Job(cfg, folder, _given(Assignment.from_text(text))))
+    summaries: list[dict[str, Any]] = []
+    while left := jobs[len(summaries) :]:
+        try:
+            summaries += run_together(left)
+        except CannotStackError as error:
+            for job in left:
+                write_summary(job.folder, {"status": ALONE, "error": str(error)})
+            break
+        except RunnerError as error:
+            say(f"\n{error}")
+            summaries += [failed(job, on_a_line(error)) for job in left]
+        except Exception as error:
+            traceback.print_exc()
+            summaries += [failed(job, f"{type(error).__name__}: {error}") for job in left]
+    return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
+
+
+def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:
+    """Of a job that is trained with others: its configuration and its folder, in the place of task()."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from runner.config.compose import name_data
+
+    name_data(cfg)
+    return cfg, Path(HydraConfig.get().runtime.output_dir)
+
+
+def run_composed(config: DictConfig, context: Any, function: Callable[[DictConfig], Any] | None = None) -> JobReturn:
+    """Runs one composed job as Hydra does: its folder, its log, its callbacks. function: None for task()."""
     from hydra import version
     from hydra.core.utils import JobRuntime, run_job, setup_globals
 
@@ -67,7 +108,7 @@ def run_composed(config: DictConfig, context: Any) -> JobReturn:
     JobRuntime.instance().set("name", config.hydra.job.name)
     return run_job(
         hydra_context=context,
-        task_function=task,
+        task_function=function or task,
         config=config,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
@@ -80,16 +121,14 @@ def task(cfg: DictConfig) -> dict[str, Any]:
 
     from runner.config.compose import name_data
     from runner.experiment import run
-    from runner.experiment.given import Given
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     assigned = Assignment.from_text(os.environ[VARIABLE])
     name_data(cfg)
     try:
-        given = Given(choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
-        return run.run(cfg, folder, given=given)
+        return run.run(cfg, folder, given=_given(assigned))
     except RunnerError as error:
-        text = "; ".join(f"{fault.asked}: {fault.problem}; write {fault.fix}" for fault in error.faults)
+        text = on_a_line(error)
         say(f"\n{error}")
     except Exception as error:
         traceback.print_exc()
@@ -97,6 +136,12 @@ def task(cfg: DictConfig) -> dict[str, Any]:
     summary = {"status": "failed", "error": text, "exit_code": 1}
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _given(assigned: Assignment) -> Given:
+    from runner.experiment.given import Given
+
+    return Given(choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
 
 
 def _choice(assigned: Assignment) -> Choice | None:

@@ -7,6 +7,7 @@ import pickle
 import select
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
@@ -15,6 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from runner.device import Hardware
+from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.jobs.slots import (
@@ -32,7 +34,6 @@ from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.worker import Request
 
 PRELOAD = ("runner.sweep.launchers.preload",)
-CONSOLE = "console.log"  # what a job prints, in its folder
 
 
 class Slots(Launcher):
@@ -40,6 +41,7 @@ class Slots(Launcher):
 
     is_here = True
     follows = True
+    trains_together = True
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
@@ -91,16 +93,20 @@ class Slots(Launcher):
         self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = place
-        self._share_memory(prepared.config, place)
         choice = choice_at(place, prepared.policy)
-        placed = Assignment(
-            **vars(assigned) | {"device": choice.device, "device_reason": choice.reason, "device_here": choice.local}
-        )
+        placed = replace(assigned, device=choice.device, device_reason=choice.reason, device_here=choice.local)
+        each = (prepared, *prepared.others)
+        for member in each:
+            self._share_memory(member.config, place)
+        function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
+        if prepared.others:
+            told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
+            function, payload = "run_pickled_together", pickle.dumps((told, self._context))
         self.process_pool(place).start(
             Request(
                 number,
-                "runner.sweep.jobs.run_job:run_pickled",
-                pickle.dumps((prepared.config, self._context)),
+                f"runner.sweep.jobs.run_job:{function}",
+                payload,
                 str(folder / CONSOLE),
                 {VARIABLE: placed.as_text(), **environment_of(place, visible=_visible())},
                 self._grace_seconds,

@@ -19,12 +19,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import Hardware
+from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.launchers import ray_connection
 from runner.sweep.launchers.job_files import pack, unpack, variables_of
-from runner.sweep.launchers.local import CONSOLE
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
 from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
 from runner.sweep.launchers.ray_worker import Arrival, Home, Site

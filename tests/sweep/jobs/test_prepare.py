@@ -14,8 +14,7 @@ from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
 from runner.sweep import grid
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.jobs.prepare import combinations, examine, folder_faults, grid_params
-from runner.sweep.jobs.prepare import compose as compose_job
+from runner.sweep.jobs.prepare import Composer, combinations, examine, folder_faults, grid_params
 from runner.sweep.jobs.slots import anywhere, devices_for
 from runner.sweep.launchers.ray_devices import devices_in
 from runner.sweep.sweep import Plan, _jobs_to_run
@@ -184,10 +183,35 @@ def test_a_jobs_folder_is_named_as_hydra_is_told():
         master = loader.load_configuration("config", named, RunMode.MULTIRUN)
         jobs = [Job(number, ("data=iris", f"device=cuda\\:{number}"), "") for number in (0, 1)]
         jobs.append(Job(2, ("seed=1",), "", folder_name="as it was"))
-        configs = [compose_job(loader, master, job) for job in jobs]
+        composer = Composer(loader, master)
+        configs = [composer.compose(job) for job in jobs]
     assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
     assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
     assert folder_faults(jobs) == []
+
+
+def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
+    """A copy of another job's configuration with its own numbers is what Hydra composes from nothing, each 0.1 s."""
+    named = ["hydra.sweep.subdir=${hydra.job.override_dirname}"]
+    each = [
+        ("model=mlp", "seed=1", "optimizer.lr=0.1"),
+        ("model=mlp", "seed=2", "optimizer.lr=1e-3"),
+        ("model=mlp", "seed=7", "optimizer.lr=3", "+data.extra=1"),
+        ("model=mlp", "seed=8", "optimizer.lr=null"),
+        ("model=mlp", "optimizer.lr=0.5", "seed=3"),
+        ("model=mlp", "seed=-1", "optimizer.lr=.5"),
+        ("seed=9", "model=mlp", "train.clip_grad_norm=2", "optimizer=sgd"),
+        ("seed=9", "model=mlp", "train.clip_grad_norm=0.25", "optimizer=sgd"),
+    ]
+    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = loader.load_configuration("config", named, RunMode.MULTIRUN)
+        composer = Composer(loader, master)
+        for number, words in enumerate(each):
+            job, alone = Job(number, words, ""), Job(number, words, "")
+            found, wanted = composer.compose(job), Composer(loader, master).compose(alone)
+            assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
+            assert job.folder_name == alone.folder_name
 
 
 def test_folders_that_no_job_can_have_are_refused_each_once():

@@ -1,0 +1,136 @@
+"""Runs that differ in numbers alone, trained together in one process: each has its session, its folder and its end.
+
+Called in the process of a sweep's group. What can't be trained together is found before any of them begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from runner.config.settings import Settings
+from runner.config.trust import check_folder
+from runner.device import backends
+from runner.distributed.group import Alone
+from runner.errors import RunnerError, on_a_line
+from runner.experiment import claim
+from runner.experiment.build import prepare
+from runner.experiment.check import check_here
+from runner.experiment.console import Screen
+from runner.experiment.given import Checked, Given
+from runner.experiment.session import Session
+from runner.experiment.summary import write_summary
+from runner.tracking import recipes
+from runner.training.parts import Parts
+from runner.training.result import Result
+from runner.training.signals import listening
+from runner.training.stacked.check import check_alike
+from runner.training.stacked.fit import Member, fit_together
+from runner.training.stacked.size import most_members
+from runner.training.stacked.stack import CannotStackError as CannotStackError
+
+#: whose settings members of one lane share, see stacked.fit.Member
+OF_A_LANE = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run among others: as for run.run()."""
+
+    cfg: DictConfig
+    folder: Path
+    given: Given
+
+
+@dataclass
+class _Open:
+    """A run that is open, and what it trains."""
+
+    job: Job
+    session: Session
+    settings: Settings
+    parts: Parts
+    generators: dict[str, Any]
+
+
+def run_together(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Runs as many of them as the memory has room for; returns the summaries of these, in their order.
+
+    One whose data or model can't be had fails alone.
+    Raises: CannotStackError, before anything is tracked, where they can't be trained together.
+    """
+    summaries: dict[int, dict[str, Any]] = {}
+    most = len(jobs)
+    hardware = check_here(jobs[0].cfg, choice=jobs[0].given.choice).hardware  # the sweep has checked each of them
+    grace_seconds = float(jobs[0].cfg.train.grace_seconds)
+    with ExitStack() as all_open, listening(grace_seconds=grace_seconds) as stop:
+        members: dict[int, _Open] = {}
+        for number, job in enumerate(jobs):
+            if number >= most:
+                break
+            with ExitStack() as own:
+                try:
+                    members[number] = _prepared(job, hardware, own)
+                except RunnerError as error:
+                    summaries[number] = failed(job, on_a_line(error))
+                    continue
+                all_open.push(own.pop_all())
+            if len(members) == 1:
+                most = min(most, number + most_members(members[number].parts))
+        if not members:
+            return [summaries[number] for number in sorted(summaries)]
+        each = [
+            Member(one.parts, one.settings, one.job.folder, one.session, lane_of(one.settings), one.generators)
+            for one in members.values()
+        ]
+        size = check_alike(each, is_asked=jobs[0].cfg.sweep.batch != "auto")
+        for one in members.values():
+            one.session.begin(one.job.cfg, one.parts)
+            one.session.say(f"batch:  {size.words}")
+        first = next(iter(members.values()))
+        results = fit_together(each, size.num_together, stop=stop, say=first.session.say)
+        best = _best(results)
+        for one, result in zip(members.values(), results, strict=True):
+            shows = result is best or one.settings.tracking.log_model == "all"
+            one.session.end(result, Alone(), shows=shows)
+    summaries |= {number: one.session.summary for number, one in members.items()}
+    return [summaries[number] for number in sorted(summaries)]
+
+
+def _prepared(job: Job, hardware: Any, own: ExitStack) -> _Open:
+    """Opens a run's session, and builds what it trains. own: closes it."""
+    check_folder(job.folder)
+    recipes.check(job.folder)
+    own.enter_context(claim.taken(job.folder))
+    given = replace(job.given, screen=own.enter_context(Screen.into(job.folder)))
+    assert given.choice is not None  # the sweep's slot
+    settings = Settings.of(job.cfg)
+    machine = Checked(hardware, given.choice)
+    session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
+    device = torch.device(given.choice.here)
+    parts = prepare(job.cfg, device, goes_on=any((job.folder / "checkpoints").glob("last*.pt")))
+    return _Open(job, session, settings, parts, backends.generator_states(device))
+
+
+def _best(results: Sequence[Result]) -> Result | None:
+    """The one whose pictures and model are made: they take longer than the training of a small model."""
+    finished = [result for result in results if result.status == "finished" and result.best.value is not None]
+    mode = min if finished and finished[0].best.mode == "min" else max
+    return mode(finished, key=lambda result: result.best.value or 0.0, default=None)
+
+
+def lane_of(settings: Settings) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, repr(value)) for key, value in settings.experiment.items() if key.startswith(OF_A_LANE)))
+
+
+def failed(job: Job, why: str) -> dict[str, Any]:
+    """The summary of a run that never began."""
+    summary = {"status": "failed", "error": why, "exit_code": 1}
+    write_summary(job.folder, summary)
+    return summary

@@ -1,0 +1,121 @@
+"""Sweeps whose jobs are trained together, as a person starts them: each job is a run like any other, also after a kill."""
+
+import json
+import os
+import re
+import signal
+
+import psutil
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from waiting import wait_for
+
+from runner.experiment.summary import read_summary
+from runner.sweep.jobs import ledger
+from runner.tracking.journal_reader import read_series
+
+SMALL = ("model=mlp", "model.hidden_sizes=[16]", "model.dropout=0.2", "device=cpu", "train.num_epochs=2")
+SEEDS = "seed=range(4)"
+QUIET = ("tracking.enabled=false", "task.plots=false")
+
+
+@pytest.fixture
+def sweep(warm):
+    """A sweep in a folder: what it said; it ends with 0."""
+
+    def run(folder, *words, name="swept"):
+        process = warm.command(folder, "-m", *words, f"hydra.sweep.dir={name}")
+        said, _ = process.communicate()
+        assert process.returncode == 0, said
+        return said
+
+    return run
+
+
+def points(folder):
+    """What was measured, but for what a clock said."""
+    return {
+        name: (steps.tolist(), values.tolist())
+        for name, (steps, _, values) in read_series(folder).items()
+        if name.startswith(("train/", "val/", "test/"))
+    }
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoints/last.pt", weights_only=True)["model"]
+
+
+def assert_near(one, other):
+    assert points(one).keys() == points(other).keys()
+    for name, (steps, values) in points(one).items():
+        assert points(other)[name][0] == steps
+        assert points(other)[name][1] == pytest.approx(values, rel=1e-5)
+    for name, value in weights(one).items():
+        assert torch.allclose(weights(other)[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
+    rates = "optimizer.lr=1e-3,3e-3"
+    said = sweep(own_folder, *SMALL, "seed=0,1", rates, name="together")
+    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    alone = sweep(own_folder, *SMALL, "seed=0,1", rates, "sweep.batch=off", *QUIET, name="alone")
+    assert "batch:" not in alone
+    jobs = ledger.read(own_folder / "together").jobs.values()
+    assert [job.state for job in jobs] == ["finished"] * 4
+    found = [own_folder / "together" / job.folder_name for job in jobs]
+    for folder in found:
+        assert_near(folder, own_folder / "alone" / folder.name)
+        assert re.search(r"of 4 jobs compute together", (folder / "console.log").read_text())
+        assert (folder / "runner.log").read_text().count("epoch 2/2") == 1
+        assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
+    summaries = [read_summary(folder) for folder in found]
+    best = min(summaries, key=lambda each: each["best"]["value"])
+    for folder, summary in zip(found, summaries, strict=True):
+        assert (folder / "plots").exists() == (summary is best)  # its pictures and its model
+    runs = MlflowClient(f"sqlite:///{own_folder}/mlflow.db").search_runs(["1"])
+    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
+    by_id = {run.info.run_id: run for run in runs}
+    for summary in summaries:
+        assert by_id[summary["run_id"]].data.metrics["val/loss"] == pytest.approx(summary["metrics"]["val/loss"])
+    again = warm.command(own_folder, "reproduce", str(found[3]), *QUIET)
+    told, _ = again.communicate()
+    assert again.returncode == 0 and "\nreproduced " in told
+
+
+def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, sweep):
+    said = sweep(own_folder, "model=gru", "data=mnist1d", SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
+    reason = "torch can't take aten::gru.input for several models at once"
+    assert f"batch:  4 jobs are trained one by one: {reason}" in said
+    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
+    report = json.loads((own_folder / "swept" / "report.json").read_text())
+    assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
+
+
+def test_only_what_differs_in_numbers_goes_together(own_folder, sweep):
+    said = sweep(own_folder, *SMALL[:1], *SMALL[3:], "seed=0,1", "model.hidden_sizes=[8],[4]", "sweep.batch=2", *QUIET)
+    assert "4 jobs differ in numbers alone: trained together, in 2 groups" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["the job", "the sweep", "a word to the sweep"])
+def test_a_kill_loses_nothing(own_folder, sweep, warm, what):
+    words = (*SMALL, SEEDS, "scheduler=cosine", "train.ema_decay=0.9", "train.num_epochs=40", "metrics.pull_every=7")
+    words += ("train.checkpoint_every_steps=5", *QUIET)
+    sweep(own_folder, *words, name="whole")
+    process = warm.command(own_folder, "-m", *words, "hydra.sweep.dir=killed")
+    wait_for(lambda: (own_folder / "killed/3/checkpoints/last.pt").exists())
+    (job,) = [job for warm_one in psutil.Process(process.pid).children() for job in warm_one.children()]
+    if what == "the job":
+        job.kill()
+    elif what == "the sweep":
+        os.kill(process.pid, signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGTERM)
+    process.communicate()
+    sweep(own_folder, *words, "sweep.resume=killed", "sweep.retry=true", name="killed")
+    jobs = ledger.read(own_folder / "killed").jobs.values()
+    assert [job.state for job in jobs] == ["finished"] * 4
+    for number, job in enumerate(jobs):
+        whole, found = own_folder / "whole" / str(number), own_folder / "killed" / job.folder_name
+        assert_near(whole, found)
