@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from runner.config.secrets import for_disk
 
@@ -46,7 +46,7 @@ def flat(cfg: DictConfig) -> dict[str, Any]:
         else:
             found[key] = node
 
-    walk(OmegaConf.to_container(for_disk(cfg), resolve=False, throw_on_missing=False), "")
+    walk(for_disk(cfg), "")
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,26 +32,26 @@ _URI = re.compile(
 _WRITTEN_AS_REFERENCE = re.compile(rf"{USER}:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL)
 
 
-def for_disk(cfg: DictConfig) -> DictConfig:
+def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any]:
     """The configuration as a run keeps it to be run again: its ${...} stay, its passwords do not.
 
-    A store with a password is looked for in MLFLOW_TRACKING_URI the next time.
+    A store with a password is looked for in MLFLOW_TRACKING_URI the next time. without: keys that are left out.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    found = _mapped(plain, _without_written_password)
+    found = {key: _mapped(child, _without_written_password) for key, child in plain.items() if key not in without}
     uri = plain.get("tracking", {}).get("uri")
     if (left := found.get("tracking", {}).get("uri")) != uri:
         quoted = str(left).replace("\\", "\\\\").replace("'", "\\'")
         found["tracking"]["uri"] = f"${{oc.env:MLFLOW_TRACKING_URI,'{quoted}'}}"
-    kept_config: DictConfig = OmegaConf.create(found)
-    return kept_config
+    return found
 
 
 def for_display(cfg: DictConfig) -> dict[str, Any]:
     """The resolved values as they may be shown to anybody."""
     real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
+    written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():
-        found: dict[str, Any] = _walk(cfg, real)
+        found: dict[str, Any] = _walk(cfg, written, real)
     return found
 
 
@@ -123,12 +123,19 @@ def _mapped(node: Any, change: Callable[[str], str]) -> Any:
     return change(node) if isinstance(node, str) else node
 
 
-def _walk(node: Any, real: Any) -> Any:
-    """`real` with its texts as they are while nobody reads the environment."""
+def _walk(node: Any, written: Any, real: Any) -> Any:
+    """`real` with its texts as they are while nobody reads the environment. written: the same with its ${...}."""
+
+    def below(key: Any, child: Any) -> Any:
+        text = written[key] if type(written) is type(real) else written  # else a reference to all of it
+        if "${" not in repr(text):  # most values: OmegaConf takes 60 us to look one up
+            return _mapped(child, _without_written_password)
+        return _walk(_child(node, key), text, child)
+
     if isinstance(real, dict):
-        return {key: _walk(_child(node, key), child) for key, child in real.items()}
+        return {key: below(key, child) for key, child in real.items()}
     if isinstance(real, list):
-        return [_walk(_child(node, index), child) for index, child in enumerate(real)]
+        return [below(index, child) for index, child in enumerate(real)]
     return _without_written_password(str(node)) if isinstance(real, str) else real
 
 

@@ -245,5 +245,5 @@ class Clock:
 
 def rerun_text(cfg: DictConfig) -> str:
     """What rerun.yaml says: the run's own keys; how a sweep was run, or a plan made, is no part of running it again."""
-    saved = for_disk(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("sweep", "plan")]))
+    saved = OmegaConf.create(for_disk(cfg, without=("sweep", "plan")))
     return "defaults: [schema, base, _self_]\n" + OmegaConf.to_yaml(saved)

@@ -108,7 +108,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         with Ledger(sweep.folder) as book:
             if is_new:
                 book.begin(sweep)
-                OmegaConf.save(for_disk(config), sweep.folder / "multirun.yaml")
+                OmegaConf.save(OmegaConf.create(for_disk(config)), sweep.folder / "multirun.yaml")
             book.note(*(job for job in sweep.jobs.values() if job.is_done and before.get(job.number) == "running"))
             hands = Hands(sweep, book, config, composer, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:

@@ -6,8 +6,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from runner.config.identity import flat
 from runner.sweep.jobs.prepare import Prepared
 
@@ -59,7 +57,7 @@ def _may(job: Prepared) -> bool:
 
 def _key(job: Prepared) -> Hashable:
     """Equal for jobs that differ in nothing but what each may have of its own."""
-    values = flat(OmegaConf.masked_copy(job.config, [str(key) for key in job.config if key != "hydra"]))
+    values = flat(job.config)
     return (job.devices, job.policy, tuple(sorted((key, _kind(key, value)) for key, value in values.items())))
 
 
