@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from runner.version import __version__
 
 if TYPE_CHECKING:
+    import pandas
+
     from runner.cli.notebook import Result
 
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "history", "run"]
 
 
 def run(overrides: Sequence[str] = (), *, config_name: str = "config", folder: Path | str | None = None) -> Result:
@@ -27,3 +29,15 @@ def run(overrides: Sequence[str] = (), *, config_name: str = "config", folder: P
     from runner import cli  # heavy packages are loaded only when something runs
 
     return cli.run(list(overrides), config_name=config_name, folder=None if folder is None else Path(folder))
+
+
+def history(run: Path | str, *, uri: str | None = None) -> pandas.DataFrame:
+    """All points of a run, which may be running: a row a step, a column a metric, NaN where a metric has no value at a step.
+
+    run: a folder, `last`, or an id in MLflow. uri: of the store that has it, where its folder is elsewhere.
+    Raises: RunnerError where there is no such run.
+    """
+    from runner.runs import history as reading
+    from runner.tracking import stores
+
+    return reading.table(reading.history(str(run), uri=uri or stores.named([]) or stores.USUAL))

@@ -160,6 +160,40 @@ def compare(words: list[str]) -> int:
     return 0
 
 
+def history(words: list[str]) -> int:
+    """All points of a run: how many of each metric, or with --output a file with a row for each, from its folder or MLflow."""
+    from runner.runs import history as reading
+
+    words, output = _taken_out(words, "--output")
+    runs = [word for word in words if _may_be_a_folder(word)][:1]
+    rest = [word for word in words if word not in runs and not word.startswith("tracking.uri=")]
+    _only(rest, "history", ("RUN", "--output=FILE", "tracking.uri=URI"))
+    wanted, uri = runs[0] if runs else "last", stores.named(words) or stores.USUAL
+    if output is not None:
+        answer.give({"run": wanted, **(written := reading.write(wanted, output, uri=uri))})
+        print(f"{written['points']:,} points in {written['output']}")
+        return 0
+    from runner.cli.history import show
+
+    show(found := reading.summary(reading.history(wanted, uri=uri)))
+    answer.give({"run": wanted, "metrics": found})
+    return 0
+
+
+def _taken_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
+    """The other words, and the value of a flag: `flag VALUE` or `flag=VALUE`. Raises: RunnerError for one without a value."""
+    rest, value, given = [], None, iter(words)
+    for word in given:
+        name, equals, text = word.partition("=")
+        if name != flag:
+            rest.append(word)
+            continue
+        value = text if equals else next(given, "")
+        if not value:
+            raise RunnerError(Fault(flag, "it has no value", f"{flag} FILE"))
+    return rest, value
+
+
 def sync(words: list[str]) -> int:
     """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got.
 
@@ -254,6 +288,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices,
     "report": report_sweep,
     "compare": compare,
+    "history": history,
     "sync": sync,
     "ui": ui,
 }

@@ -15,8 +15,8 @@ from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
 #: commands whose next word may be a run's folder
-OF_A_RUN = ("resume", "reproduce", "evaluate", "predict", "export", "serve", "register", "compare")
-WITHOUT_KEYS = ("devices", "report", "compare", "sync", "ui")
+OF_A_RUN = ("resume", "reproduce", "evaluate", "predict", "export", "serve", "register", "compare", "history")
+WITHOUT_KEYS = ("devices", "report", "compare", "history", "sync", "ui")
 MOST_FOLDERS = 20
 
 BASH = """_runner_complete() {

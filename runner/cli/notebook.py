@@ -26,15 +26,10 @@ class Result(dict[str, Any]):
     @property
     def history(self) -> pandas.DataFrame:
         """Every point, from the journal: a row a step, a column a metric, NaN where a metric has no value at a step."""
-        import pandas
+        from runner.runs.history import table  # numpy: not on the way to --help
+        from runner.tracking.journal_reader import read_series
 
-        from runner.tracking.journal_reader import read_series  # numpy: not on the way to --help
-
-        series = read_series(self.folder)
-        columns = {
-            name: pandas.Series(values, steps).groupby(level=0).last() for name, (steps, _, values) in series.items()
-        }
-        return pandas.DataFrame(columns).rename_axis("step")
+        return table(read_series(self.folder))
 
     def _repr_png_(self) -> bytes | None:
         """For IPython; None where nothing was drawn."""

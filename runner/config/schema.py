@@ -135,6 +135,11 @@ class Tracking:
     enabled: bool = MISSING
     log_model: Any = _value("true, false or all", lambda value: value in (True, False, "all"), "true")
     system_metrics: bool = MISSING
+    points: Any = _value(
+        "a number of points from 100 on, or all",
+        lambda value: value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 100),
+        2000,
+    )
     grace_seconds: float = _at_least(0)
 
 

@@ -88,6 +88,10 @@ def log_start(
         params=parameters(cfg),
         tags=tags,
         system_metrics=cfg.tracking.system_metrics,
+        points={
+            "most": None if cfg.tracking.points == "all" else cfg.tracking.points,
+            "expected": parts.limits.num_steps // cfg.metrics.every,
+        },
     )
     if member is not None:
         journal.event("parent", uid=member.uid, experiment=member.experiment)

@@ -24,6 +24,16 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     Raises: RunnerError where there is none, where it is of a sweep as a whole, where another process works in it, and
     for what may not be in it.
     """
+    folder = locate(wanted, verb=verb)
+    if is_being_written(folder):
+        raise RunnerError(
+            Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
+        )
+    return folder
+
+
+def locate(wanted: str, *, verb: str) -> Path:
+    """The same for a run that may be running."""
     folder = Path(wanted)
     if wanted == "last":
         folders = newest_first()
@@ -41,10 +51,6 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
         problem = f"{folder} holds no run: it has no rerun.yaml"
         raise RunnerError(
             Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name")
-        )
-    if is_being_written(folder):
-        raise RunnerError(
-            Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
         )
     return folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Ack:
     offset: int = 0  # where the first record begins that the store has not acknowledged
     points_written: int = 0
     points_pending: int = 0  # in the journal and not in the store; counted by read_ack, not kept
+    points_left_out: int = 0  # what tracking.points has left to the journal
     points_rejected: int = 0  # refused for good; they stand in journal/rejected.jsonl
     uri: str = ""  # of the store, without a password; a relative sqlite path made absolute
     uid: str = ""  # of the journal's run
@@ -32,6 +33,7 @@ class Ack:
     ended: bool = False  # the run's end has reached the store
     died: bool = False  # the run's process went without an end, and its status says so
     postponed: tuple[dict[str, Any], ...] = ()  # artifacts and models that the store has not taken yet
+    thinning: dict[str, Any] = field(default_factory=dict)  # which points are chosen, see thinning.py
     warnings: tuple[str, ...] = ()  # what was left out for good, and why
 
     @property
@@ -46,7 +48,8 @@ class Ack:
     @property
     def counts(self) -> dict[str, int]:
         """As summary.json has them."""
-        return {"points_written": self.points_written, "points_pending": self.points_pending}
+        counts = {"points_written": self.points_written, "points_pending": self.points_pending}
+        return counts | ({"points_left_out": self.points_left_out} if self.points_left_out else {})
 
     @property
     def is_complete(self) -> bool:

@@ -10,7 +10,7 @@ from runner.tracking.mlflow_names import valid_name
 from runner.tracking.mlflow_store import is_refusal
 
 T = TypeVar("T")
-
+MOST_READ = 200_000  # points of the journal between two acknowledgements, however few of them are sent
 
 #: by begin and end of a part of a batch: None when it is stored, else why it was refused
 Answers = dict[tuple[int, int], str | None]
@@ -51,22 +51,35 @@ def _refusal(send: Callable[[Sequence[T]], None], items: Sequence[T]) -> str | N
     return None
 
 
-def grouped(records: Iterable[Record], *, most: int) -> Iterator[list[Record]]:
-    """Neighbouring records of points together, up to `most` points; every other record by itself."""
+def grouped(
+    records: Iterable[Record], *, most: int, size: Callable[[Record], int] = lambda record: record.num_points
+) -> Iterator[list[Record]]:
+    """Neighbouring records of points together, up to `most` points, MOST_READ of the journal; every other record by itself.
+
+    size: about how many points of a record are sent.
+    """
     group: list[Record] = []
-    num_points = 0
+    num_points = num_read = 0
     for record in records:
         is_points = isinstance(record.data, Points)
-        if group and (not is_points or num_points + record.num_points > most):
+        if group and (not is_points or num_points + size(record) > most or num_read > MOST_READ):
             yield group
-            group, num_points = [], 0
+            group, num_points, num_read = [], 0, 0
         if is_points:
             group.append(record)
-            num_points += record.num_points
+            num_points += size(record)
+            num_read += record.num_points
         else:
             yield [record]
     if group:
         yield group
+
+
+def as_metrics(chosen: Iterable[tuple[str, int, int, float]]) -> list[Any]:
+    """Points (name, time, step, value) as MLflow's entities."""
+    from mlflow.entities import Metric
+
+    return [Metric(valid_name(name), value, time_ms, step) for name, time_ms, step, value in chosen]
 
 
 def to_metrics(records: Iterable[Record]) -> list[Any]:

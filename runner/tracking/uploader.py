@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import mlflow_events, mlflow_store
+from runner.tracking import history, mlflow_events, mlflow_store, thinning
 from runner.tracking.ack import Ack
 from runner.tracking.damage import describe_gap
 from runner.tracking.journal_frames import Gap
 from runner.tracking.journal_records import FILE, Record, has_records, scan
 from runner.tracking.mlflow_model import Build, publish_model
-from runner.tracking.retry import Answers, grouped, send_in_halves, to_metrics
+from runner.tracking.retry import Answers, as_metrics, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.upload_log import Progress
 
@@ -120,6 +120,7 @@ class Uploader:
             return True
         try:
             self._stop_measuring()
+            self._end_points(self._open())
             mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
         except Exception as error:
             self._progress.fail(error)
@@ -131,7 +132,8 @@ class Uploader:
         client = self._open()
         if self.ack.run_id is None:
             self._begin_behind_damage(client)
-        for group in itertools.islice(grouped(self._records(), most=MOST_POINTS), most):
+        size = lambda record: thinning.size(self.ack.thinning, record)  # noqa: E731
+        for group in itertools.islice(grouped(self._records(), most=MOST_POINTS, size=size), most):
             if group[0].kind == "points":
                 self._send_points(client, group)
             else:
@@ -176,14 +178,34 @@ class Uploader:
         return self.ack.run_id
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
-        refused = self._send_values(client, "metrics", to_metrics(records), most=MOST_POINTS)
+        """Those that tracking.points leaves of them."""
+        if self.ack.thinning:
+            chosen, state = thinning.choose(self.ack.thinning, records)
+            self._note_points(client, as_metrics(chosen), state, offset=records[-1].end)
+        else:
+            self._note_points(client, to_metrics(records), {}, offset=records[-1].end)
+
+    def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
+        refused = self._send_values(client, "metrics", metrics, most=MOST_POINTS)
         self._progress.reject("point", refused)
-        num_points = sum(record.num_points for record in records)
         self._progress.note(
-            offset=records[-1].end,
-            points_written=self.ack.points_written + num_points - len(refused),
+            offset=offset,
+            thinning=state,
+            points_written=self.ack.points_written + len(metrics) - len(refused),
+            points_left_out=state.get("left_out", self.ack.points_left_out),
             points_rejected=self.ack.points_rejected + len(refused),
         )
+
+    def _end_points(self, client: MlflowClient) -> None:
+        """What waits of the chosen points, and all of them as a file, where the store got a part."""
+        if self.ack.thinning:
+            chosen, state = thinning.close(self.ack.thinning)
+            self._note_points(client, as_metrics(chosen), state, offset=self.ack.offset)
+        if self.ack.points_left_out:
+            history.write(self._folder)
+            event = {"kind": "artifact", "path": history.FILE, "to": ""}
+            if event not in self.ack.postponed and not self._send_lone(client, event):
+                self._progress.note(postponed=(*self.ack.postponed, event))
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
         """Sends values of one kind; returns those that the store refuses, and why."""
@@ -216,6 +238,7 @@ class Uploader:
                 done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
             self._stop_measuring()
+            self._end_points(client)
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:
@@ -232,7 +255,7 @@ class Uploader:
             run_id = mlflow_store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
         mlflow_events.resume(client, self._run_id())
-        self._progress.note(ended=False, died=False)
+        self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
         if self._system_metrics is not None:

@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from runner.config.untrusted import cleared, trusting
 from runner.errors import Fault, RunnerError
+from runner.runs.history import of_store
 from runner.runs.reproduce.compare import NOT_OF_THE_RUN, Points
 from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, RERUN, Original, num_steps_of
 from runner.tracking import mlflow_store, store_uri
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 
@@ -68,7 +66,8 @@ def _copy(run_id: str, folder: Path, uri: str) -> tuple[Run, dict[str, Points]]:
     for name in (RERUN, ENVIRONMENT, DIFF):
         if name in names:
             client.download_artifacts(run_id, name, str(folder))
-    return run, _series(client, run)
+    series = {name: (steps, values) for name, (steps, _, values) in of_store(client, run).items()}
+    return run, {name: points for name, points in series.items() if not name.startswith(NOT_OF_THE_RUN)}
 
 
 def _original(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points]) -> Original:
@@ -88,15 +87,3 @@ def _original(run: Run, folder: Path, *, uri: str, series: Mapping[str, Points])
         num_steps=num_steps_of(run.data.params),
         series=series,
     )
-
-
-def _series(client: MlflowClient, run: Run) -> dict[str, Points]:
-    found = {}
-    for name in run.data.metrics:
-        if name.startswith(NOT_OF_THE_RUN):
-            continue
-        history = client.get_metric_history(run.info.run_id, name)  # page after page
-        history.sort(key=lambda point: (point.step, point.timestamp))
-        steps = np.array([point.step for point in history], np.int64)
-        found[name] = steps, np.array([point.value for point in history], np.float64)
-    return found

@@ -1,0 +1,132 @@
+"""Reads all points of a run: from its folder's journal, or from an MLflow store, whose Parquet file has what its pages have not."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runner.errors import Fault, RunnerError
+from runner.runs import find
+from runner.runs.output_files import check_output, writing
+from runner.runs.store import answering
+from runner.tracking import mlflow_store, store_uri
+from runner.tracking.history import FILE, pieces
+from runner.tracking.journal_reader import Series, read_series
+from runner.tracking.mlflow_names import valid_name
+
+if TYPE_CHECKING:
+    import pandas
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
+
+
+def history(wanted: str, *, uri: str) -> dict[str, Series]:
+    """A run's points as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing; it may be running.
+
+    wanted: a folder, `last`, or an id in MLflow; the store `uri` is asked for one that is of no run here.
+    A million points take 0.1 s from a folder. Raises: RunnerError where there is no such run.
+    """
+    folder = _folder(wanted)
+    if folder is not None:
+        return read_series(folder)
+    path = store_uri.sqlite_path(uri)
+    asked = f"history {wanted}"
+    if path is not None and not path.is_file():  # opening it would make it
+        problem = f"no run here has this id, and there is no store {store_uri.shown(uri)}"
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or a folder"))
+    with answering(asked, uri):
+        client = mlflow_store.open_store(uri)
+        return of_store(client, client.get_run(wanted))
+
+
+def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
+    """What a store has of a run, names as MLflow has them: of its Parquet file where there is one, for then its pages have a part."""
+    series = {}
+    if any(item.path == FILE for item in client.list_artifacts(run.info.run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            series = _of_file(Path(client.download_artifacts(run.info.run_id, FILE, folder)))
+    for name in run.data.metrics.keys() - series.keys():
+        points = client.get_metric_history(run.info.run_id, name)  # page after page
+        points.sort(key=lambda point: (point.step, point.timestamp))
+        columns = [(point.step, point.timestamp, point.value) for point in points]
+        steps, times_ms, values = zip(*columns, strict=True) if columns else ((), (), ())
+        series[name] = np.array(steps, np.int64), np.array(times_ms, np.int64), np.array(values, np.float64)
+    return series
+
+
+def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
+    """Writes a row for each point, `metric,step,time_ms,value`, in the form of the file's ending; returns what it wrote.
+
+    Raises: RunnerError for no run, and a file that can't be written.
+    """
+    folder = _folder(wanted)
+    file = check_output(output, inputs=(folder or Path(tempfile.gettempdir())) / "journal")
+    num_points = 0
+    with writing(file) as append:
+        for columns in pieces(folder) if folder is not None else _rows(history(wanted, uri=uri)):
+            append({**columns, "metric": columns["metric"].astype(str)})
+            num_points += len(columns["step"])
+    return {"output": str(file), "points": num_points}
+
+
+def summary(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
+    """Of each metric how many points there are, where they begin and end, and the least and the greatest value."""
+    return {
+        name: {
+            "points": len(steps),
+            "first_step": int(steps.min()),
+            "last_step": int(steps.max()),
+            "first": float(values[0]),
+            "last": float(values[-1]),
+            "least": float(np.fmin.reduce(values)),
+            "greatest": float(np.fmax.reduce(values)),
+        }
+        for name, (steps, _, values) in sorted(series.items())
+        if len(steps)
+    }
+
+
+def table(series: Mapping[str, Series]) -> pandas.DataFrame:
+    """A row a step, a column a metric, NaN where a metric has no value at a step; imports pandas."""
+    import pandas
+
+    columns = {
+        name: pandas.Series(values, steps).groupby(level=0).last() for name, (steps, _, values) in series.items()
+    }
+    return pandas.DataFrame(columns).rename_axis("step")
+
+
+def _folder(wanted: str) -> Path | None:
+    """The run's folder; None for an id that is of no run here."""
+    if ID.fullmatch(wanted) and not Path(wanted).is_dir():
+        with suppress(RunnerError):
+            return find.locate(wanted, verb="history")
+        return None
+    return find.locate(wanted, verb="history")
+
+
+def _of_file(path: Path) -> dict[str, Series]:
+    from pyarrow import parquet
+
+    frame = parquet.read_table(path)
+    names: NDArray[Any] = np.asarray(frame["metric"].to_numpy())
+    columns = [frame[key].to_numpy() for key in ("step", "time_ms", "value")]
+    found = {}
+    for name in np.unique(names.astype(str)):
+        of_name = names == name
+        found[valid_name(name)] = tuple(column[of_name] for column in columns)
+    return found
+
+
+def _rows(series: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
+    for name, (steps, times_ms, values) in series.items():
+        yield {"metric": np.full(len(steps), name), "step": steps, "time_ms": times_ms, "value": values}

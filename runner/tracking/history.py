@@ -1,0 +1,66 @@
+"""All points of a run as one Parquet file, for a store that got a part of them; written from the journal a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.tracking.journal_records import FILE as JOURNAL
+from runner.tracking.journal_records import Points, scan
+
+FILE = "history.parquet"  # in a run's folder, and among its artifacts
+PIECE = 1_000_000  # points
+
+
+def pieces(folder: Path) -> Iterator[dict[str, Any]]:
+    """A journal's points as columns `metric`, `step`, `time_ms`, `value`, some million at a time, in the order of writing.
+
+    A point is a row; those of one name in a piece lie together.
+    """
+    waiting: dict[str, list[tuple[Any, Any, Any]]] = {}
+    num_points = 0
+    for record in scan(folder / JOURNAL):
+        if isinstance(rows := record.data, Points):
+            for column, name in enumerate(rows.names):
+                waiting.setdefault(name, []).append((rows.steps, rows.times_ms, rows.values[:, column]))
+            num_points += record.num_points
+        if num_points >= PIECE:
+            yield _columns(waiting)
+            waiting, num_points = {}, 0
+    if waiting:
+        yield _columns(waiting)
+
+
+def write(folder: Path) -> Path:
+    """Writes the file, whole or not at all; ten million points take some seconds. Imports pyarrow (0.2 s)."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    kinds = {"metric": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), "step": pyarrow.int64()}
+    schema = pyarrow.schema({**kinds, "time_ms": pyarrow.int64(), "value": pyarrow.float64()})
+    file = folder / FILE
+    beside = file.with_name(f".{FILE}.writing")
+    try:
+        with ParquetWriter(beside, schema, compression="zstd") as writer:
+            for columns in pieces(folder):
+                names, codes = np.unique(columns["metric"], return_inverse=True)
+                metric = pyarrow.DictionaryArray.from_arrays(codes.astype("int32"), names.tolist())
+                writer.write_table(pyarrow.table({**columns, "metric": metric}, schema=schema))
+        beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+    return file
+
+
+def _columns(waiting: Mapping[str, list[tuple[Any, Any, Any]]]) -> dict[str, Any]:
+    parts = [(name, *map(np.concatenate, zip(*series, strict=True))) for name, series in waiting.items()]
+    return {
+        "metric": np.concatenate([np.full(len(steps), name, dtype=object) for name, steps, _, _ in parts]),
+        **{
+            key: np.concatenate([part[place] for part in parts])
+            for place, key in enumerate(("step", "time_ms", "value"), start=1)
+        },
+    }

@@ -1,0 +1,169 @@
+"""Chooses which of a run's points go to MLflow, `tracking.points` of each metric at most; the journal keeps all.
+
+MLflow's pages choke on more. Of each stretch of a metric's points go the least, the greatest and the last, so that a spike of
+one step still shows, and with them the first, the last and the best of all. What was chosen depends on the journal and on
+nothing else: whoever sends it again, after a kill or from another machine, sends the same.
+
+Called by the uploader. Pure: the state between two calls is a dictionary that its acknowledgement keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from runner.tracking.journal_records import Points, Record
+
+#: of what is left of a metric's share, the part that is spent on the points that are known to come: a run may be gone on with
+SPENT = 0.75
+#: of these, the part for stretches that grow with the run: one that ends early, as most of a million planned epochs do, shows
+#: its beginning as well as one that was planned so short
+EARLY = 0.4
+OF_A_STRETCH = 3  # points, at the most
+UNKNOWN = (
+    40  # of what is left: 1 part and 3 for each time that the run grows e-fold; enough for one 10**5 times as long
+)
+LONGEST = 2**53
+EVERY_STEP = "train/"  # the metrics that have a point for each step
+
+#: name, time, step, value
+Chosen = list[tuple[str, int, int, float]]
+
+
+def begin(before: Mapping[str, Any], plan: Mapping[str, int | None] | None) -> dict[str, Any]:
+    """The state when a run begins, or goes on. before: what it was, {} at the beginning.
+
+    plan: of the run's start: `most` points of a metric, and how many a metric of each step will have had in the end
+    (`expected`). None: all points go, and there is no state.
+    """
+    if plan is None or plan["most"] is None:
+        return {}
+    state = {"most": plan["most"], "expected": plan.get("expected"), "left_out": before.get("left_out", 0)}
+    state["series"] = {name: _expecting(name, one, state) for name, one in before.get("series", {}).items()}
+    return state
+
+
+def size(state: Mapping[str, Any], record: Record) -> int:
+    """About how many points of a record will be chosen."""
+    if not isinstance(record.data, Points) or not state:
+        return record.num_points
+    rows, series = len(record.data.steps), state["series"]
+    widths = [series[name]["width"] if name in series else 1 for name in record.data.names]
+    return sum(rows if width == 1 else min(rows, OF_A_STRETCH * (1 + rows // width)) for width in widths)
+
+
+def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen, dict[str, Any]]:
+    """The points of some records that are to be sent now, in the order of writing, and the state after them."""
+    state = {**state, "series": {name: dict(one) for name, one in state["series"].items()}}
+    chosen: list[tuple[int, int, str, int, int, float]] = []
+    num_points = row = 0
+    for record in records:
+        rows = record.data
+        if not isinstance(rows, Points):
+            continue
+        for column, name in enumerate(rows.names):
+            series = state["series"].get(name)
+            if series is None:
+                new = {"seen": 0, "sent": 0, "num": 0, "open": [], "width": 1, "stretch": 1}
+                series = state["series"][name] = _expecting(name, new, state)
+            found = _of_series(series, rows.steps, rows.times_ms, rows.values[:, column], most=state["most"])
+            chosen += [(row + at, column, name, time_ms, step, value) for at, time_ms, step, value in found]
+        num_points += record.num_points
+        row += len(rows.steps)
+    chosen.sort(key=lambda point: point[:2])
+    state["left_out"] += num_points - len(chosen)
+    return [point[2:] for point in chosen], state
+
+
+def close(state: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+    """What waits for the end of its stretch, at the end of a run."""
+    chosen: Chosen = []
+    series = {}
+    for name, one in state["series"].items():
+        room = max(0, state["most"] - one["sent"])
+        waiting = _by_step(one["open"])[-room:] if room else []
+        chosen += [(name, time_ms, step, value) for step, time_ms, value in waiting]
+        series[name] = {**one, "open": [], "num": 0, "sent": one["sent"] + len(waiting)}
+    return chosen, {**state, "series": series, "left_out": state["left_out"] - len(chosen)}
+
+
+def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """How long the stretches of a metric may be from here on, and how many points go before they grow."""
+    share = max(0, int(SPENT * (state["most"] - series["sent"])))
+    changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0}
+    if name.startswith(EVERY_STEP) and state["expected"] is not None:
+        to_come = state["expected"] - series["seen"]
+        changes["stretch"] = 1
+        if to_come > share:
+            stretch = -(-OF_A_STRETCH * to_come // max(1, int((1 - EARLY) * share)))
+            # stretches of 1/scale of the run so far take scale * (1 + 3 ln(stretch)) points until they are that long
+            changes["scale"] = max(1, int(EARLY * share / (1 + OF_A_STRETCH * math.log(stretch))))
+            changes["stretch"] = min(LONGEST, stretch)
+    return {**series, **changes}
+
+
+def _width(series: Mapping[str, Any]) -> int:
+    """How long the stretch is that begins now."""
+    stretch: int = series["stretch"]
+    return max(1, min(stretch, (series["seen"] - series["base"]) // series["scale"])) if series["scale"] else stretch
+
+
+def _of_series(
+    series: dict[str, Any], steps: NDArray[Any], times_ms: NDArray[Any], values: NDArray[Any], *, most: int
+) -> list[tuple[int, int, int, float]]:
+    """Those of one metric's rows that go now, with their places among these; one of an earlier record has -1."""
+    found: list[tuple[int, int, int, float]] = []
+    at = 0
+    while at < len(steps):
+        begin = at
+        if not series["num"]:
+            if series["sent"] >= series["limit"]:  # more come than were expected
+                scale = max(1, (most - series["sent"]) // UNKNOWN)
+                series |= {"limit": most, "base": 0, "scale": scale, "stretch": LONGEST}
+            is_full = most - series["sent"] < 2 * OF_A_STRETCH  # what is left is for the end
+            series["width"] = LONGEST if is_full else _width(series)
+        if series["width"] == 1 or not series["sent"]:  # the first goes at once
+            room = series["limit"] - series["sent"]
+            if series["scale"]:
+                room = min(room, 2 * series["scale"] - (series["seen"] - series["base"]))
+            at = min(len(steps), at + (max(1, room) if series["width"] == 1 else 1))
+            now = slice(begin, at)
+            found += zip(
+                range(begin, at), times_ms[now].tolist(), steps[now].tolist(), values[now].tolist(), strict=True
+            )
+            series["sent"] += at - begin
+        else:
+            at = min(len(steps), at + series["width"] - series["num"])
+            part = values[begin:at]
+            marked = [
+                [int(steps[place]), int(times_ms[place]), float(values[place]), place]
+                for place in (begin + int(part.argmin()), begin + int(part.argmax()), at - 1)  # a NaN is both
+            ]
+            series["open"] = _extremes([[*point[:3], -1] for point in series["open"]], *marked)
+            series["num"] += at - begin
+            if series["num"] >= series["width"]:
+                ready = _by_step(series["open"])
+                found += [(place, time_ms, step, value) for step, time_ms, value, place in ready]
+                series["sent"] += len(ready)
+                series["num"], series["open"] = 0, []
+            else:
+                series["open"] = [point[:3] for point in series["open"]]
+        series["seen"] += at - begin
+    return found
+
+
+def _extremes(open_: list[list[Any]], least: list[Any], greatest: list[Any], last: list[Any]) -> list[list[Any]]:
+    """Least, greatest and last of a stretch, with what has come of it now."""
+    if open_:
+        least = open_[0] if not least[2] < open_[0][2] and least[2] == least[2] else least
+        greatest = open_[1] if not greatest[2] > open_[1][2] and greatest[2] == greatest[2] else greatest
+    return [least, greatest, last]
+
+
+def _by_step(points: Sequence[list[Any]]) -> list[list[Any]]:
+    """Each once, in the order of the steps."""
+    once = {(point[0], point[1], repr(point[2])): point for point in points}
+    return sorted(once.values(), key=lambda point: point[:2])

@@ -1,0 +1,176 @@
+import json
+import random
+
+import numpy as np
+import pytest
+import seeded
+from mlflow.exceptions import MlflowException
+
+from runner.runs import history as reading
+from runner.tracking import thinning, uploader
+from runner.tracking.ack import read_ack
+from runner.tracking.history import FILE
+from runner.tracking.journal_records import Points, Record
+from runner.tracking.mlflow_events import own_file
+from runner.tracking.uploader import Uploader
+
+LOSS, VAL = "train/loss", "val/loss"
+
+
+def records(values, pieces, name=LOSS):
+    """Rows of one metric, a step each, in records of these sizes."""
+    found, at = [], 0
+    for size in pieces:
+        steps = np.arange(at + 1, at + size + 1)
+        found.append(Record(0, 0, "points", Points((name,), steps, 1000 + steps, values[at : at + size, None])))
+        at += size
+    assert at == len(values)
+    return found
+
+
+def pieces_of(count, rng):
+    found = []
+    while count:
+        found.append(min(count, rng.randint(1, 300)))
+        count -= found[-1]
+    return found
+
+
+def sent(values, *, most, expected, pieces, name=LOSS):
+    """What goes of a whole run, a call a record, its state through JSON as ack.json keeps it."""
+    state = thinning.begin({}, {"most": most, "expected": expected})
+    found = []
+    for record in records(values, pieces, name):
+        chosen, state = thinning.choose(state, [record])
+        state = json.loads(json.dumps(state))
+        found += chosen
+    chosen, state = thinning.close(state)
+    assert state["left_out"] == len(values) - len(found + chosen)
+    return found + chosen
+
+
+@pytest.mark.parametrize("name", [LOSS, VAL])
+@pytest.mark.parametrize("count", [1, 7, 150, 151, 200, 1_000, 5_003, 60_000])
+def test_first_last_least_and_greatest_are_among_as_many_as_may_go(count, name):
+    rng = random.Random(f"{seeded.SEED} {count}")
+    values = np.random.default_rng(rng.getrandbits(32)).normal(size=count)
+    for expected in (count, count // 3, None):  # it may go on for longer than it was to
+        found = sent(values, most=200, expected=expected, pieces=pieces_of(count, rng), name=name)
+        steps = [step for _, _, step, _ in found]
+        assert steps == sorted(set(steps)) and len(steps) <= 200
+        assert {1, count, int(values.argmin()) + 1, int(values.argmax()) + 1} <= set(steps)
+        assert all((each, time, value) == (name, 1000 + step, values[step - 1]) for each, time, step, value in found)
+        if count <= 150:
+            assert len(steps) == count
+        elif expected == count:
+            assert len(steps) > 60  # its room is used
+        other = sent(values, most=200, expected=expected, pieces=pieces_of(count, rng), name=name)
+        assert other == found  # whoever sends it, in whatever pieces
+
+
+def test_a_spike_of_one_step_shows_in_a_million():
+    values = np.zeros(1_000_000)
+    values[[123_456, 654_321]] = 5, -5
+    found = sent(values, most=2000, expected=1_000_000, pieces=[1000] * 1000)
+    assert {(step, value) for _, _, step, value in found if value} == {(123_457, 5.0), (654_322, -5.0)}
+
+
+def test_one_that_ends_early_shows_its_beginning():
+    values = np.random.default_rng(0).normal(size=2000)
+    found = sent(values, most=2000, expected=1_000_000, pieces=[100] * 20)
+    assert len(found) > 200 and [step for _, _, step, _ in found][:20] == list(range(1, 21))
+
+
+def test_no_number_is_both_least_and_greatest():
+    values = np.ones(3000)
+    values[700] = np.nan
+    found = sent(values, most=200, expected=3000, pieces=[100] * 30)
+    assert [step for _, _, step, value in found if np.isnan(value)] == [701]
+
+
+def test_a_run_that_goes_on_has_room_again():
+    state = thinning.begin({}, {"most": 200, "expected": 1000})
+    values = np.random.default_rng(0).normal(size=2000)
+    first, second = records(values, [1000, 1000])
+    chosen, state = thinning.choose(state, [first])
+    waiting, state = thinning.close(state)
+    state = thinning.begin(state, {"most": 200, "expected": 2000})
+    more, state = thinning.choose(state, [second])
+    more += thinning.close(state)[0]
+    assert len(chosen + waiting) > 100 and len(more) > 20 and len(chosen + waiting + more) <= 200
+    assert more[-1][2] == 2000
+
+
+@pytest.fixture
+def sender(folder, uri):
+    def send(**how):
+        one = Uploader(folder, uri, **how)
+        assert one.attempt(postponed=True), one.ack
+        return one.ack
+
+    return send
+
+
+def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, sender, client, uri):
+    write.start(journal, points={"most": 100, "expected": 2000})
+    for first in range(1, 2000, 250):
+        write.rows(journal, first, 250)
+    write.end(journal)
+    ack = sender()
+    assert ack.is_complete and ack.points_written + ack.points_left_out == 4000
+    assert ack == read_ack(folder) and ack.counts["points_left_out"] == ack.points_left_out
+    found = write.history(client, ack.run_id, LOSS)
+    assert 30 < len(found) <= 100 and found[0][0] == 1 and found[-1][0] == 2000
+    (folder / "journal/journal.bin").rename(folder / "elsewhere")  # what is read now comes from the store
+    series = reading.history(ack.run_id, uri=uri)
+    steps, times_ms, values = series["train/accuracy"]
+    assert steps.tolist() == list(range(1, 2001)) and values.tolist() == [step + 0.1 for step in range(1, 2001)]
+    assert times_ms.tolist() == [1_700_000_000_000 + step for step in range(1, 2001)]
+
+
+def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, sender, client, folder):
+    write.start(journal, points={"most": None, "expected": 2000})
+    write.rows(journal, 1, 2000)
+    write.end(journal)
+    ack = sender()
+    assert len(write.history(client, ack.run_id, LOSS)) == 2000
+    assert not (folder / FILE).exists() and "points_left_out" not in ack.counts
+
+
+def test_what_is_sent_again_is_the_same(folder, journal, write, uri, client, monkeypatch):
+    """A store that takes a call and whose answer is lost, again and again, with a new sender after each."""
+    write.start(journal, points={"most": 100, "expected": 3000})
+    for first in range(1, 3000, 100):
+        write.rows(journal, first, 100)
+    write.end(journal)
+    rng = random.Random(seeded.SEED)
+    batch = type(client).log_batch
+
+    def lossy(self, *given, **named):
+        batch(self, *given, **named)
+        if rng.random() < 0.5:
+            raise MlflowException("the answer is lost")
+
+    monkeypatch.setattr(type(client), "log_batch", lossy)
+    monkeypatch.setattr(uploader, "MOST_POINTS", 40)
+    for _ in range(200):
+        one = Uploader(folder, uri)
+        if one.attempt(postponed=True):
+            break
+    assert one.ack.is_complete
+    steps = [step for step, *_ in write.history(client, one.ack.run_id, LOSS)]
+    assert steps == sorted(set(steps)) and len(steps) <= 100
+    assert 2 * len(steps) == one.ack.points_written
+
+
+def test_a_run_that_died_leaves_its_last_point_and_all_of_them(folder, journal, write, uri, client):
+    write.start(journal, points={"most": 100, "expected": 5000})
+    write.rows(journal, 1, 777)
+    one = Uploader(folder, uri)
+    assert one.attempt(postponed=True)
+    before = [step for step, *_ in write.history(client, one.ack.run_id, LOSS)]
+    assert before[-1] < 777
+    assert one.abandon()
+    assert write.history(client, one.ack.run_id, LOSS)[-1][0] == 777
+    assert own_file(folder, FILE).is_file()
+    assert [item.path for item in client.list_artifacts(one.ack.run_id)] == [FILE]
