@@ -42,6 +42,8 @@ SMALLER = {
 }
 #: what stands for a person's own words in a command
 PLACEHOLDERS = {
+    "[--output FILE]": "",
+    "[--output x.csv|x.parquet]": "--output x.csv",
     "[KEY=VALUE ...]": "",
     "KEY=A,B [...]": "seed=1,2",
     "GROUP=OPTION": "model=mlp",
@@ -145,6 +147,8 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
         verb, *words = named if named and named[0] in NAMES else ("train", *named)
         if verb == "compare":
             assert 1 <= len(words) <= 2
+        elif verb == "history":
+            assert cli.main([verb, *words]) == 0, words
         elif verb in ("devices", "report", "sync", "ui"):
             assert cli.main([verb, *words]) == 0, words
             assert done.pop() is not None
