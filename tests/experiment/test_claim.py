@@ -196,6 +196,7 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
     words += [
         "task.plots=false",
         "tracking.log_model=false",
+        "tracking.points=all",  # the folder's file of all points may go with it
         f"tracking.uri=sqlite:///{own_folder}/runs.db",
         "tracking.system_metrics=false",
         "tracking.grace_seconds=60",

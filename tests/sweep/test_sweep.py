@@ -93,7 +93,8 @@ def results(folder):
         points = {name: rows for name, rows in read_points(path).items() if not name.startswith("speed/")}
         if "process" in (job.error or "") or job.state == "killed":  # a window may have been lost with it
             metrics = points = None
-        rows[number] = job.state, job.error, metrics, summary.get("best"), points
+        best = summary.get("best") or {"value": None}  # a part before, which measured nothing, may have left its own
+        rows[number] = job.state, job.error, metrics, None if best["value"] is None else best, points
     return rows
 
 
