@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "train.on_oom",
     "train.early_stopping.patience",
     "train.checkpoint_every",
+    "train.keep_checkpoints",
     "train.num_processes",
     "train.compile",
     "metrics.pull_every",

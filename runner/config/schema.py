@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,6 +108,12 @@ class Train:
     deterministic: bool = MISSING
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)
+    evaluate_every_steps: int | None = _at_least(1)
+    keep_checkpoints: str | None = _value(
+        "every_epoch, last:K or best:K, with K from 1 on",
+        lambda value: re.fullmatch("every_epoch|(last|best):[1-9][0-9]*", value) is not None,
+        "last:3",
+    )
     num_processes: Any = _auto_or_count()
     max_restarts: int = _at_least(0)
 

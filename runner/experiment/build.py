@@ -170,6 +170,7 @@ def prepare_training(
             patience=cfg.train.early_stopping.patience,
             save_every_seconds=cfg.train.checkpoint_every_seconds,
             save_every_steps=cfg.train.checkpoint_every_steps,
+            evaluate_every_steps=cfg.train.evaluate_every_steps,
         ),
         best=best,
         shards=shards,
@@ -197,6 +198,9 @@ def _needs_validation(
     if (patience := cfg.train.early_stopping.patience) is not None:
         asked = f"train.early_stopping.patience={patience}"
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
+    if (every := cfg.train.evaluate_every_steps) is not None:
+        asked = f"train.evaluate_every_steps={every}"
+        found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.evaluate_every_steps=null"))
     if found:
         raise RunnerError(*found)
 

@@ -1,4 +1,4 @@
-"""A run and overrides go in; what its best weights reach on its own splits or on other data comes out: `evaluate`."""
+"""A run and overrides go in; what its best weights, or a checkpoint's, reach on its own splits or on other data comes out: `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.experiment.compose_run import of_run
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
-from runner.runs.load import Trained, find_run, open_run
+from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_points
 from runner.training.evaluate import evaluate as measure
@@ -32,7 +32,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
 
     Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
     """
-    folder = find_run(wanted, verb="evaluate")
+    folder, weights = find_run(wanted, verb="evaluate")
     other = is_other(overrides)
     cfg = of_run(folder, overrides)
     if not any(word.startswith("device=") for word in overrides):
@@ -41,11 +41,11 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     choice = check(cfg, probe())
     device = torch.device(choice.here)
     build.set_switches(cfg, device)
-    trained = open_run(folder, precision=cfg.train.precision, own_device=choice)
+    trained = open_run((folder, weights), precision=cfg.train.precision, own_device=choice)
     found = measured(cfg, trained.card, other=other)
     values = _values(trained, found, cfg)
     report = _report(trained, found, values)
-    _write(folder, report)
+    _write(folder, report, weights=Path(weights).stem)
     if tracked:
         report["tracked"] = _track(folder, report, overrides)
     _show(trained, report)
@@ -73,7 +73,7 @@ def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, flo
 
 
 def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> dict[str, Any]:
-    then = _then(trained.folder, trained.step) if found.is_own else {}
+    then = _then(trained) if found.is_own else {}
     return {
         "run": short(trained.folder),
         "run_id": read_ack(trained.folder).run_id,
@@ -94,11 +94,12 @@ def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> d
     }
 
 
-def _then(folder: Path, step: int) -> dict[str, float]:
-    """What the run measured with these weights: val at their step, test last."""
-    points = read_points(folder)
-    found = {name: dict(series).get(step) for name, series in points.items() if name.startswith("val/")}
-    found |= {name: series[-1][1] for name, series in points.items() if name.startswith("test/") and len(series)}
+def _then(trained: Trained) -> dict[str, float]:
+    """What the run measured with these weights: val at their step, test at its end with the best ones."""
+    points = read_points(trained.folder)
+    found = {name: dict(series).get(trained.step) for name, series in points.items() if name.startswith("val/")}
+    if trained.weights == BEST:
+        found |= {name: series[-1][1] for name, series in points.items() if name.startswith("test/") and len(series)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -109,11 +110,12 @@ def _changed(folder: Path, found: Measured) -> list[str]:
     return ["the data is not what it was when the run trained: its fingerprint is another one"]
 
 
-def _write(folder: Path, report: dict[str, Any]) -> None:
-    file = folder / OWN
+def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
+    names = [] if weights == Path(BEST).stem else [weights]
     if not report["is_own_data"]:
         name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in report["data"])
-        file = folder / OTHERS / f"{name}-{report['fingerprint'][:8]}.json"
+        names += [name, report["fingerprint"][:8]]
+    file = folder / OTHERS / f"{'-'.join(names)}.json" if names else folder / OWN
     report["written"] = short(file)
     beside = file.with_suffix(".writing")
     try:

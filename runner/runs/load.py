@@ -17,7 +17,7 @@ from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, backends, check_precision, choose, probe
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
@@ -26,7 +26,8 @@ from runner.tasks.task import Task
 from runner.training import checkpoint
 from runner.version import __version__
 
-BEST = "checkpoints/best.pt"
+CHECKPOINTS = "checkpoints"
+BEST = f"{CHECKPOINTS}/best.pt"
 
 
 @dataclass(frozen=True)
@@ -41,31 +42,43 @@ class Trained:
     device: torch.device
     precision: backends.Precision
     step: int  # that the weights are of
+    weights: str  # their file, below the folder
     notes: tuple[str, ...]  # what a person should know of it
 
     @property
     def title(self) -> str:
-        return f"{short(self.folder)}, its best weights, of step {self.step:,}"
+        which = "its best weights" if self.weights == BEST else "its weights"
+        return f"{short(self.folder)}, {which}, of step {self.step:,}"
 
 
-def find_run(wanted: str, *, verb: str) -> Path:
-    """The run's folder, absolute. Raises: RunnerError where there is none, it still runs, or holds what it may not."""
-    folder = find.find(wanted, verb=verb).absolute()
+def find_run(wanted: str, *, verb: str) -> tuple[Path, str]:
+    """The run's folder, absolute, and the file of weights in it: its best, or the checkpoint that was named.
+
+    Raises: RunnerError where there is none, it still runs, or holds what it may not.
+    """
+    file = Path(wanted)
+    is_checkpoint = file.suffix == ".pt" and file.parent.name == CHECKPOINTS
+    if is_checkpoint and not file.is_file() and file.parent.is_dir():
+        there = sorted(str(each) for each in file.parent.glob("*.pt"))
+        fix = " or ".join(f"{verb} {hit}" for hit in nearest(wanted, there) or there[:3])
+        raise RunnerError(Fault(f"{verb} {wanted}", "the run has no such checkpoint", fix or f"{verb} last"))
+    folder = find.find(str(file.absolute().parents[1]) if is_checkpoint else wanted, verb=verb).absolute()
     untrusted.check_card(folder / NAME)
-    return folder
+    return folder, f"{CHECKPOINTS}/{file.name}" if is_checkpoint else BEST
 
 
 def open_run(
-    folder: Path, *, device: Any = None, precision: str | None = None, own_device: Choice | None = None
+    run: tuple[Path, str], *, device: Any = None, precision: str | None = None, own_device: Choice | None = None
 ) -> Trained:
-    """Loads it: the module of model.json, strictly with the weights of checkpoints/best.pt, on the device.
+    """Loads it: the module of model.json, strictly with the weights of a checkpoint, on the device.
 
-    device: what `device=` says (None: auto). precision: None for the run's own.
+    run: what find_run() gave. device: what `device=` says (None: auto). precision: None for the run's own.
     own_device: where it is chosen already.
     Raises: RunnerError for a run without best weights, weights that are not this model's, a device that is not there,
     and for what may not be built.
     """
-    state, notes = _best(folder)
+    folder, weights = run
+    state, notes = _state(folder, weights)
     card = read_card(folder)
     name = precision or _precision_of(folder)
     if name not in PRECISIONS:
@@ -77,7 +90,10 @@ def open_run(
         choice = choose("auto" if device is None else device, hardware)
         check_precision(name, choice.here, hardware)
     there = torch.device(choice.here)
-    model = place(_with_weights(built(card.model, "model", folder), state["model"], folder), there).eval()
+    kept = (
+        state.get("average") or state["model"]
+    )  # of one to go on from, what is measured is the average, if there is one
+    model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
     task = built(card.task, "task", folder)
     return Trained(
         folder=folder,
@@ -88,6 +104,7 @@ def open_run(
         device=there,
         precision=backends.precision(name, device=there),
         step=int(state.get("step") or 0),
+        weights=weights,
         notes=notes,
     )
 
@@ -110,20 +127,20 @@ def reader_of(trained: Trained) -> Callable[[str], Any] | None:
     return reader
 
 
-def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The checkpoint, and what is to be known of the run. Raises: RunnerError where it left none."""
-    summary = read_summary(folder)
+    summary, file = read_summary(folder), folder / weights
     status = str(summary.get("status") or "killed, without a summary")
-    if not (folder / BEST).is_file():
+    if not file.is_file():
         why = f" ({summary['error']})" if summary.get("error") else ""
         problem = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
         fix = f"resume {short(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
         raise RunnerError(Fault(short(folder), problem, fix))
-    state = checkpoint.load(folder / BEST)
+    state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):
-        raise RunnerError(Fault(str(folder / BEST), "it holds no weights of a model", "the file as its run wrote it"))
+        raise RunnerError(Fault(str(file), "it holds no weights of a model", "the file as its run wrote it"))
     notes = []
-    if status not in ("finished", "pruned"):
+    if status not in ("finished", "pruned") and weights == BEST:
         notes.append(f"the run's status is {status}; these are the best weights that it reached")
     versions = summary.get("versions")
     then = versions.get("runner") if isinstance(versions, dict) else None
@@ -132,14 +149,14 @@ def _best(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return state, tuple(notes)
 
 
-def _with_weights(model: nn.Module, weights: dict[str, Any], folder: Path) -> nn.Module:
+def _with_weights(model: nn.Module, weights: dict[str, Any], file: Path) -> nn.Module:
     try:
         model.load_state_dict(weights)
     except Exception as error:  # a checkpoint may come from elsewhere, and hold anything
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         problem = f"its weights are not those of the model in model.json: {' '.join(lines[1:3] or lines[:1])}"
         fix = "both files as the run wrote them, and the code of the model as it was then"
-        raise RunnerError(Fault(str(folder / BEST), problem, fix)) from error
+        raise RunnerError(Fault(str(file), problem, fix)) from error
     return model
 
 

@@ -32,7 +32,10 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     Raises: RunnerError for names that MLflow does not take, a run that it has not got, and whatever the store says.
     """
     _check_names(name, alias)
-    folder = find_run(wanted, verb="register")
+    folder, weights = find_run(wanted, verb="register")
+    if weights != BEST:
+        problem = "MLflow's registry gets the run's model, which has its best weights"
+        raise RunnerError(Fault(f"register {wanted}", problem, f"register {short(folder)}"))
     asked = f"register {wanted}"
     uri = store_of(folder, overrides, asked=asked)
     ack = _sent(folder, uri, asked=asked)
@@ -79,7 +82,7 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     """The id of the run's logged model; it is made where the run left none there. Raises: RunnerError."""
     if found := _logged(client, ack):
         return found
-    trained = open_run(folder, device="cpu", precision="fp32")  # tells what is wrong with it, if something is
+    trained = open_run((folder, BEST), device="cpu", precision="fp32")  # tells what is wrong with it, if something is
     event = {"node": trained.card.model, "weights": BEST, "example": _example(folder, trained), "card": CARD}
     try:
         mlflow_model.publish_model(

@@ -37,9 +37,9 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     Returns 130 after Ctrl-C, 143 after SIGTERM, 1 when the server ended by itself.
     Raises: RunnerError for a port that is taken and for a run that left no model.
     """
-    folder = find_run(wanted, verb="serve")
+    run = find_run(wanted, verb="serve")
     _check_port(port)
-    trained = open_run(folder, device="cpu", precision="fp32")
+    trained = open_run(run, device="cpu", precision="fp32")
     with _signals() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
         say(f"run     {trained.title}")

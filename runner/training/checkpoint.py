@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from runner.device.host_memory import memory_left
 from runner.device.placement import num_bytes
 from runner.errors import DeletedError, Fault, RunnerError, first_line
 from runner.training.background import Background
+from runner.training.kept import Keeping, file_of, note, prune
 
 #: behind the zip archive that torch writes, as its comment: the SHA-256 of all that stands before. torch itself reads an
 #: altered file without a word: it checks no sums (2.13)
@@ -78,6 +80,19 @@ def save(state: dict[str, Any], path: Path) -> None:
     What `path` was before is kept as NAME-before.pt. Costs a hash of the file beside the writing, some 1 s for 1 GB.
     Raises: OSError, a DeletedError where the folder goes meanwhile.
     """
+    _in_place(_written(state, path), path)
+
+
+def save_as_both(state: dict[str, Any], path: Path, other: Path) -> None:
+    """Like save(), and `other` has the same content, before `path` has it; the disk keeps it once where it has links."""
+    _in_place(_written(state, other), other, keeps_older=False)
+    beside = path.with_suffix(".writing")
+    _also_as(beside, other)
+    _in_place(beside, path)
+
+
+def _written(state: dict[str, Any], path: Path) -> Path:
+    """The file beside `path`, whole on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
     try:
@@ -93,8 +108,12 @@ def save(state: dict[str, Any], path: Path) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)  # on a full disk that is room for the last words
         raise
+    return beside
+
+
+def _in_place(beside: Path, path: Path, *, keeps_older: bool = True) -> None:
     try:
-        if path.exists():
+        if keeps_older and path.exists():
             _also_as(before(path), path)
         beside.replace(path)
     except FileNotFoundError as error:  # it was there a moment ago
@@ -152,15 +171,21 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: Path, background: Background, *, writes: bool = True, devices: Sequence[torch.device] = ()
+        self,
+        folder: Path,
+        background: Background,
+        *,
+        writes: bool = True,
+        devices: Sequence[torch.device] = (),
+        keeping: Keeping | None = None,
     ) -> None:
         """writes: False for a process whose checkpoints another one writes; it keeps the newest in memory alone.
 
-        devices: that the tensors come from.
+        devices: that the tensors come from. keeping: which stay beside the newest (None: none).
         """
-        self._folder, self._background, self._writes = folder, background, writes
+        self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
         self._lock, self._turn = threading.Lock(), 0
-        self._waiting: dict[str, tuple[int, Kept]] = {}
+        self._waiting: dict[str, tuple[int, Kept, Mapping[str, Any] | None]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
         self._newest: dict[str, Kept] = {}
         self._devices = [device for device in devices if device.type != "cpu"]
@@ -183,14 +208,20 @@ class CheckpointWriter:
                 self._newest[name] = Kept(state)
         return self.newest("last")
 
-    def keep(self, name: str, state: dict[str, Any]) -> None:
+    def keep(self, name: str, state: dict[str, Any], *, entry: Mapping[str, Any] | None = None) -> None:
         """Takes a snapshot and returns; the file NAME.pt is written in the background.
 
+        entry: of kept.json, for one that stays as step-N.pt, too, as long as `keeping` says; none of these is skipped: a
+        newer one waits until it is written.
         Waits for the device where that has no streams, or where the host's memory has little room left: in pinned memory
         nothing else can lie.
         """
         with self._lock:
-            _, overtaken = self._waiting.pop(name, (0, None))
+            is_to_stay = self._waiting.get(name, (0, None, None))[2] is not None
+        if is_to_stay:
+            self._background.wait()
+        with self._lock:
+            _, overtaken, _ = self._waiting.pop(name, (0, None, None))
             free = overtaken.state if overtaken else self._free.pop(name, None)
         if not self._writes:
             older = self._newest.get(name)
@@ -199,7 +230,7 @@ class CheckpointWriter:
         self._newest[name] = kept = self._taken(state, free)
         self._turn = turn = self._turn + 1
         with self._lock:
-            self._waiting[name] = turn, kept
+            self._waiting[name] = turn, kept, entry
         self._background.do_settled(lambda: self._write(name, turn))  # its rows are in the journal before it
 
     def _taken(self, state: dict[str, Any], into: dict[str, Any] | None) -> Kept:
@@ -222,12 +253,18 @@ class CheckpointWriter:
         The newer one's rows may still be on their way to the journal: what is ahead of it there, must be ahead of it here.
         """
         with self._lock:
-            newest_turn, kept = self._waiting.get(name, (0, Kept({})))
+            newest_turn, kept, entry = self._waiting.get(name, (0, Kept({}), None))
             if newest_turn != turn:
                 return
             del self._waiting[name]
         state = kept.whole()
-        save(state, self._folder / f"{name}.pt")
+        path = self._folder / f"{name}.pt"
+        if entry is None or self._keeping is None:
+            save(state, path)
+        else:
+            note(self._folder, dict(entry))
+            save_as_both(state, path, self._folder / file_of(entry["step"]))
+            prune(self._folder, self._keeping)
         with self._lock:
             self._free[name] = state  # `newest` until the next is taken
 
@@ -275,9 +312,8 @@ def _also_as(other: Path, path: Path) -> None:
     try:
         os.link(path, linked)
     except OSError:  # a disk without hard links
-        path.replace(other)
-    else:
-        linked.replace(other)
+        shutil.copyfile(path, linked)
+    linked.replace(other)
 
 
 def _sign(file: BinaryIO, digest: str) -> None:

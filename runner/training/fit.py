@@ -65,6 +65,7 @@ class Training:
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best)
+        self.values: Mapping[str, float] = {}  # that were measured last
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
         self.place = place
         self.buffer: Rows = place or MetricBuffer(
@@ -77,7 +78,10 @@ class Training:
         )
         try:
             experiment = settings.experiment
-            self.checkpoints = Checkpoints(parts, folder, self.background, ranks=ranks, experiment=experiment)
+            keep = settings.train.keep_checkpoints
+            self.checkpoints = Checkpoints(
+                parts, folder, self.background, ranks=ranks, experiment=experiment, keep=keep
+            )
             self.progress = self.checkpoints.restore(self.buffer)
         except BaseException:
             self.background.close()
@@ -153,7 +157,7 @@ class Training:
                 epochs,
                 progress=self.progress,
                 limits=limits,
-                evaluate=self.end_epoch,
+                evaluate=self.validate,
                 keep=self.keep,
                 asked=asked,
                 gives_up=self.gives_up,
@@ -163,10 +167,10 @@ class Training:
         self.result.seconds["train"] = self.seconds
         self.keep("last")
 
-    def end_epoch(self) -> Mapping[str, float]:
+    def validate(self) -> Mapping[str, float]:
         """Measures the validation split and tells of it."""
         parts = self.parts
-        values = self.measure("val")
+        self.values = values = self.measure("val")
         if values and parts.best.metric not in values:
             self._miss(values)
         if parts.falls_by_metric and values:
@@ -191,9 +195,11 @@ class Training:
             self.observer.say(f"best: the last weights are kept, as {fault.problem}; write {fault.fix}")
 
     def keep(self, name: str) -> None:
-        """Takes a checkpoint, "best" or "last"; it is written in the background."""
+        """Takes a checkpoint, "best", "last" or "measured"; it is written in the background."""
         if name == "best":
             self.checkpoints.keep_best(self.progress)
+        elif name == "measured":
+            self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
         else:
             self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
 
@@ -206,7 +212,9 @@ class Training:
             self.buffer.pull()
             self.background.wait()
         known = {**self.observer.means(), **values}
-        return trial.metric in known and trial.gives_up(known[trial.metric], self.progress.epoch)
+        every, progress = self.settings.train.evaluate_every_steps, self.progress
+        number = progress.epoch if every is None else -(-progress.step // every)
+        return trial.metric in known and trial.gives_up(known[trial.metric], number)
 
     def failed(self, error: BaseException) -> None:
         """Makes an error the result's; where several processes train, the first error of any of them."""

@@ -39,18 +39,39 @@ def train(
     (stacked/fit.py). One that is alone is gone on with at once (result_of).
 
     progress: where it stands; a training that is taken up again goes on from there, in the middle of an epoch too.
-    evaluate: measures, reports and returns the epoch's values, {} without a validation split; it waits for the device.
-        A StoppedError of it ends the training before the epoch counts as done.
+    evaluate: called at each epoch's end, or every so many steps if `limits` say so, and at the end of all; measures, reports
+        and returns the values, {} without a validation split; it waits for the device. A StoppedError of it ends the
+        training before the epoch counts as done.
     asked: whether somebody wants an end or a checkpoint.
-    keep: writes the state as "last" or "best". Nothing else here waits for the device.
-    gives_up: asked with each epoch's values, the pruner of a search (None: there is none).
+    keep: writes the state as "last" or "best", or "measured": it was measured. Nothing else here waits for the device.
+    gives_up: asked with the measured values, the pruner of a search (None: there is none).
     """
+
+    def measure(*, ends_epoch: bool) -> str | None:
+        """Returns why the training ends now, None if it goes on."""
+        try:
+            values = evaluate()
+        except StoppedError:
+            return "stopped"
+        progress.epoch, progress.measured = progress.epoch + ends_epoch, progress.step
+        _judge(values, progress, keep)
+        keep("measured")
+        if _is_out_of_patience(progress, limits):
+            return "patience"
+        # asked at the end, too, for the values that later trials are compared with; there it is not given up any more
+        if gives_up is not None and gives_up(values) and not _is_over(progress, limits):
+            return "pruned"
+        return "stopped" if asked(progress.step, at_once=True) is not None else None
+
     if _is_out_of_patience(progress, limits):  # taken up again after its end
         return "patience"
     first_step = _take_up(progress, epochs.steps_per_epoch, limits)
     while not _is_over(progress, limits):
         steps = epochs.steps(progress.epoch, first_step=first_step)
         while True:
+            is_due = limits.is_measured_at(progress.step) and progress.measured != progress.step
+            if is_due and (why := measure(ends_epoch=False)) is not None:
+                return why
             yield
             if (taken := next(steps, None)) is None:
                 break
@@ -62,20 +83,12 @@ def train(
                 keep("last")
             elif word is not None:
                 return word
-        try:
-            values = evaluate()
-        except StoppedError:
-            return "stopped"
-        progress.epoch, progress.measured = progress.epoch + 1, progress.step
         first_step = 0
-        _judge(values, progress, keep)
-        if _is_out_of_patience(progress, limits):
-            return "patience"
-        # asked at the last epoch, too, for the values that later trials are compared with; there it is not given up any more
-        if gives_up is not None and gives_up(values) and not _is_over(progress, limits):
-            return "pruned"
-        if asked(progress.step, at_once=True) is not None:
-            return "stopped"
+        is_last = progress.step >= limits.num_steps or progress.epoch + 1 >= limits.num_epochs
+        if progress.measured == progress.step or not (limits.evaluate_every_steps is None or is_last):
+            progress.epoch += 1
+        elif (why := measure(ends_epoch=True)) is not None:
+            return why
     return "finished"
 
 

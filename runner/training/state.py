@@ -16,6 +16,7 @@ from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
+from runner.training.kept import Keeping
 from runner.training.metric_buffer import Rows
 from runner.training.parts import Parts
 from runner.training.progress import Progress
@@ -30,12 +31,30 @@ class Checkpoints:
     """What a run goes on from, and where it is kept while it lasts. All processes of a run make the same calls."""
 
     def __init__(
-        self, parts: Parts, folder: Path, background: Background, *, ranks: Ranks, experiment: Mapping[str, Any]
+        self,
+        parts: Parts,
+        folder: Path,
+        background: Background,
+        *,
+        ranks: Ranks,
+        experiment: Mapping[str, Any],
+        keep: str | None = None,
     ) -> None:
-        """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known."""
+        """experiment: what config.identity.chosen() gives of the configuration, by which a checkpoint is known.
+
+        keep: train.keep_checkpoints, which of the measured steps have one that stays.
+        """
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
         devices = (parts.device, *parts.elsewhere)
-        self._keeper = CheckpointWriter(folder / "checkpoints", background, writes=ranks.is_first, devices=devices)
+        best = parts.best
+        self._keeps_measured = keep is not None
+        self._keeper = CheckpointWriter(
+            folder / "checkpoints",
+            background,
+            writes=ranks.is_first,
+            devices=devices,
+            keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
+        )
 
     def restore(self, buffer: Rows) -> Progress:
         """The beginning, or where the folder's last checkpoint says: all parts are put there, to the bit.
@@ -65,11 +84,26 @@ class Checkpoints:
         """Takes the weights as the best so far; written in the background."""
         self._keeper.keep("best", best_state(self._parts, progress))
 
-    def keep_last(self, progress: Progress, buffer: Rows, *, seconds: float) -> None:
-        """Takes everything that a run goes on from; waits for the device, and is written in the background."""
+    def keep_last(
+        self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float] | None = None
+    ) -> None:
+        """Takes everything that a run goes on from; waits for the device, and is written in the background.
+
+        measured: the values of a step whose checkpoint stays.
+        """
         state = full_state(self._parts, progress, buffer, self._ranks)
-        if self._ranks.is_first:
-            self._keeper.keep("last", state | {"seconds": seconds, "experiment": dict(self._experiment)})
+        if not self._ranks.is_first:
+            return
+        entry = None
+        if measured is not None:
+            entry = {"step": progress.step, "epoch": progress.epoch, "metrics": dict(measured)}
+        state |= {"seconds": seconds, "experiment": dict(self._experiment)}
+        self._keeper.keep("last", state, entry=entry)
+
+    def keep_measured(self, progress: Progress, buffer: Rows, *, seconds: float, measured: Mapping[str, float]) -> None:
+        """The same for a step that has been measured, where those are kept."""
+        if self._keeps_measured:
+            self.keep_last(progress, buffer, seconds=seconds, measured=measured)
 
     def use_best(self, progress: Progress) -> None:
         """Puts the best weights back; without a validation split the last ones are the best there are."""

@@ -23,18 +23,19 @@ class Limits:
     num_epochs: int
     num_steps: int
     max_seconds: float | None = None
-    patience: int | None = None  # epochs without a better value; None: no early stopping
+    patience: int | None = None  # measurements without a better value; None: no early stopping
     save_every_seconds: float | None = None
     save_every_steps: int | None = None
+    evaluate_every_steps: int | None = None  # None: at the ends of epochs
 
     def room(self, step: int) -> int:
         """Steps that may be taken at once after `step`, so that none of these numbers is passed by."""
-        to_the_end = self.num_steps - step
-        return (
-            min(to_the_end, self.save_every_steps - step % self.save_every_steps)
-            if self.save_every_steps
-            else to_the_end
-        )
+        every = [number for number in (self.save_every_steps, self.evaluate_every_steps) if number]
+        return min([self.num_steps - step, *(number - step % number for number in every)])
+
+    def is_measured_at(self, step: int) -> bool:
+        """Whether the validation split is measured after `step`, wherever in an epoch that is."""
+        return self.evaluate_every_steps is not None and step % self.evaluate_every_steps == 0
 
 
 class StopCondition(Protocol):

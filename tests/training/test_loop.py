@@ -133,6 +133,37 @@ def test_patience_goes_on_where_it_stood(background):
     assert (ending, progress.step, windows, kept) == ("patience", 15, [], Counter())
 
 
+def test_every_so_many_steps_the_validation_split_is_measured_wherever_that_is_in_an_epoch(background):
+    """3, 6, ... 18, and at the end, 20; epochs end at 5, 10, 15."""
+    values = [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    waiting = iter(values)
+    ending, progress, _, kept = run(background, values=waiting, evaluate_every_steps=3)
+    assert (ending, progress.step, progress.epoch, progress.measured) == ("finished", 20, 4, 20)
+    assert (progress.best.value, progress.best.step, next(waiting)) == (1.0, 20, 0.0)
+    assert kept == Counter(best=7, measured=7)
+    progress = Progress(best=Best("val/loss", "min"))
+    assert (
+        run(background, values=[2.0, 1.0, 3.0, 3.0], patience=2, evaluate_every_steps=3, progress=progress)[0]
+        == "patience"
+    )
+    assert (progress.step, progress.epoch, progress.best.step) == (12, 2, 6)
+    assert run(background, values=[4.0, 3.0], num_epochs=4, num_steps=20, evaluate_every_steps=15)[3]["best"] == 2
+
+
+@pytest.mark.parametrize(("step", "measured", "left"), [(6, 6, 5), (6, 3, 6), (10, 9, 4), (5, 3, 6)])
+def test_a_training_that_goes_on_measures_at_the_steps_that_were_not(background, step, measured, left):
+    progress = taken_up(step, measured=measured)
+    waiting = iter([0.4] * left)
+    ending, *_ = run(background, values=waiting, progress=progress, evaluate_every_steps=3)
+    assert (ending, progress.step, progress.epoch, progress.measured) == ("finished", 20, 4, 20)
+    assert next(waiting, None) is None and progress.best.value == 0.4
+
+
+def test_the_steps_taken_at_once_end_where_it_is_measured():
+    limits = Limits(num_epochs=4, num_steps=20, save_every_steps=7, evaluate_every_steps=3)
+    assert [limits.room(step) for step in (0, 2, 3, 6, 7, 18, 19)] == [3, 1, 3, 1, 2, 2, 1]
+
+
 def test_a_value_that_is_not_a_number_is_never_the_best(background):
     _, progress, _, kept = run(background, values=[float("nan"), 3.0, float("nan"), 2.0])
     assert (progress.best.value, kept["best"]) == (2.0, 2)

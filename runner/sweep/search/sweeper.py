@@ -142,7 +142,9 @@ def _missing_packages(settings: Settings) -> list[Fault]:
 
 def _num_epochs(config: DictConfig, space: Space) -> int | None:
     """The longest trial's epochs; None when only the data will tell."""
-    if config.train.num_steps is not None or {"train.num_steps", "train.num_epochs"} & set(space.dimensions):
+    if config.train.num_steps is not None or config.train.evaluate_every_steps is not None:
+        return None
+    if {"train.num_steps", "train.num_epochs"} & set(space.dimensions):
         return None
     return int(config.train.num_epochs)
 

@@ -34,6 +34,7 @@ CASES = {
         [*MLP, "train.accumulate_steps=2", "metrics.every=2", "train.num_steps=5"],
         SEEDS,
     ),
+    "measured within epochs": ([*MLP, "train.evaluate_every_steps=5", "train.num_epochs=2"], SEEDS),
     "a rate that falls by a metric": ([*MLP, "scheduler=plateau", "scheduler.patience=0", "train.num_epochs=4"], SEEDS),
     "convolutions": (["model=cnn", "model.channels=[4,4]", "optimizer=sgd", "backends.cpu.channels_last=false"], SEEDS),
     "attention": (

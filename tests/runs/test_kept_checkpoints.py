@@ -1,0 +1,76 @@
+"""`train.keep_checkpoints`: each that stays is measured, exported and started from as the run's best weights are."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from runner.tracking.journal_reader import read_points
+from runner.training import kept
+from runner.training.checkpoint import load
+
+WORDS = (
+    "model=mlp",
+    "model.hidden_sizes=[8]",
+    "optimizer.lr=0.01",
+    "train.num_epochs=2",
+    "train.evaluate_every_steps=5",
+    "train.keep_checkpoints=best:2",
+    "train.ema_decay=0.5",
+    "task.plots=false",
+    "tracking.enabled=false",
+    "hydra.run.dir=outputs/kept",
+)
+
+
+@pytest.fixture
+def folder(run):
+    assert run(*WORDS)[0] == 0
+    return Path("outputs/kept")
+
+
+def test_each_that_stays_comes_to_what_the_run_measured_with_it(run, folder):
+    points = dict(read_points(folder)["val/loss"])
+    assert sorted(points) == [5, 10, 15, 20, 24]
+    best = sorted(points, key=points.__getitem__)[:2]
+    assert [entry["step"] for entry in kept.read(folder / "checkpoints")] == sorted(best)
+    for entry in kept.read(folder / "checkpoints"):
+        code, out, _ = run("evaluate", str(folder / "checkpoints" / entry["file"]), "--json", "device=cpu")
+        found = json.loads(out)
+        assert code == 0 and found["step"] == entry["step"]
+        assert found["metrics"]["val/loss"] == points[entry["step"]] == entry["metrics"]["val/loss"]
+        assert found["in_the_run"].keys() == {"val/loss", "val/accuracy"}
+        assert json.loads((folder / f"evaluations/step-{entry['step']}.json").read_text())["step"] == entry["step"]
+    assert not (folder / "evaluation.json").exists()
+
+
+def test_it_is_exported_and_started_from(run, folder):
+    file = folder / "checkpoints" / kept.read(folder / "checkpoints")[0]["file"]
+    assert run("export", str(file), "--format", "safetensors", "--output", "model.safetensors")[0] == 0
+    from safetensors.torch import load_file
+
+    average = load(file)["average"]
+    assert all(torch.equal(value, average[name]) for name, value in load_file("model.safetensors").items())
+    words = [word for word in WORDS if "hydra" not in word]
+    assert run(*words, f"model.weights={file}", "hydra.run.dir=outputs/next")[0] == 0
+
+
+def test_one_that_is_not_there_is_named_with_those_that_are(run, folder):
+    (first, _) = kept.read(folder / "checkpoints")
+    wanted = str(folder / "checkpoints" / f"step-{first['step']}0.pt")
+    code, _, err = run("evaluate", wanted)
+    assert code == 2 and "no such checkpoint" in err and first["file"] in err
+    code, _, err = run("register", str(folder / "checkpoints" / first["file"]), "--name", "m")
+    assert code == 2 and "best weights" in err
+
+
+@pytest.mark.parametrize("value", ["last", "last:0", "best:-1", "every", "3"])
+def test_what_is_none_of_them_is_refused(run, value):
+    code, _, err = run(*WORDS[:1], f"train.keep_checkpoints={value}")
+    assert code == 2 and "every_epoch, last:K or best:K" in err
+
+
+def test_without_rows_to_measure_nothing_is_measured_within_epochs(run):
+    code, _, err = run(*WORDS[:-1], "data.val_fraction=0")
+    assert code == 2 and "train.evaluate_every_steps=5" in err and "no rows to measure" in err
