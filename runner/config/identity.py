@@ -19,6 +19,7 @@ MAY_CHANGE = (
     "train.early_stopping.patience",
     "train.checkpoint_every",
     "train.keep_checkpoints",
+    "train.hooks",
     "train.num_processes",
     "train.compile",
     "metrics.pull_every",

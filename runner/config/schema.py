@@ -114,6 +114,11 @@ class Train:
         lambda value: re.fullmatch("every_epoch|(last|best):[1-9][0-9]*", value) is not None,
         "last:3",
     )
+    hooks: Any = _value(
+        "a list of functions, each by its name or as {_target_: NAME, ...}",
+        lambda value: are_hooks(value),
+        "[my_hooks.norms]",
+    )
     num_processes: Any = _auto_or_count()
     max_restarts: int = _at_least(0)
 
@@ -259,6 +264,14 @@ def _are_groups(value: Any) -> bool:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
     return all(isinstance(one, Mapping) and isinstance(one.get("match"), str) for one in value)
+
+
+def are_hooks(value: Any) -> bool:
+    """Whether it is a list, empty or not, of texts and of mappings with a `_target_`."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    targets = [one.get("_target_") if isinstance(one, Mapping) else one for one in value]
+    return all(isinstance(target, str) for target in targets)
 
 
 @dataclass

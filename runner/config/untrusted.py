@@ -9,6 +9,7 @@ that it names is not taken: it would get the run, and what this person's environ
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,6 +147,8 @@ def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
     elif isinstance(node, list):
         for index, child in enumerate(node):
             yield from _faults(child, f"{key}[{index}]", whose, write)
+    elif isinstance(node, str) and re.fullmatch(r"train\.hooks\[\d+\]", key):
+        yield from _faults({"_target_": node}, key, whose, write)
     elif isinstance(node, str) and node not in OWN_RESOLVERS and (_is_resolver(node) or f"<{ENVIRONMENT}:" in node):
         yield Fault(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
 

@@ -33,8 +33,8 @@ def metric_faults(cfg: DictConfig) -> list[Fault]:
         return [
             Fault(f"{KEY}={metric}", problem, what_to_write([*hits, *nearest(metric, _of_val(measured or ("loss",)))]))
         ]
-    if measured is None or leaf in measured or is_of_a_class(leaf, task):
-        return []
+    if measured is None or leaf in measured or is_of_a_class(leaf, task) or validate.value(cfg, "train.hooks"):
+        return []  # a hook's names come with its first call
     fault = missing_metric(metric, _of_val(measured))
     asks = f"task.metrics=[{leaf}] beside it, or " if any(leaf in names for names in SHORT.values()) else ""
     return [Fault(fault.asked, fault.problem, asks + fault.fix)]

@@ -29,6 +29,7 @@ from runner.device.module_map import spread
 from runner.device.placement import place, tensors
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of
+from runner.experiment.build_hooks import hooks_of
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
@@ -173,6 +174,7 @@ def prepare_training(
             evaluate_every_steps=cfg.train.evaluate_every_steps,
         ),
         best=best,
+        hooks=hooks_of(cfg),
         shards=shards,
     )
 

@@ -13,6 +13,7 @@ from runner.config.schema import PRECISIONS
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe, resolve
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of, metric_faults
+from runner.experiment.build_hooks import hook_faults
 from runner.experiment.build_optimizer import rehearsed
 from runner.experiment.given import Checked
 
@@ -50,7 +51,9 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
             if key in SHARED:
                 schema, usual = SHARED[key]
                 found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
-    found += metric_faults(cfg) + _not_together(cfg, choice) + _module_map_faults(cfg, hardware, choice)
+    found += (
+        hook_faults(cfg) + metric_faults(cfg) + _not_together(cfg, choice) + _module_map_faults(cfg, hardware, choice)
+    )
     if not any(REHEARSED.search(fault.asked) for fault in found):
         found += rehearsed(cfg, mode=best_of(cfg).mode)
     if found or choice is None:

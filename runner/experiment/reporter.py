@@ -103,4 +103,4 @@ class Reporter:
         return [Points(tuple(new), np.array([step]), np.array([time_ms]), row)] if new else []
 
     def _is_new(self, name: str, step: int) -> bool:
-        return step > self._record.journaled.get(name, 0)
+        return step > self._record.journaled.get(name, -1)

@@ -1,7 +1,7 @@
 """What is open while a run lasts: console, journal, publisher, signals. All are closed here, however the run ends.
 
 Lives in the process that tracks, talks and writes: the only one of a run, or the first of several. fit() tells it what is
-measured; its window(), values() and settle() are called in the background thread.
+measured; its window(), values(), shown() and settle() are called in the background thread.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
 from runner.experiment.reporter import Reporter
 from runner.experiment.run_record import Record, log_model, log_start, restore, summarise
+from runner.experiment.shown import show
 from runner.experiment.summary import write_summary
 from runner.experiment.terminal import short
 from runner.models.card import write_card
@@ -38,6 +39,7 @@ from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
 from runner.tracking.store_uri import shown
 from runner.training.failure import fail
+from runner.training.hook_values import Shown
 from runner.training.observer import Trial
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -115,6 +117,12 @@ class Session:
         self.window, self.values = self._reporter.window, self._reporter.values
         self.settle, self.means = self._reporter.settle, self._reporter.means
         self._clock.lap("setup")
+
+    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
+        """Images and tables of hooks."""
+        show(shown, self.folder, self._journal, step=step, time_ms=time_ms)
+        if self._publisher is not None:
+            self._publisher.wake()
 
     def end(self, result: Result, ranks: Ranks, *, shows: bool = True) -> None:
         """The model, the pictures and the status: the last of the journal. shows: whether there are a model and pictures."""

@@ -18,6 +18,7 @@ from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.evaluate import Evaluation
 from runner.training.failure import fail
+from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, result_of, train
 from runner.training.metric_buffer import MetricBuffer, Rows
 from runner.training.observer import Observer
@@ -100,6 +101,7 @@ class Training:
             others=parts.elsewhere,
         )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
+        self.hooks = Hooks(parts.hooks if ranks.is_first else (), parts, folder, say=observer.say)
         self._began = time.perf_counter()
 
     def run(self) -> Generator[None, None, Result]:
@@ -111,7 +113,8 @@ class Training:
                 result.status = "killed"
             else:
                 self.checkpoints.use_best(self.progress)
-                self.measure("test")
+                self.values = self.measure("test")
+                self.call_hooks("end")
                 result.status = "pruned" if result.ending == "pruned" else "finished"
         except StoppedError:  # in the test
             result.status = "killed"
@@ -128,8 +131,9 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Of training, so far, without what was spent measuring splits."""
-        return self.progress.seconds + time.perf_counter() - self._began - self.evaluation.seconds
+        """Of training, so far, without what was spent measuring splits and in hooks."""
+        aside = self.evaluation.seconds + self.hooks.seconds
+        return self.progress.seconds + time.perf_counter() - self._began - aside
 
     def train(self) -> Generator[None, None, None]:
         """To the end, whichever comes first, and its last checkpoint."""
@@ -152,6 +156,8 @@ class Training:
                 say=self.observer.say,
             )
         parts.model.train()
+        if not self.progress.step:
+            self.call_hooks("start")
         with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
             self.result.ending = yield from train(
                 epochs,
@@ -168,14 +174,15 @@ class Training:
         self.keep("last")
 
     def validate(self) -> Mapping[str, float]:
-        """Measures the validation split and tells of it."""
+        """Measures the validation split, has the hooks look, and tells of it."""
         parts = self.parts
-        self.values = values = self.measure("val")
+        measured = self.values = self.measure("val")
+        values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)
         if parts.falls_by_metric and values:
             parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
-        self.observer.epoch(self.progress.epoch + 1, self.progress.step, values)
+        self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
@@ -185,6 +192,18 @@ class Training:
         if values:
             self.background.do(partial(self.observer.values, values, step=self.progress.step, time_ms=now))
         return values
+
+    def call_hooks(self, when: str) -> Mapping[str, float]:
+        """Tells what they return; the numbers, which all processes get."""
+        progress = self.progress
+        epoch = progress.epoch + (when == "epoch")
+        shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
+        now = int(time.time() * 1000)
+        if shown.numbers:
+            self.background.do(partial(self.observer.values, shown.numbers, step=progress.step, time_ms=now))
+        if shown.images or shown.tables:
+            self.background.do(partial(self.observer.shown, shown, step=progress.step, time_ms=now))
+        return self.ranks.broadcast_object(shown.numbers) if self.parts.hooks else {}
 
     def _miss(self, values: Mapping[str, float]) -> None:
         """Raises: RunnerError where something goes by the metric that was not measured."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from runner.training.hook_values import Shown
 from runner.training.metric_buffer import Window
 
 
@@ -20,7 +21,7 @@ class Trial(Protocol):
 
 
 class Observer(Protocol):
-    """Takes what is measured and said. window(), values() and settle() are called in the background thread."""
+    """Takes what is measured and said. window(), values(), shown() and settle() are called in the background thread."""
 
     @property
     def trial(self) -> Trial | None:
@@ -33,6 +34,10 @@ class Observer(Protocol):
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """The values of a whole split."""
+        ...
+
+    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
+        """Images and tables of hooks."""
         ...
 
     def settle(self) -> None:
@@ -65,6 +70,9 @@ class SilentObserver:
         pass
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
+        pass
+
+    def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
         pass
 
     def settle(self) -> None:

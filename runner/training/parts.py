@@ -19,6 +19,7 @@ from runner.tasks.task import Task
 from runner.training.optimizer import AveragedWeights, wants_metric
 from runner.training.progress import Best
 from runner.training.stopping import Limits
+from runner.training.view import Hook
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards  # it imports for a second
@@ -46,6 +47,7 @@ class Parts:
     precision: backends.Precision
     limits: Limits
     best: Best
+    hooks: tuple[Hook, ...] = ()
     shards: Shards | None = None  # of a model that lies in parts, one with each of several processes
     elsewhere: tuple[torch.device, ...] = ()  # the other devices that modules lie on
     threads: str = ""  # that compute on the CPU, in words, where the work decides it

@@ -1,0 +1,134 @@
+"""What a hook returned goes in; numbers, images and tables by name come out, on the host."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+NAME = re.compile(r"[\w\-./ ]+")  # that MLflow takes for metrics and images
+KINDS = "a hook returns None or {name: a number, figure, image or table}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Of the hooks of one moment. tables: a mapping of its columns for each row."""
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    images: dict[str, Image.Image] = field(default_factory=dict)
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def with_(self, other: Shown, *, taken: Mapping[str, float]) -> Shown:
+        """Both. Raises: ValueError for a name that the run itself, or another hook, has."""
+        for ours, theirs in ((taken, other.numbers), (self.images, other.images), (self.tables, other.tables)):
+            if twice := sorted(ours.keys() & theirs.keys()):
+                raise ValueError(f"there is {', '.join(twice)} already")
+        return Shown(self.numbers | other.numbers, self.images | other.images, self.tables | other.tables)
+
+
+def sorted_out(returned: Any) -> Shown:
+    """Waits for the device where it holds tensors. Raises: TypeError, ValueError for what can't be logged."""
+    if returned is None:
+        return Shown()
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"it returned a {type(returned).__name__}; {KINDS}")
+    shown = Shown()
+    for name, value in returned.items():
+        if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name or name.startswith("/"):
+            raise ValueError(f"{name!r} is no name for MLflow: letters, digits and _ - . / are")
+        if (number := _number(value)) is not None:
+            shown.numbers[name] = number
+        elif (rows := _rows(value)) is not None:
+            shown.tables[name] = rows
+        elif (image := _image(value)) is not None:
+            shown.images[name] = image
+        else:
+            size = f" of {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            raise TypeError(f"{name} is a {type(value).__name__}{size}; {KINDS}")
+    return shown
+
+
+def _number(value: Any) -> float | None:
+    is_one = isinstance(value, numbers.Real | np.number | np.bool_)
+    is_one = is_one or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
+    return float(value) if is_one else None
+
+
+def _rows(value: Any) -> list[dict[str, Any]] | None:
+    """Of a DataFrame, a mapping of columns, or a sequence of rows that are mappings."""
+    if hasattr(value, "to_dict") and hasattr(value, "columns"):
+        value = value.to_dict("list")
+    if isinstance(value, Mapping):
+        columns = {str(name): list(column) for name, column in value.items()}
+        if len({len(column) for column in columns.values()}) > 1:
+            raise ValueError("its columns are not of one length")
+        return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, Mapping) for row in value):
+        return [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON holds."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
+
+
+def _image(value: Any) -> Image.Image | None:
+    """Of a matplotlib figure, a picture of PIL, or an array (H, W), (H, W, C), of a tensor (H, W), (C, H, W), (N, C, H, W)."""
+    from PIL import Image  # 20 ms
+
+    if isinstance(value, Image.Image):
+        return value.copy()
+    if hasattr(value, "savefig"):
+        return _drawn(value)
+    if isinstance(value, Tensor):
+        array = value.detach().float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
+        if array.ndim == 4:
+            array = _grid(array)
+        if array.ndim == 3:
+            array = array.transpose(1, 2, 0)
+    elif isinstance(value, np.ndarray):
+        array = value
+    else:
+        return None
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
+        return None
+    if array.dtype != np.uint8:
+        array = (np.nan_to_num(array.astype(np.float64)).clip(0, 1) * 255).round().astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _drawn(figure: Any) -> Image.Image:
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).copy()
+
+
+def _grid(images: NDArray[Any]) -> NDArray[Any]:
+    """(N, C, H, W) as one (C, ...), about as wide as high, a pixel between them."""
+    num, channels, height, width = images.shape
+    columns = max(1, math.ceil(math.sqrt(num)))
+    rows = math.ceil(num / columns)
+    grid = np.zeros((channels, rows * (height + 1) - 1, columns * (width + 1) - 1), images.dtype)
+    for at, image in enumerate(images):
+        top, left = at // columns * (height + 1), at % columns * (width + 1)
+        grid[:, top : top + height, left : left + width] = image
+    return grid

@@ -1,0 +1,60 @@
+"""Calls a person's functions between steps with a view of the training; what they return goes the way of all metrics.
+
+Called by fit.Training, in the process that tracks and the thread that trains. A hook that fails is not called again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from runner.device import backends
+from runner.errors import first_line
+from runner.training.hook_values import Shown, sorted_out
+from runner.training.parts import Parts
+from runner.training.view import Hook, View
+
+log = logging.getLogger("runner")
+
+
+class Hooks:
+    """Those of a training; keeps which have failed, and the seconds that they took."""
+
+    def __init__(self, hooks: Sequence[Hook], parts: Parts, folder: Path, *, say: Callable[[str], None]) -> None:
+        self.seconds = 0.0
+        self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
+
+    def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
+        """What they return now, by name. The model and all generators are as before, whatever they do and draw."""
+        due = [hook for hook in self._hooks if when in hook.at]
+        if not due:
+            return Shown()
+        began, parts = time.perf_counter(), self._parts
+        devices = (parts.device, *parts.elsewhere)
+        generators, model = backends.generator_states(*devices), parts.kept_model
+        splits = {"val": parts.val, "test": parts.test}
+        modes = {module: module.training for module in model.modules()}
+        found = Shown()
+        try:
+            for hook in due:
+                model.eval()
+                known = {**values, **found.numbers}
+                view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
+                try:
+                    with torch.no_grad():
+                        found = found.with_(sorted_out(hook.call(view)), taken=known)
+                except Exception as error:
+                    self._hooks.remove(hook)
+                    log.warning("hook %s failed at step %d", hook.name, step, exc_info=error)
+                    problem = f"{type(error).__name__}: {first_line(error)}"
+                    self._say(f"hook:   {hook.name} failed at step {step:,}, and is not called any more: {problem}")
+        finally:
+            for module, training in modes.items():
+                module.training = training
+            backends.set_generator_states(generators, *devices)
+            self.seconds += time.perf_counter() - began
+        return found

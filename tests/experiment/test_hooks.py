@@ -1,0 +1,160 @@
+"""`train.hooks`: numbers, images and tables of a person's functions, beside a loop by hand; refusals; a run that goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import runner
+from runner import cli
+from runner.data.builtin.digits import digits
+from runner.data.loading.order import permutation
+from runner.data.split import split
+from runner.models.mlp import MLP
+from runner.tracking.journal_reader import read_points
+
+HOOKS = """
+import torch
+
+def norms(view):
+    torch.rand(7)  # it may draw, and the training does not notice
+    return {"norm/" + name: value.norm() for name, value in view.model.named_parameters()}
+
+def shows(view, count=9):
+    inputs, targets = next(view.batches("val"))[:2]
+    said = view.model(inputs[:count]).argmax(1)
+    return {"digits/first": inputs[:count].reshape(-1, 1, 8, 8), "answers": {"said": said, "is": targets[:count]}}
+
+class Counts:
+    def __init__(self, by=1, name="calls"):
+        self.by, self.name, self.calls = by, name, 0
+
+    def __call__(self, view):
+        self.calls += self.by
+        return {self.name: self.calls}
+
+def needs_two(view, other):
+    pass
+
+def takes_none():
+    pass
+"""
+WORDS = (
+    "model=mlp",
+    "model.hidden_sizes=[8]",
+    "task.plots=false",
+    "tracking.log_model=false",
+    "tracking.system_metrics=false",
+)
+
+
+@pytest.fixture
+def here(own_folder, empty_store, monkeypatch):
+    monkeypatch.syspath_prepend(str(own_folder))
+    (own_folder / "my_hooks.py").write_text(HOOKS)
+    (own_folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    return own_folder
+
+
+def by_hand(num_epochs):
+    """The norms of the weights after each epoch, and before the first."""
+    rows = split(digits(), val_fraction=0.1, test_fraction=0.1, limit=None, seed=0).train
+    torch.manual_seed(0)
+    model = MLP(64, 10, [8])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
+    found = [{name: value.norm().item() for name, value in model.named_parameters()}]
+    for epoch in range(num_epochs):
+        for indices in permutation(len(rows[1]), seed=0, epoch=epoch).split(128):
+            loss = F.cross_entropy(model(rows[0][indices]), rows[1][indices])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append({name: value.norm().item() for name, value in model.named_parameters()})
+    return found
+
+
+def test_the_weights_norms_are_those_of_a_loop_by_hand(here):
+    both = "train.hooks=[{_target_: my_hooks.norms, at: [start, epoch]}]"
+    assert cli.main([*WORDS, both, "train.num_epochs=3", "hydra.run.dir=run", "tracking.enabled=false"]) == 0
+    points = read_points(Path("run"))
+    norms = by_hand(3)
+    for name in norms[0]:
+        assert list(points[f"norm/{name}"]) == [(12 * epoch, value[name]) for epoch, value in enumerate(norms)]
+    assert json.loads(Path("run/summary.json").read_text())["metrics"]["norm/output.bias"] == norms[3]["output.bias"]
+    assert cli.main([*WORDS, "train.num_epochs=3", "hydra.run.dir=plain", "tracking.enabled=false"]) == 0
+    assert list(points["train/loss"]) == list(read_points(Path("plain"))["train/loss"])
+
+
+def test_images_and_tables_are_where_mlflows_pages_look_for_them(here):
+    import pandas as pd
+    from mlflow import MlflowClient
+
+    hooks = (
+        "train.hooks=[{_target_: my_hooks.shows, at: [start, epoch, end], count: 4},{_target_: my_hooks.Counts, by: 2}]"
+    )
+    assert cli.main([*WORDS, hooks, "train.num_epochs=2", "hydra.run.dir=run"]) == 0
+    run_id = json.loads(Path("run/summary.json").read_text())["run_id"]
+    client = MlflowClient("sqlite:///mlflow.db")
+    images = sorted(item.path for item in client.list_artifacts(run_id, "images"))
+    assert [path.split("+")[:3] for path in images if path.endswith(".png")] == [
+        ["images/digits~first", "step", str(step)] for step in (0, 12, 24)
+    ]
+    assert len(images) == 6 and sum(path.endswith("+compressed.webp") for path in images) == 3
+    tags = client.get_run(run_id).data.tags
+    assert tags["mlflow.loggedImages"] == "True"
+    assert json.loads(tags["mlflow.loggedArtifacts"]) == [{"path": "tables/answers.json", "type": "table"}]
+
+    table = pd.read_json(client.download_artifacts(run_id, "tables/answers.json", str(here)), orient="split")
+    assert table["step"].tolist() == [0] * 4 + [12] * 4 + [24] * 4 and set(table) == {"step", "said", "is"}
+    assert [point.value for point in client.get_metric_history(run_id, "calls")] == [2.0, 4.0]
+
+
+def test_a_run_that_goes_on_shows_each_step_once(here):
+    hooks = "train.hooks=[my_hooks.norms,my_hooks.shows]"
+    words = [*WORDS, hooks, "tracking.enabled=false", "hydra.run.dir=run"]
+    assert cli.main([*words, "train.num_epochs=2"]) == 0
+    file = Path("run/checkpoints/last.pt")
+    kept = file.read_bytes()
+    assert cli.main(["resume", "run", "train.num_epochs=3"]) == 0
+    whole, table = read_points(Path("run")), Path("run/tables/answers.json").read_text()
+    file.write_bytes(kept)  # as a kill before the last checkpoint leaves it
+    assert cli.main(["resume", "run", "train.num_epochs=3"]) == 0
+    again = read_points(Path("run"))
+    assert [step for step, _ in again["norm/output.bias"]] == [12, 24, 36]
+    assert list(again["norm/output.bias"]) == list(whole["norm/output.bias"])
+    assert Path("run/tables/answers.json").read_text() == table and len(list(Path("run/images").glob("*.png"))) == 3
+    assert set(runner.history("run").columns) >= {"norm/output.bias", "train/loss"}
+
+
+def test_the_run_stops_early_and_keeps_the_best_by_what_a_hook_measures(here):
+    words = [f"train.early_stopping.{word}" for word in ("metric=val/calls", "mode=min", "patience=2")]
+    words += ["train.hooks=[{_target_: my_hooks.Counts, name: val/calls}]", "hydra.run.dir=run"]
+    assert cli.main([*WORDS, *words, "tracking.enabled=false"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["ending"], summary["num_epochs"]) == ("patience", 3)
+    assert summary["best"] | {"mode": "min"} == {"metric": "val/calls", "value": 1.0, "step": 12, "mode": "min"}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        ("[my_hooks.norm]", "my_hooks.norms"),
+        ("[os.system]", "os.system"),
+        ("[{_target_: my_hooks.shows, cuont: 3}]", "count"),
+        ("[{_target_: my_hooks.shows, at: epcoh}]", "write: epoch"),
+        ("[my_hooks.needs_two]", "other"),
+        ("[my_hooks.takes_none]", "def takes_none(view)"),
+        ("my_hooks.norms", "must be a list of functions"),
+        ("[3]", "must be a list of functions"),
+        ("[my_hooks.norms] placement.strategy=fsdp", "placement.strategy=ddp"),
+    ],
+)
+def test_what_is_no_hook_is_refused_before_anything_is_tracked(here, capsys, hooks, said):
+    hooks, *more = hooks.split("] ")
+    words = [f"train.hooks={hooks}{']' if more else ''}", *more]
+    assert cli.main([*WORDS, *words, "hydra.run.dir=run"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
+    assert not Path("run/journal").exists()

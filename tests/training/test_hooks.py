@@ -1,0 +1,161 @@
+"""What a person's hooks may return, what they see, and what they leave as it was."""
+
+import types
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from runner.training.hook_values import sorted_out
+from runner.training.hooks import Hooks
+from runner.training.view import Hook
+
+
+def test_numbers_of_every_kind():
+    given = {
+        "a": 1,
+        "b": 2.5,
+        "c": True,
+        "d": torch.tensor(3.5),
+        "e": np.float32(4),
+        "f": np.array(5),
+        "g": np.bool_(1),
+    }
+    assert sorted_out(given).numbers == {"a": 1, "b": 2.5, "c": 1, "d": 3.5, "e": 4, "f": 5, "g": 1}
+    assert sorted_out(None) == sorted_out({})
+
+
+def pixels(value):
+    (image,) = sorted_out({"image": value}).images.values()
+    return np.asarray(image)
+
+
+def test_images_of_every_kind():
+    import matplotlib.figure
+
+    gray = torch.tensor([[0.0, 0.5], [1.0, 2.0]])
+    assert pixels(gray).tolist() == [[0, 128], [255, 255]]
+    assert pixels(torch.tensor([[float("nan"), -1.0]])).tolist() == [[0, 0]]
+    assert pixels(gray[None]).tolist() == pixels(gray).tolist()
+    color = torch.arange(12, dtype=torch.uint8).reshape(3, 2, 2)
+    assert (pixels(color) == color.permute(1, 2, 0).numpy()).all()
+    assert (pixels(color.permute(1, 2, 0).numpy()) == color.permute(1, 2, 0).numpy()).all()
+    assert pixels(Image.new("RGB", (5, 4), "red")).shape == (4, 5, 3)
+    figure = matplotlib.figure.Figure(figsize=(2, 1), dpi=50)
+    figure.subplots()
+    assert pixels(figure).shape == (50, 100, 4)
+    many = torch.zeros(5, 1, 2, 3)
+    many[4] = 1.0
+    grid = pixels(many)
+    assert grid.shape == (2 * 3 - 1, 3 * 4 - 1) and grid[3:, 4:7].min() == 255 and grid.sum() == 6 * 255
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"x": torch.tensor([1, 2]), "y": ["a", "b"]},
+        [{"x": 1, "y": "a"}, {"x": np.int64(2), "y": "b"}],
+        pd.DataFrame({"x": [1, 2], "y": ["a", "b"]}),
+    ],
+)
+def test_tables_of_every_kind(table):
+    assert sorted_out({"t": table}).tables == {"t": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]}
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (3, "it returned a int; a hook returns None or"),
+        ({"a": "text"}, "a is a str; a hook returns"),
+        ({"a": torch.zeros(2, 2, 2, 2, 2)}, r"a is a Tensor of \(2, 2, 2, 2, 2\)"),
+        ({"a": torch.zeros(5, 2, 2)}, r"of \(5, 2, 2\)"),
+        ({"a": {"x": [1], "y": [1, 2]}}, "not of one length"),
+        ({"a?": 1}, "no name for MLflow"),
+        ({"../a": torch.zeros(2, 2)}, "no name for MLflow"),
+        ({"/a": torch.zeros(2, 2)}, "no name for MLflow"),
+    ],
+)
+def test_what_is_none_of_them(returned, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        sorted_out(returned)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.frozen = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.train()
+        self.frozen.eval()
+
+
+@pytest.fixture
+def called(tmp_path):
+    """Calls some functions as hooks, and returns what came, what was said, and the model."""
+    parts = types.SimpleNamespace(
+        device=torch.device("cpu"),
+        elsewhere=(),
+        kept_model=Net(),
+        val=types.SimpleNamespace(epoch=lambda _: [1, 2]),
+        test=None,
+    )
+    said = []
+
+    def call(*functions, when="epoch", at=("epoch",)):
+        hooks = Hooks([Hook(each.__name__, each, at) for each in functions], parts, tmp_path, say=said.append)
+        return (
+            [hooks.call(when, epoch=1, step=step, values={"val/loss": 0.5}) for step in (3, 4)],
+            said,
+            parts.kept_model,
+        )
+
+    return call
+
+
+def test_they_see_the_training_and_leave_no_trace(called):
+    def look(view):
+        assert not view.model.training and not view.model.inner.training and not torch.is_grad_enabled()
+        torch.rand(2)
+        view.model.frozen.train()
+        assert list(view.batches()) == [1, 2]
+        with pytest.raises(ValueError, match="has the batches of val, not of test"):
+            view.batches("test")
+        return {"seen": view.values["val/loss"], "step": view.step, "epoch": view.epoch}
+
+    def build_on(view):
+        return {"twice": 2 * view.values["seen"]}
+
+    before = torch.get_rng_state()
+    (first, second), said, model = called(look, build_on)
+    assert first.numbers == {"seen": 0.5, "step": 3, "epoch": 1, "twice": 1.0} and second.numbers["step"] == 4
+    assert torch.equal(torch.get_rng_state(), before) and not said
+    assert model.training and model.inner.training and not model.frozen.training and torch.is_grad_enabled()
+
+
+def test_one_that_fails_is_told_once_and_the_others_go_on(called, caplog):
+    def fails(view):
+        raise ZeroDivisionError("of what?")
+
+    def is_taken(view):
+        return {"val/loss": 1.0}
+
+    def works(view):
+        return {"a": 1}
+
+    (first, second), said, _ = called(fails, is_taken, works)
+    assert first.numbers == second.numbers == {"a": 1.0}
+    assert said == [
+        "hook:   fails failed at step 3, and is not called any more: ZeroDivisionError: of what?",
+        "hook:   is_taken failed at step 3, and is not called any more: ValueError: there is val/loss already",
+    ]
+    assert "of what?" in caplog.text and "Traceback" in caplog.text
+
+
+def test_they_are_called_when_they_are_to_be(called):
+    def works(view):
+        return {view.when: 1}
+
+    assert called(works, when="start")[0][0].numbers == {}
+    assert called(works, when="start", at=("start", "end"))[0][0].numbers == {"start": 1.0}
