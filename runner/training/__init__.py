@@ -1,4 +1,4 @@
-"""Parts go in, a trained model comes out: loop, step, evaluation, checkpoints, metrics."""
+"""Trains what experiment/build.py has built: the loop, its steps, evaluation, checkpoints, and metrics kept on the device."""
 
 from __future__ import annotations
 

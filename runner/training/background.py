@@ -1,4 +1,7 @@
-"""Work that may wait (for the device, the disk) goes in; it is done in order, beside training, by one thread."""
+"""Runs in one thread beside a training, in order, what waits for the device or the disk: windows of metrics, checkpoints.
+
+It keeps the jobs that wait, and an error of one until the next call, which raises it. Each training has one (fit.py).
+"""
 
 from __future__ import annotations
 

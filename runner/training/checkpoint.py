@@ -1,4 +1,8 @@
-"""The state of a run goes in; a file comes out, written whole or not at all, and back again on any device: what it was, or nothing."""
+"""Writes a run's checkpoints to files, whole or not at all, in the background thread, and reads them back on the host.
+
+For state.py, which knows what is in them; runs/load.py and experiment/figures.py call load(). CheckpointWriter keeps the
+newest of each name in memory.
+"""
 
 from __future__ import annotations
 

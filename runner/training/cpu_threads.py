@@ -1,4 +1,4 @@
-"""A task, a model and a batch go in; how many of the CPU's threads its steps are worth comes out."""
+"""Counts how many of the CPU's threads a training's steps are worth, from a few rows of a batch. For experiment/build.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A split's batches go through the model and the task's metrics: one number for each name comes out, read from the device once."""
+"""Evaluates a split: its batches through the model and the task's metrics, to one number a name, read from the device once.
+
+Evaluation is for fit.py, at each epoch's end and for the test; runs/evaluate.py (`evaluate`) calls evaluate().
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error that ended a training goes in; the result's status, its words and what to do come out."""
+"""Turns an error that ended a training into the result's status, its words, and what to do. For fit.py and the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Parts go in; they are trained, tested with their best weights, and what came of it comes out, however it ends."""
+"""Trains a run's parts, tests them with their best weights, and returns what came of it, however it ends.
+
+Called by experiment/run.py, and by experiment/other_ranks.py in the processes beside the first. Training keeps what lives
+as long as one: progress, metric buffer, checkpoints, background thread; stacked/fit.py has several of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The steps to take go in; a trained model and how the training went come out. No files, no YAML."""
+"""The training loop: takes steps, asks after them whether to stop or save, evaluates at epochs' ends. No files, no YAML.
+
+Called by fit.py. How a step is taken: step/choose.py. Where the training stands is in `progress`; the loop keeps nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""0-d tensors on the device go in, one row a step; windows of rows come out on the host, one copy each."""
+"""Keeps each step's values on the device, a row a step, and copies them to the host a window at a time.
+
+A row is written after each step (step/eager.py, step/on_device.py, stacked/fit.py); the background thread hands each Window
+to the session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training tells while it lasts, and to whom: the run's session, or nobody in the processes beside the first one."""
+"""Defines what a training tells while it lasts, and whom: experiment/session.py, or nobody in the processes beside the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A model and a partial optimizer from YAML go in; the optimizer, its schedule and the averaged weights come out."""
+"""Makes an optimizer over a model's parameters, by groups; freezes parameters; has warmup_cosine and averaged weights (EMA).
+
+For experiment/build.py and experiment/build_optimizer.py, which reads from YAML which optimizer and schedule are wanted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A signal goes in; a word to the loop comes out: finish this step, then end. And an end that comes whether it does or not."""
+"""Turns a signal (Ctrl-C, SIGTERM, ...) into a Stop that the loop looks at after its steps, and ends the process if need be.
+
+Where the caller says how to end it, a thread does so after a second Ctrl-C or the time of grace. For runs, the processes
+beside their first, and sweeps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where a run stands goes in; the content of its checkpoints comes out, and back again."""
+"""Gathers all that a run goes on from (weights, optimizer, schedule, generators, progress, unread metrics), and puts it back.
+
+For fit.py; checkpoint.py writes it to files. All processes of a run make the same calls.
+"""
 
 from __future__ import annotations
 

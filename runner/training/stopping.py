@@ -1,4 +1,7 @@
-"""When a training ends or is saved: its limits, and what is asked after each step, by one process or by several together."""
+"""Says after each step whether the training goes on, saves or ends: by its limits and by signals. Asked by the loop.
+
+OwnStopCondition is of one process, CommonStopCondition of several, which agree. Each keeps when it began and last saved.
+"""
 
 from __future__ import annotations
 

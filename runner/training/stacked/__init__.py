@@ -1,1 +1,1 @@
-"""Trainings that differ in numbers alone take their steps together, as one model with one more dimension."""
+"""Trains several models that differ in numbers alone as one with one more dimension. For a sweep's jobs (sweep.batch)."""

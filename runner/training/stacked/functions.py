@@ -1,4 +1,4 @@
-"""What several models that compute together need in the place of torch's own functions.
+"""Replaces torch's dropout and attention while several models compute together (step.py).
 
 Dropout: each has the masks that it would draw alone, from its own generator. Attention: torch 2.13 takes its kernel on a CPU
 for one model after the other, so it is written out.

@@ -1,4 +1,7 @@
-"""One step of all members: forward and backward over the stack, clipping, update, averages; their values come out as (M,)."""
+"""Takes one step of all members: forward and backward over the stack, clipping, update, averages. Returns values, (M,).
+
+For fit.py; check.py and size.py try it before. It keeps in how many pieces the members go through it: more where memory ends.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How one step of the training is taken: eagerly, compiled, as graphs of the device, or in pieces that fit its memory."""
+"""The training step: as it is written, compiled, as CUDA graphs, or in parts that fit the memory. choose.py says which."""

@@ -1,4 +1,7 @@
-"""How a step of this run comes to be: every choice is made here, once, from the top of the list to its end."""
+"""Chooses how a run takes its steps: compiled, as CUDA graphs, split, by several processes, watched by the guard.
+
+Called once by fit.py, before the first step: every choice is made here, from the top of the list to its end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step goes in; the same step comes out compiled: forward, loss, backward, clipping, optimizer and averages in one."""
+"""Compiles a step: forward, loss, backward, clipping, optimizer and averages in one function, or a part of it: train.compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Steps on the device go in; they are taken by replays of CUDA graphs, one launch for several of them."""
+"""Captures steps on the device as CUDA graphs and replays them, several by one launch: train.cuda_graph.
+
+on_device.py hands it the steps. It keeps a graph for each size of batch and number of steps at once.
+"""
 
 from __future__ import annotations
 

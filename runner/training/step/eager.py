@@ -1,4 +1,8 @@
-"""A step and batches go in; the steps of an epoch are taken one after the other, each with its rate and its row of metrics."""
+"""Takes an epoch's steps one after the other, each by calls from the host: what choose.py takes by default.
+
+Each step's values go into the metric buffer. Rates has the schedule take its step, here and for on_device.py;
+one that goes by a metric takes it in fit.py, at an epoch's end.
+"""
 
 from __future__ import annotations
 

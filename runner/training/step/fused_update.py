@@ -1,4 +1,7 @@
-"""An optimizer goes in; what takes its steps comes out: without the Python that its own step() repeats, or to be compiled."""
+"""Takes an optimizer's steps without the Python that its own step() repeats (make_update), or so that they can be compiled.
+
+The step (train_step.py, stacked/update.py) calls the first; FixedUpdate is for compiled.py and on_device.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A step and a set on the device go in; an epoch's steps are taken several at a time, and need nothing of the host in between."""
+"""Takes an epoch's steps several at a time, from a set that lies on the device; between them it needs nothing of the host.
+
+For train.cuda_graph, and train.compile on a CPU. It keeps on the device the place in the epoch's order, and the rates.
+"""
 
 from __future__ import annotations
 

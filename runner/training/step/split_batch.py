@@ -1,4 +1,7 @@
-"""A step that the device's memory does not take goes in; the same step in parts that fit comes out, or what to write instead."""
+"""Takes a batch that the device's memory does not hold in parts that fit (train.on_oom=split), or says what to write instead.
+
+The number of parts stands in the run's progress, and so in its checkpoints.
+"""
 
 from __future__ import annotations
 

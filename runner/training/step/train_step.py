@@ -1,4 +1,7 @@
-"""A group of batches on the device goes in; one optimizer step is taken, and its values come out as 0-d tensors."""
+"""Makes the training step: forward, loss, backward, clipping and update over a group of batches on the device.
+
+It returns the step's values as 0-d tensors and waits for nothing. choose.py decides what stands around it.
+"""
 
 from __future__ import annotations
 
