@@ -1,4 +1,4 @@
-"""A configuration goes in; the metric that its epochs are judged by comes out, or what is wrong with its name."""
+"""Finds the metric that epochs are judged by, for build.py; says what is wrong with its name before any work, for check.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A checked configuration goes in; the run's parts come out, built and placed. The only caller of `build()`."""
+"""Builds and places a run's parts from its checked configuration: data, model, task, optimizer. Fills cfg.facts on the way.
+
+For runs (processes.py, together.py), `plan`, `lr-find` and `evaluate`.
+"""
 
 from __future__ import annotations
 

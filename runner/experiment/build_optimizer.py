@@ -1,4 +1,7 @@
-"""The nodes of an optimizer and its schedule go in; both come out, made; or, before any work, what is wrong with them."""
+"""Makes the optimizer and the learning-rate schedule that the keys `optimizer` and `scheduler` name, for build.py.
+
+For check.py it tries both with a parameter of its own before any work, and says which settings are wrong.
+"""
 
 from __future__ import annotations
 

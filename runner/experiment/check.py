@@ -1,4 +1,7 @@
-"""A configuration is checked before any work: every mistake that can be told from it alone, all at once; else the device."""
+"""Checks a configuration before any work: every mistake that shows in it alone, all at once; else its device, and why that one.
+
+Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A run's folder goes in; it is this process's alone from then on, or why no run can begin in it comes out.
+"""Takes a run's folder for this process alone, by a lock, or says why no run can begin in it.
 
-Hydra writes into a run's folder before it calls the run. So a command takes the folder in Hydra's callback (runner.cli.check_first),
-and the run finds it taken.
+Hydra writes into a run's folder before it calls the run. So a command takes the folder in Hydra's callback
+(runner.cli.check_first), and the run finds it taken.
 """
 
 from __future__ import annotations

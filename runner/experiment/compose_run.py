@@ -1,4 +1,4 @@
-"""Flags and overrides go in; the configuration that they compose comes out, of a run's folder or from the beginning."""
+"""Has Hydra compose a configuration for what is no run: from flags and overrides (`lr-find`), or a run's own (`evaluate`)."""
 
 from __future__ import annotations
 

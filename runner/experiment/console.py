@@ -1,4 +1,7 @@
-"""Windows of metrics, an epoch's values and a summary go in; what a person sees comes out, and the same in runner.log."""
+"""Shows a run to a person: a bar or lines, an epoch's values, the table at the end; the same in runner.log.
+
+For session.py; a window of steps comes in the background thread. It keeps the last values and the speed, for the next frame.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run that has ended goes in; its pictures come out: its curves, and what its best weights say of rows not learnt from."""
+"""Has a run's pictures drawn once it has ended: its curves, and what its best weights say of rows not learnt from.
+
+Called by session.py in the process that tracks. What is drawn, and how, is in plots/.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run's folder and a number of processes go in; torch's own launcher starts them, and how they ended comes out."""
+"""Starts the processes of a run by torch's launcher, passes signals on to them, and says how they ended.
+
+Called by processes.py in the process that was asked for the run, which does not train; each of them is rank.py.
+"""
 
 from __future__ import annotations
 

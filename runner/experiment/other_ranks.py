@@ -1,4 +1,7 @@
-"""A configuration and a place beside the first of several processes go in; the same training comes out, and nothing is written."""
+"""Trains in each process beside the first of several: the same training, but nobody is told, and nothing written but a log.
+
+Called by run.py where our launcher started the process, by cli/train.py where torchrun or srun did.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One run's configuration goes in; how many processes train it and on what comes out, and this one's place among them."""
+"""Decides how many processes train a run and on what, and finds this one's place among them; starts them where need be.
+
+Called by run.py, and by other_ranks.py in the processes beside the first. What several can't do is refused here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The current folder goes in; which code and which versions a run was made with comes out."""
+"""Finds what a run was made with: the commit of the current folder and its changes, and the versions of what is installed.
+
+For the run's record (run_record.py), `export`, and `reproduce`, which compares.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The folder of a run that several processes train goes in; one of them comes out. `python -m runner.experiment.rank FOLDER`."""
+"""`python -m runner.experiment.rank FOLDER`: one of the processes that train a run, as launch.py starts them.
+
+It reads from FOLDER what the launching process left there (distributed/messages.py), and calls run.py.
+"""
 
 from __future__ import annotations
 

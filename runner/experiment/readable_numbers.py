@@ -1,4 +1,4 @@
-"""A number goes in; what a person reads of it comes out, on the screen, in a sweep's table and in a report: 10 characters at most."""
+"""Writes a number in at most 10 characters, as a person reads it: on the screen, in a sweep's table and in its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What was measured goes in; it stands in the journal, on the screen and in the record, and the publisher knows of it."""
+"""Sends what was measured to the journal, the screen and the run's record, and wakes the publisher.
+
+Made by session.py; all but means() runs in the background thread. It keeps the points that wait for the disk.
+"""
 
 from __future__ import annotations
 

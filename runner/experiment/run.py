@@ -1,4 +1,7 @@
-"""One run, from its configuration to its closed tracker: the main path, called by every command that trains."""
+"""One run, from its configuration to its closed tracker: the main path, called by every command that makes a run.
+
+Jobs of a sweep that are trained together go through together.py instead.
+"""
 
 from __future__ import annotations
 

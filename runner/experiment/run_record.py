@@ -1,4 +1,7 @@
-"""A run's parts and what happened in it go in; what its journal, its page in MLflow and summary.json say comes out."""
+"""Writes what a run is and what came of it: into its journal, of which its page in MLflow is made, and for summary.json.
+
+Called by session.py. Record keeps what the journal has so far.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's summary goes in; its folder's summary.json comes out, whole or not at all, and back again."""
+"""Writes a run's summary.json, whole or not at all, and reads it: for sweeps and commands that ask how a run ended."""
 
 from __future__ import annotations
 

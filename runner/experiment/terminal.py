@@ -1,4 +1,4 @@
-"""What a person reads goes in; it comes out where they read, or nowhere once they have read enough."""
+"""Prints for a person, with control characters in texts spelled out; falls silent once nobody reads any more (`| head`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Runs that differ in numbers alone, trained together in one process: each has its session, its folder and its end.
 
-Called in the process of a sweep's group. What can't be trained together is found before any of them begins.
+Called by sweep/jobs/run_job.py in the process of a group of jobs. What can't be trained together is found before any
+of them begins.
 """
 
 from __future__ import annotations

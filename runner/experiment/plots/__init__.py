@@ -1,1 +1,1 @@
-"""What a run measured and predicted goes in; its pictures come out, as PNG files."""
+"""Draws what a run measured and predicted, as PNG files. For figures.py."""

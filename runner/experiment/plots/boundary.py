@@ -1,4 +1,4 @@
-"""What a model says all over the plane of its two inputs goes in; a filled map with the rows on it comes out."""
+"""Draws what a model says all over the plane of its two inputs: a filled map, with the rows on it."""
 
 from __future__ import annotations
 

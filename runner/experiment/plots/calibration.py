@@ -1,4 +1,4 @@
-"""Probabilities and what is so go in; the reliability diagram comes out: how often a model is right that is so sure."""
+"""Draws the reliability diagram, from probabilities and what is so: how often a model is right that is so sure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A model, its task and a split's batches go in; what the model says of the rows comes out on the host, in one copy."""
+"""Collects what a model says of a split's rows: predicts them batch by batch, and brings the results to the host together.
+
+Called by figures.py. It also gives the inputs of the rows where the model is furthest off.
+"""
 
 from __future__ import annotations
 

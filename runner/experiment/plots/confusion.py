@@ -1,4 +1,4 @@
-"""Classes that were said and that are so go in; the confusion matrix comes out, readable with 2 and with 100 classes."""
+"""Draws the confusion matrix, from classes that were said and that are so; readable with 2 and with 100 classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The points of a run's folder go in; pictures of its curves come out."""
+"""Draws a run's curves from its points: a picture for each kind of value, its splits together. For figures.py."""
 
 from __future__ import annotations
 

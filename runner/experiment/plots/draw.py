@@ -1,4 +1,7 @@
-"""What a model said of a split goes in, on the host; the pictures that suit its task come out, as PNG files."""
+"""Draws the pictures that suit a task, from what a model said of a split: finds the module of each, and says what failed.
+
+Called by figures.py. Another picture: a module here, its name in _drawing() and in tasks/metric_names.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model said of a split, on the host: made by collect, drawn by every picture. It holds no tensor of a device."""
+"""Defines what a model said of a split, on the host: collect.py makes it, every picture is drawn from it."""
 
 from __future__ import annotations
 

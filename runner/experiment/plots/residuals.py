@@ -1,4 +1,4 @@
-"""Numbers that were told and that are so go in; one against the other comes out, a panel for each."""
+"""Draws predicted numbers against true ones, and their differences below, a panel for each target."""
 
 from __future__ import annotations
 

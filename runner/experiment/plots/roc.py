@@ -1,4 +1,4 @@
-"""Probabilities and what is so go in; ROC and precision-recall curves come out, a line for each class."""
+"""Draws ROC and precision-recall curves, a line for each class, from probabilities and what is so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some images with what was said of them go in; a sheet of them comes out, the worst first; and of reconstructions."""
+"""Draws sheets of images with what was said of them, the worst first; and of inputs with their reconstructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes and a title go in; a matplotlib figure with this house's look comes out, and its PNG file."""
+"""Makes matplotlib figures with this house's look, of a size and a title, and saves them as PNG files."""
 
 from __future__ import annotations
 
