@@ -1,4 +1,7 @@
-"""A policy and a description of the machine go in; one device and the reason for it come out, or why there is none."""
+"""Everything about devices: what the machine has, which device a run gets and why, and what each kind can do.
+
+Names most used are exported here: choose(), resolve() and parse() for `device=`, probe() for the machine.
+"""
 
 from runner.device.choose import Choice, choose, parse, resolve
 from runner.device.hardware import Driver, Gpu, Hardware, diagnose, probe

@@ -1,4 +1,4 @@
-"""A device and what YAML says of its kind go in; torch's global switches are set, the run's arithmetic comes out."""
+"""Sets torch's process-wide switches for a run's device, and answers what differs by its kind: precision, generators, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A device's kind and what is asked of it go in; whether it has that comes out. Placement, plan and guard obey this table."""
+"""The table of what each kind of device lacks, computes slowly or gets wrong; and answers from it.
+
+Placement, loading, metrics, the guard, the screen and the simulator of `plan` obey it.
+"""
 
 from __future__ import annotations
 

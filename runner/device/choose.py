@@ -1,4 +1,7 @@
-"""What `device=` says and a machine go in; the device and the reason come out. Pure."""
+"""Chooses the device that `device=` asks for on a machine, and says why, or why there is none. Parses what may be asked.
+
+Pure, but that choose() has the driver asked where a device is missing. For experiment/check.py, runs/load.py, a sweep's slots.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing goes in; a frozen description of this machine comes out. All that asks the hardware stands here."""
+"""Describes this machine, as a frozen value that all choices take. All that asks the hardware stands here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The bytes that this process may still take: by the machine, its container and its own limits. And bytes as people say them."""
+"""Says how many bytes this process may still take, by machine, container and its own limits; writes sizes as people read them.
+
+For snapshots of checkpoints, tables in memory, and how many models train together.
+"""
 
 from __future__ import annotations
 

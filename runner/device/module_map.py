@@ -1,4 +1,4 @@
-"""A model and devices for modules of it, by path, go in; each lies on its own, with copies where one hands on to another.
+"""Places the modules of a model on several devices, as placement.map says by path; copies where one hands on to another.
 
 Called once a run by experiment/build.py. What passes a border is copied in the step, and its gradient on the way back:
 between GPUs without a wait of the host; to or from the CPU the host waits. The devices take turns: it gives room for a

@@ -1,4 +1,7 @@
-"""What `device=` and `train.num_processes` say, and a machine, go in; the device of each process comes out. Pure."""
+"""Chooses the device of each process that trains a run, by `device=` and `train.num_processes`. Pure.
+
+Called by experiment/processes.py; for one process it is choose.py's choice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested batches and modules go in; the same come out on a device, in types that the device has."""
+"""Moves nested batches and modules to a device, in types that the device has; maps, counts and cuts nested tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device of a machine goes in; the precisions that it computes in come out. Pure."""
+"""Says which precisions a device of a machine computes in, and refuses one that it does not (train.precision). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A device goes in; what lets copies go on beside its steps comes out: a second stream, and events of it."""
+"""Gives a device's second stream and events, so that copies go on beside its steps; None for a device without.
+
+For batches that are brought to the device, windows of metrics and snapshots of checkpoints.
+"""
 
 from __future__ import annotations
 

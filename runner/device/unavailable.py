@@ -1,4 +1,7 @@
-"""A device's name and a machine go in; why it can't be used there, and what to do about it, come out. Pure."""
+"""Says why a device can't be used on a machine, and what to do about it; None where it can. Pure.
+
+For every choice of a device, `devices`, its benchmark, and a sweep's slots.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A machine goes in; how fast each of its devices computes, copies and answers comes out, measured and kept."""
+"""`devices --bench`: measures how fast each device computes, copies and answers, and keeps it for plans and sweeps."""

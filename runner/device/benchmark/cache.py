@@ -1,4 +1,7 @@
-"""A machine goes in; what was measured on it before comes out, or None. Imports neither torch nor matplotlib."""
+"""Keeps what was measured on this machine in a file, and reads it again, or None. Imports neither torch nor matplotlib.
+
+show.py writes it; `plan` and what a sweep says before it runs read it.
+"""
 
 from __future__ import annotations
 

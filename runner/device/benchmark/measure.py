@@ -1,4 +1,4 @@
-"""A machine goes in; plain values of every usable device come out, and why a device could not be measured."""
+"""Measures every usable device, one after the other; gives plain values, and why a device could not be measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`devices --bench`: a machine is measured, and what was found is kept and shown as a table."""
+"""`devices --bench`: has the machine measured, keeps what was found, and shows it as a table. Called by cli/devices.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much is done of everything goes in; one device under measurement comes out."""
+"""Defines how much is done of everything that is measured (Sizes), and one device under measurement (Bench)."""
 
 from __future__ import annotations
 

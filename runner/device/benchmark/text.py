@@ -1,4 +1,4 @@
-"""What was measured goes in; a line about it for a person comes out. Pure."""
+"""Puts measured figures in words: the line of a sweep that compares its devices, and the table's numbers. Pure."""
 
 from __future__ import annotations
 

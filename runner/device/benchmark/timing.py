@@ -1,4 +1,4 @@
-"""A call and a way to wait for its device go in; the seconds that it takes come out: median, lowest, highest."""
+"""Times a call on a device: seconds, as median, lowest and highest of several batches of calls."""
 
 from __future__ import annotations
 

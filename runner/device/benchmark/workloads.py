@@ -1,4 +1,4 @@
-"""A device and sizes go in; figures by dotted name come out: products, copies, memory, launches, host reads."""
+"""The works that are timed on a device: products, copies, memory, launches, host reads; each gives figures by dotted name."""
 
 from __future__ import annotations
 
