@@ -1,4 +1,7 @@
-"""Many runs: overrides and a machine go in; jobs, a ledger and a report come out."""
+"""Many runs from one line (`-m`): a grid or a search makes jobs, a launcher runs them, a report compares them.
+
+grid.py and search/sweeper.py say which jobs there are; sweep.py has them run. The report is made in report/.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of `-m` go in; every combination of their values has run when it comes out. Hydra's sweeper for grids."""
+"""Hydra's sweeper for grids (hydra/sweeper=grid): has every combination of the values in the words of `-m` run, by sweep.py."""
 
 from __future__ import annotations
 

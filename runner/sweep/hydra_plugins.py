@@ -1,4 +1,7 @@
-"""Nothing goes in; Hydra knows our launchers and sweepers, afterwards. Their settings stand in conf/hydra/."""
+"""Makes our launchers and sweepers known to Hydra, and refuses others. Their settings stand in conf/hydra/.
+
+Called by cli/train.py and cli/check_first.py before a sweep.
+"""
 
 from __future__ import annotations
 

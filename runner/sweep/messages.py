@@ -1,4 +1,7 @@
-"""A sweep that is about to run, or has run, goes in; what a person reads before and after comes out."""
+"""Tells a person what a sweep will run, in which slots, and at its end where everything lies and what to type next.
+
+Called by sweep.py. The table of jobs that run is progress_table.py; the report's, report/text.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A sweep goes in; its own run in MLflow comes out, with the report, and the jobs' runs below it."""
+"""Makes the sweep's own run in MLflow, with the report: writes its journal, and starts the process that sends it.
+
+In the sweep's process, opened by sweep.py. With launchers/local.py it has the jobs' journals sent, too. What its run says
+of the best job: outcome.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep's report goes in; what its own run in MLflow says of it comes out: the best job's metrics, and which job that is."""
+"""Writes into the sweep's journal which job is the best, and its metrics: what its run in MLflow shows. For mlflow_parent.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A sweep's jobs go in, again and again; what a person sees while they run comes out: a live table, or lines in a pipe."""
+"""Shows a sweep's jobs while they run: a live table with a row for each, or lines in a pipe. Called by scheduler.py.
+
+What stands in a row: _picture() and _progress(). The report's rows are made in report/tables.py. It keeps a Watch for
+each job, and the last word of those that have ended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Jobs and a launcher go in; every job has ended when it comes out, each as a line of the ledger, whatever happened."""
+"""Has every job run to its end: starts jobs as the launcher has room, and notes in the ledger how each ended.
+
+Called by sweep.py, in the sweep's process. What a source of jobs and a launcher must do is said here (Source, JobLauncher).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A plan of jobs and Hydra's configuration go in; the jobs have run and their report is written when it comes out."""
+"""Runs a sweep: checks all its jobs, has them run, writes the report, ends the run in MLflow. For grid.py and the search.
+
+sweep.resume goes on with a sweep, by its ledger. Hands is what a source of jobs works with.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A grid's jobs go in; they come out, and after them more seeds of each configuration, until the best one is decided or enough is enough.
+"""Adds seeds of each configuration to a grid's jobs until the best one is decided, or enough is enough: sweep.until=decided.
 
-For sweep.until=decided. It looks 8, 16, 32, ... seeds long, which is fixed before the first job, so that all its looks
-together name a winner where there is none in one sweep of twenty at most (Bonferroni over looks and pairs).
+For grid.py. It looks 8, 16, 32, ... seeds long, which is fixed before the first job, so that all its looks together name a
+winner where there is none in one sweep of twenty at most (Bonferroni over looks and pairs).
 """
 
 from __future__ import annotations

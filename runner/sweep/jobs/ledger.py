@@ -1,4 +1,7 @@
-"""What happens to a sweep's jobs goes in, line by line; the sweep's state comes out, also after a kill."""
+"""Writes what happens to a sweep's jobs into ledger.jsonl, line by line, and reads the sweep's state from it, also after a kill.
+
+The sweep's process writes and holds the lock; the report, sweep.resume and commands read. Job is what is known of a job.
+"""
 
 from __future__ import annotations
 

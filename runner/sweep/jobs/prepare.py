@@ -1,4 +1,8 @@
-"""The words of a sweep go in; its jobs come out, composed and checked, before the first one starts."""
+"""Makes a sweep's jobs of its words: every combination, its name, its configuration; checks all before the first one starts.
+
+For grid.py, the search and sweep.py. examine(), which checks, runs in a process of the launcher's:
+it looks at the GPUs and imports the person's code.
+"""
 
 from __future__ import annotations
 

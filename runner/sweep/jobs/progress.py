@@ -1,4 +1,4 @@
-"""A job's folder goes in; how far it has got and its last values come out, again and again, from its journal's growth."""
+"""Follows in a job's journal how far it has got, and its last values. For progress_table.py, in the sweep's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A job of a sweep, composed and placed, goes in; its folder holds all that a run leaves, however it ends."""
+"""Runs a job of a sweep in the job's own process, by experiment/run.py; its folder holds all that a run leaves.
+
+A group of jobs (together.py) is run by experiment/together.py. Assignment is what a launcher tells a job beside its
+configuration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A machine and the numbers of slots go in; places for jobs come out, and which of them a job may take. Pure."""
+"""Says which places for jobs a machine has (sweep.slots), which of them a job may take, and what it sees there.
+
+For launchers/local.py, which keeps the free ones, and launchers/slurm.py. Pure, but for a look at one path.
+"""
 
 from __future__ import annotations
 

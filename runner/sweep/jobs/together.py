@@ -1,4 +1,7 @@
-"""Finds the jobs of a sweep that differ in numbers alone, so that one process may train them together. Pure."""
+"""Finds a sweep's jobs that differ in numbers alone, so that one process may train them together (sweep.batch). Pure.
+
+Called by sweep.py and until.py. What else may be in the way is found out in the job's process.
+"""
 
 from __future__ import annotations
 

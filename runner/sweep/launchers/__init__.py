@@ -1,1 +1,1 @@
-"""Where the jobs of a sweep run: this machine, a Ray cluster, Slurm."""
+"""Where the jobs of a sweep run: on this machine, on a Ray cluster, in Slurm's queue. hydra/launcher says which."""

@@ -1,4 +1,7 @@
-"""What a job takes along to another machine goes in, its folder and variables; bytes and a dict come out, and back."""
+"""Packs a job's folder and the variables that it needs for another machine, and unpacks the folder that comes back.
+
+Called in the sweep's process by ray.py, and on the machine of the job by ray_worker.py.
+"""
 
 from __future__ import annotations
 

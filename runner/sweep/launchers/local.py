@@ -1,4 +1,7 @@
-"""Composed jobs go in; each runs in a process and a slot of its own on this machine. Hydra's launcher for sweeps."""
+"""Hydra's launcher for this machine (hydra/launcher=slots): starts each job in a process of its own, in a slot that is free.
+
+In the sweep's process; scheduler.py asks it to start jobs and which have ended. It keeps the slots and the warm processes.
+"""
 
 from __future__ import annotations
 

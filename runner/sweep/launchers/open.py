@@ -1,4 +1,4 @@
-"""Hydra's configuration goes in; an open launcher comes out that can do what a sweep asks of it."""
+"""Opens the launcher that hydra/launcher names, and closes it: one of ours, or submitit's as slurm.py makes it. For sweep.py."""
 
 from __future__ import annotations
 

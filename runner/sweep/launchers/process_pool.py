@@ -1,4 +1,7 @@
-"""An environment goes in; processes that are warm already come out, one for each job, and word of how they ended."""
+"""Starts jobs in processes that are warm already, signals them, and tells how they ended. For the launchers.
+
+It keeps the warm process (worker.py) of one environment, and the ids of its jobs. call() has a function done there.
+"""
 
 from __future__ import annotations
 

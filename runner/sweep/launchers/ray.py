@@ -1,4 +1,7 @@
-"""Composed jobs go in; each runs in a process of its own on a machine of a Ray cluster. Hydra's launcher for Ray."""
+"""Hydra's launcher for a Ray cluster (hydra/launcher=ray): asks Ray for a place for each job, and runs it there.
+
+In the sweep's process; what runs at the place is ray_worker.py. It keeps each job's place until it has ended.
+"""
 
 from __future__ import annotations
 

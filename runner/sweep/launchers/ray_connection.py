@@ -1,4 +1,7 @@
-"""A Ray cluster's address goes in; what the launcher asks of Ray comes out. The one module that imports ray."""
+"""Joins a Ray cluster, or starts one, and asks it for processes and their results. The one module that imports ray.
+
+For ray.py: it keeps the connection, and what the cluster's nodes were when last asked.
+"""
 
 from __future__ import annotations
 

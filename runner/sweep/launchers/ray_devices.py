@@ -1,4 +1,4 @@
-"""A policy and a Ray cluster go in; what a job may take there and asks Ray for comes out, or why it can't run. Pure."""
+"""Says what a job may take of a Ray cluster, by its `device=`, and asks Ray for, or why it can't run. Pure. For ray.py."""
 
 from __future__ import annotations
 

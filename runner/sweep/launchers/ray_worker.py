@@ -1,4 +1,7 @@
-"""A job goes in, on a machine of a Ray cluster; how it ended comes out, with its folder where the machines share none."""
+"""Runs a job on a machine of a Ray cluster, in an actor there, and tells how it ended, with its folder if none is shared.
+
+ray.py asks for it and hands it the job; it keeps the job's process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""submitit's launcher goes in; one comes out that a sweep can hand jobs to: Slurm's queue, or processes started here."""
+"""Makes of submitit's launcher one that a sweep can hand jobs to: Slurm's queue, or processes started here. For open.py.
+
+hydra/launcher=slurm. In the sweep's process it keeps the jobs that are queued; scheduled_task() runs in a job's.
+"""
 
 from __future__ import annotations
 

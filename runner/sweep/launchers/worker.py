@@ -1,8 +1,8 @@
-"""Requests go in, one after the other; for each a process that is warm already does the work.
+"""The warm process that jobs are forked from: `python -m runner.sweep.launchers.worker PRELOAD`, started by process_pool.py.
 
-`python -m runner.sweep.launchers.worker PRELOAD` imports what takes seconds (torch, mlflow) once, and then forks for each
-request: a job starts in milliseconds and shares nothing with the others that it could spoil. Where a fork is not safe
-(macOS, Windows) it is warm for one request and does that itself.
+It imports what takes seconds (torch, the runner) once, and then forks for each request that it is sent: a job starts in
+milliseconds and shares nothing with the others that it could spoil. Where a fork is not safe (macOS, Windows) it is
+warm for one request and does that itself.
 
 A job ends with the process that asked for it, however that one ends: it holds the reading end of a pipe, and the other
 end closes with its owner, also by SIGKILL. It then gets a SIGTERM, and some seconds to save its state.

@@ -1,4 +1,4 @@
-"""A search's space and folder go in; its study comes out, which is asked for trials and told what became of them."""
+"""Opens a search's study, asks it for trials, and tells it what became of them. For job_source.py, in the sweep's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A study and the sweep's hands go in; jobs come out, one whenever there is a place for it, and the study hears of each end."""
+"""Makes jobs of a study's trials, one whenever there is a place for it, and tells the study how each ended.
+
+scheduler.py asks for jobs, in the sweep's process. It keeps which trials run, and how many were good and failed in a row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search's settings go in; the metrics that it is for, with their directions, come out, and each job's values of them."""
+"""Finds the metrics that a search is for (hydra.sweeper.metric) and their directions, and each job's values of them."""
 
 from __future__ import annotations
 

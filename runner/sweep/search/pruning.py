@@ -1,4 +1,7 @@
-"""An epoch's value goes in; whether the search gives this trial up comes out. In the job's process."""
+"""Reports an epoch's value to the search's study, and says whether it gives this trial up.
+
+In the job's process: run_job.py makes it, training/fit.py asks at each epoch's end. It keeps the study that it has opened.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dimensions of a search go in; a trial's words, and what Optuna makes of them, come out."""
+"""Defines the dimensions of a search: a trial's overrides and name from its values, and the dimension as Optuna has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a search go in; what is the same for all trials and the dimensions that they differ in come out."""
+"""Parses the words of a search: what is the same for all trials, and the dimensions in which they differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The words of `-m` go in; a search over them has run when it comes out. Hydra's sweeper on Optuna."""
+"""Hydra's sweeper on Optuna (hydra/sweeper=optuna): has a search over the words of `-m` run, by sweep.py.
+
+It reads and checks the settings; the sampler and the pruner are made in study.py, the jobs in job_source.py.
+"""
 
 from __future__ import annotations
 
