@@ -1,1 +1,1 @@
-"""Several processes that train one model go in; what each needs to be one of them comes out: its place, and their words."""
+"""What each of several processes that train one model needs: its place, their words, the gradients, a part of the model."""

@@ -1,4 +1,7 @@
-"""Environment variables go in; the place that torchrun, Slurm's srun or our own launcher has given this process comes out."""
+"""Reads from the environment the place among several processes that torchrun, Slurm's srun or our own launcher has given.
+
+Asked by the command line, by experiment/processes.py, and in each process that launch.py has started (rank.py).
+"""
 
 from __future__ import annotations
 

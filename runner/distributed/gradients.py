@@ -1,4 +1,7 @@
-"""A model and its task go in; the same comes out as a task whose gradients are the mean over all processes."""
+"""Averages gradients over all processes: wraps model and task in one task for the step, whole (DDP) or in parts (FSDP2).
+
+Called by training/step/choose.py. It weighs each batch by its rows, so that the mean is that over all of them.
+"""
 
 from __future__ import annotations
 

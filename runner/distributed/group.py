@@ -1,4 +1,7 @@
-"""A process's place among several goes in; what they tell each other, and compute together, comes out. One alone waits for nobody."""
+"""A process among several: sums, means, broadcasts and reductions over all of them; Alone waits for nobody.
+
+For the training, its checkpoints and evaluation (Ranks). One thread makes all calls, in the same order in each process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of one run tell each other when they can't talk any more goes in; who failed first, and why, comes out.
+"""Writes and reads what processes of one run tell each other by files, where they can't talk: who failed first, and why.
 
 All of it lies in the run's folder, in ranks/: what a launched process is given, its log, its number, and its last words.
 """

@@ -1,4 +1,7 @@
-"""A model too big for one device goes in; each process has its part of every tensor, and whole tensors come out again."""
+"""Divides a model too big for one device, each process with its part of every tensor (FSDP2), and puts tensors together again.
+
+experiment/processes.py hands it to build.py, for placement.strategy=fsdp; training/state.py asks it for whole ones.
+"""
 
 from __future__ import annotations
 
