@@ -1,1 +1,1 @@
-"""Steps that are looked at, on a device or a simulated one: what they read, what meets where, what they take."""
+"""Watches steps, real ones or those of a simulated device: what they read, which tensors meet where, what they take."""

@@ -1,4 +1,7 @@
-"""The stack goes in; the line of a person's code that is at work comes out, and the module whose forward pass it is."""
+"""Finds in the stack the line of a person's code that is at work, and the module whose forward pass it is.
+
+For findings and error messages (training/failure.py). Lines keeps where each operation was written, for its backward pass.
+"""
 
 from __future__ import annotations
 

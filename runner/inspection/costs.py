@@ -1,4 +1,6 @@
-"""The operations of a step go in; what it takes of the device comes out: memory by part, arithmetic, bytes, kernels.
+"""Counts what a step takes of the device, operation by operation: memory by part, arithmetic, bytes, kernels.
+
+For `plan`; training/cpu_threads.py counts products by flops_of().
 
 Memory is what lives: each storage from the operation that makes it to its end. It agrees with the allocator's own count
 to a few percent (tests/plan); what a kernel takes inside itself, a CUDA context and fragmentation are not in it.

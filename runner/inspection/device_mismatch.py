@@ -1,4 +1,7 @@
-"""The operations of a step go in; which tensor is in the wrong place comes out: its name, its device, the line, the mend."""
+"""Names the tensor that is on the wrong device: its name, where it was made, the line, what to write instead.
+
+An observer of host_reads.py, for the guard and `plan`. It keeps where each tensor of a step was made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of a step goes in; a finding comes out: how sure it is, what is so, where, and what to write instead."""
+"""Defines a finding about a step: how sure it is, what is so, where, and what to write instead; counts equal ones together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A step of a real run goes in; the same step comes out, watched the first time: misplaced tensors by name, what is slow
-or known to be wrong."""
+"""Watches the first call of a run's step and evaluation: misplaced tensors by name, host reads, what is slow or wrong.
+
+training/fit.py makes it; its findings end in the run's result. placement.guard says which calls are watched.
+"""
 
 from __future__ import annotations
 

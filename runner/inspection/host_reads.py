@@ -1,4 +1,8 @@
-"""Running code goes in; each place where it read a tensor's value on the host, or waited for the device, comes out."""
+"""Finds each place where running code reads a tensor's value on the host, or waits for the device. For the guard and `plan`.
+
+Each Observer sees the operations, too. Watched is the thread of a `with` block, with the backward passes that it starts;
+nothing remains afterwards.
+"""
 
 from __future__ import annotations
 

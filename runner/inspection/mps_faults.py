@@ -1,4 +1,4 @@
-"""An operation of a step on a Mac's GPU goes in; what MPS is known to get wrong in it, and what to write instead, come out.
+"""Says what MPS is known to get wrong in an operation on a Mac's GPU, and what to write instead. Asked by the guard.
 
 Read in pytorch's threads, each open for torch 2.13; none was seen on a Mac here. What the models of this package meet,
 they go around by themselves (models/attention.py, models/recurrent.py, device/placement.py).

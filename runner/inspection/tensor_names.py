@@ -1,4 +1,4 @@
-"""A model, a batch and an optimizer go in; the name of any of their tensors comes out, by the memory that it lies in."""
+"""Names any tensor of a model, a batch, an optimizer or a task, by the memory that it lies in. It keeps alive what it names."""
 
 from __future__ import annotations
 
