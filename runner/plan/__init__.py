@@ -1,1 +1,1 @@
-"""A run's configuration goes in; what it would do on a device that need not be here comes out: nothing is computed."""
+"""`plan`: what a run would do on a device that need not be here, and nothing is computed. `lr-find`: a rate to begin with."""

@@ -1,4 +1,4 @@
-"""The memory of steps of some sizes goes in; the largest batch that fits comes out."""
+"""Finds the largest batch that fits, from the memory of steps of some sizes that it asks for. Called by worker.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Composed configurations go in; each is planned in a process of its own, shown, and written as plan.json and plan.png."""
+"""`plan`: has each configuration looked at in a process of its own (worker.py), shows it, and writes plan.json and plan.png.
+
+Called by cli/commands.py; what_fits() by cli/train.py, after a run that the memory did not take.
+"""
 
 from __future__ import annotations
 

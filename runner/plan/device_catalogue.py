@@ -1,4 +1,4 @@
-"""The name of a common device goes in; what its maker says of it comes out: memory, bandwidth, arithmetic (dense)."""
+"""The table of common devices, as makers tell of them: memory, bandwidth, arithmetic (dense). For plan.device_name."""
 
 from __future__ import annotations
 

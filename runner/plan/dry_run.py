@@ -1,4 +1,4 @@
-"""A configuration and a simulated device go in; the run's own parts on it come out, and steps that are counted."""
+"""Builds a run's own parts on a simulated device and has some of its steps counted and watched. In the process of worker.py."""
 
 from __future__ import annotations
 

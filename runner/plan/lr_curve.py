@@ -1,4 +1,4 @@
-"""Learning rates and the loss at each go in; the rate to take comes out, with its reason. Pure."""
+"""Chooses a learning rate from a range test's rates and losses, and says why. Pure. Called by lr_find.py."""
 
 from __future__ import annotations
 

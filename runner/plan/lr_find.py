@@ -1,4 +1,7 @@
-"""A configuration goes in; it is trained for some steps with a rising learning rate, and the rate to take comes out: `lr-find`."""
+"""`lr-find`: trains some steps with a rising learning rate, and finds the one to take. Called by cli/after_training.py.
+
+In the command's process, on the real device, with the run's own step. It leaves lr_find.json and a picture, and no run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A range test goes in; its picture comes out: the loss over the learning rate, with the rates that are worth a try."""
+"""Draws a range test: the loss over the learning rate, with the rates that are worth a try."""
 
 from __future__ import annotations
 

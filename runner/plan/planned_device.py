@@ -1,4 +1,4 @@
-"""What `device=` says and this machine go in; the device that is planned for comes out, and what is assumed of it."""
+"""Finds the device that is planned for, by `device=` and plan.*, and what is assumed of it, and from where. For command.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans go in; a picture of the memory over a step comes out, by part, with what there is to be used."""
+"""Draws plans as plan.png: the memory over a step, by part, with what there is to be used. Called by command.py."""
 
 from __future__ import annotations
 

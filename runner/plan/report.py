@@ -1,4 +1,7 @@
-"""What was found on the simulated device goes in; a verdict with its reasons comes out, as plain values. Pure."""
+"""Judges what was found on the simulated device: a verdict and its reasons, as plan.json has them. Pure.
+
+Called by command.py; request() is what worker.py is asked.
+"""
 
 from __future__ import annotations
 

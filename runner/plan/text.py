@@ -1,4 +1,4 @@
-"""Plans go in; what a person reads of them comes out."""
+"""Prints plans for a person: verdict, memory, step, placement, findings. Called by command.py."""
 
 from __future__ import annotations
 

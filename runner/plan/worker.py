@@ -1,6 +1,7 @@
-"""A request on stdin goes in; what the run would do on the simulated device comes out in a file.
+"""`python -m runner.plan.worker`: simulates a device, and says what the run would do on it. Started by command.py.
 
-A process of its own: the simulation changes torch for good, and where torch has a hole in it, it ends the process.
+It reads a request on stdin and writes a file. A process of its own: the simulation changes torch for good, and where
+torch has a hole in it, it ends the process.
 """
 
 from __future__ import annotations

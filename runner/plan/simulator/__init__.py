@@ -1,4 +1,4 @@
-"""The name of a device that this machine lacks goes in; torch behaves as if it were there, until the process ends."""
+"""Makes torch behave as if a device that this machine lacks were there, until the process ends. For `plan` and tests."""
 
 from runner.plan.simulator.device import simulated_device
 from runner.plan.simulator.tensor import SimulatedTensor, pretence

@@ -1,4 +1,4 @@
-"""What attention is given goes in; it is done by the kernel that the device's own dispatcher would take.
+"""Does attention by the kernel that the simulated device's own dispatcher would take. One of torch_parts.py's replacements.
 
 C++ chooses by asking for hardware that is not here, and would end with the formula, which keeps a (T, T) matrix for
 every head: 203 instead of 171 MiB of activations in a small GPT (measured on torch 2.13).

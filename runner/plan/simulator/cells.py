@@ -1,4 +1,4 @@
-"""What a GPU's fused recurrent cell is given goes in; what it gives comes out, by the formula: CPUs have no such kernel.
+"""Computes a GPU's fused recurrent cells by their formulas, as CPUs have no such kernel.
 
 Formulas: Hochreiter and Schmidhuber 1997, Cho et al. 2014, in torch's order of gates (i, f, g, o and r, z, n).
 """

@@ -1,4 +1,4 @@
-"""The name of a device that this machine lacks goes in; tensors say that they lie there, and obey its rules.
+"""Simulates a device that this machine lacks: tensors say that they lie there, and obey its rules, in this whole process.
 
 Mixing devices raises, .numpy() raises, .cpu() and .to() copy, a generator must be the device's, MPS refuses float64 and
 what it has no kernel for (PYTORCH_ENABLE_MPS_FALLBACK=1 lets that pass). With numbers, what is drawn at random is drawn
@@ -6,8 +6,8 @@ by the CPU's generator, so the same seed gives the CPU's run, bit for bit, where
 
 Not modelled: time, streams (all work is done at once), memory (constants), torch.compile, torch.load() without
 map_location, cuDNN's recurrent layers (cells by their formulas instead), several processes on one device; sys.platform
-stays what it is. It lies to private parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that an upgrade of
-torch says what broke.
+stays what it is. It lies to private parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that
+an upgrade of torch says what broke.
 """
 
 from __future__ import annotations

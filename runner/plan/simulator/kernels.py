@@ -1,4 +1,4 @@
-"""What a layer is given goes in; it is done by the kernel that the device's own C++ would choose, cuDNN's among them.
+"""Does layers by the kernel that the simulated device's own C++ would choose, cuDNN's among them: recurrent ones, CTC.
 
 C++ asks for hardware that is not here: it would end with recurrent cells step by step, and with CTC on the host.
 """

@@ -1,4 +1,4 @@
-"""What a kernel for whole recurrent layers is given goes in; tensors of the shapes that it gives come out, and what it keeps.
+"""Gives the shapes that a kernel for whole recurrent layers would return, and what it would keep, for shapes.py.
 
 What cuDNN's and MPS's keep for the way back is known to them alone: here the gates, the cells and the outputs of each
 layer, an estimate. oneDNN's can be asked.

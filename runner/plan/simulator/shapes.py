@@ -1,4 +1,4 @@
-"""An operation on tensors without numbers goes in; tensors of the right shapes come out, or what stands for a value."""
+"""Does an operation on tensors without numbers: the results' shapes, or what stands for a value (values.py)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An operation on simulated tensors goes in; it is done under their device's rules, and comes out as that device's tensors.
+"""The simulated tensor: each operation on it is done under its device's rules, and gives tensors of that device.
 
 With numbers the CPU computes it. With shapes alone (`pretence.has_numbers = False`) nothing is computed: a step of any
-size takes milliseconds and no memory.
+size takes milliseconds and no memory. `pretence` is what is simulated in this process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine that is simulated goes in; what torch's own modules answer on it comes out, as (owner, name, value).
+"""Lists what torch's own modules answer on the simulated machine, as (owner, name, value): device.py puts it in their place.
 
 Streams and events are done at once, since every kernel is over when its call returns: code that forgets to wait for one
 passes here. Memory answers with constants.

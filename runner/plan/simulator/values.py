@@ -1,4 +1,4 @@
-"""A value that is asked of a tensor without numbers goes in; what stands for it comes out, and a program that goes by it is told.
+"""Gives what stands for a value that is asked of a tensor without numbers, and tells of a program that goes by it.
 
 1 stands for a number, and for the truth whatever is usual: all() is true, any() and isnan() are not. A number that
 item() gives is watched in Python: adding, scaling and printing it is no matter, comparing it or using it as a size is.
