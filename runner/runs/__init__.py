@@ -1,1 +1,1 @@
-"""A run that has trained goes in; what it is worth, what it says of new rows, and its model for others come out."""
+"""What is done with a run that has trained: measured again, asked for new rows, exported, served, registered, repeated, read."""

@@ -1,4 +1,7 @@
-"""What a task makes of a model's outputs goes in; columns with names come out: labels, probabilities, numbers."""
+"""Computes what a model says of a batch, by its task, and names the columns of it: labels, probabilities, numbers.
+
+For predict.py. answer() is on the device and does not wait for it, columns() on the host.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run and overrides go in; what its best weights, or a checkpoint's, reach on its own splits or on other data comes out: `evaluate`."""
+"""`evaluate`: measures a run's best weights, or a checkpoint's, on its own splits or on other data; prints and writes what they reach.
+
+Called by cli/after_training.py; with --track MLflow gets it, too. Which rows are measured: evaluation_data.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's card and a configuration go in; the rows to measure come out, by split: its own, or others in its classes' order."""
+"""Reads the rows that `evaluate` measures, by split: the run's own, or others in the order of its classes."""
 
 from __future__ import annotations
 

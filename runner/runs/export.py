@@ -1,4 +1,7 @@
-"""A run and a format go in; its model in that format comes out, checked against the original: `export`."""
+"""`export`: writes a run's model in a format, and checks it against the original. Called by cli/after_training.py, and serve.py.
+
+Which formats there are: FORMS here, their writers in export_formats.py; what stands beside the model: model_spec.py.
+"""
 
 from __future__ import annotations
 

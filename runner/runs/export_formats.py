@@ -1,4 +1,4 @@
-"""A module and a few rows go in; its file in a form that others read comes out, with a function that computes by that file."""
+"""Writes a module as safetensors, ONNX, pt2 or an MLflow model, and gives a function that computes by the file."""
 
 from __future__ import annotations
 

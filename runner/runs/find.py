@@ -1,4 +1,7 @@
-"""A run's folder, its id in MLflow or `last` goes in; the configuration that goes on with it comes out, or why it can't."""
+"""Finds the folder of a run by what a person calls it: a folder, its id in MLflow, or `last`. For every command that takes RUN.
+
+check() refuses a configuration that would make another experiment of it, for `resume`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads all points of a run: from its folder's journal, or from an MLflow store, whose Parquet file has what its pages have not."""
+"""Reads all points of a run: from its folder's journal, or from an MLflow store, whose Parquet file has what its pages have not.
+
+For `history`, runner.history() and `reproduce`.
+"""
 
 from __future__ import annotations
 

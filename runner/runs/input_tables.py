@@ -1,4 +1,7 @@
-"""A table's file that no run's own reader reads: `predict` takes its numbers, or keeps its columns, a chunk at a time."""
+"""Reads a table's file, a chunk at a time: its numbers (for inputs.py, where the run has no reader for it), or its columns.
+
+predict.py keeps the columns beside the answers (--keep).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run's card and a person's file go in; rows as its model takes them come out on the host, in chunks."""
+"""Reads a person's file as rows that a run's model takes, on the host, in chunks: for `predict`.
+
+example() gives a few rows, of the run's own or made up, for `export` and `register`.
+"""
 
 from __future__ import annotations
 

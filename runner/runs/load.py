@@ -1,4 +1,7 @@
-"""What a person calls a run goes in; its model with the best weights, its task and how it computed come out, on a device."""
+"""Loads a run's model with its best weights on a device, with its task and its precision.
+
+For `evaluate`, `predict`, `export`, `serve` and `register`. It knows a run by its folder, which find_run() finds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run and its exported module go in; all that somebody without this package needs to use it comes out, as plain values."""
+"""Tells as plain values all that somebody without this package needs to use an exported module. For export.py."""
 
 from __future__ import annotations
 

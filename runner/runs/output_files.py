@@ -1,4 +1,4 @@
-"""Columns go in, a chunk at a time; a file in the form of its ending comes out, whole or not at all."""
+"""Writes columns, a chunk at a time, as a file in the form of its ending, whole or not at all. For `predict` and `history`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A run and a file of rows go in; what the run's best weights say of each row comes out, as another file: `predict`."""
+"""`predict`: has a run's best weights answer for each row of a file, and writes the answers to another.
+
+Called by cli/after_training.py. It reads a chunk at a time; a batch's answers come over from the device while the next one
+is computed.
+"""
 
 from __future__ import annotations
 

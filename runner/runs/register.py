@@ -1,4 +1,4 @@
-"""A run and a name go in; its model is a version of that name in MLflow's registry: `register`."""
+"""`register`: makes a run's model a version of a name in MLflow's registry. Called by cli/after_training.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run and a port go in; its model answers over HTTP on this machine until Ctrl-C: `serve`. Nothing is left of it."""
+"""`serve`: starts MLflow's scoring server over a run's model on this machine, in a process of its own, until Ctrl-C.
+
+Called by cli/after_training.py. The model is exported to a folder that goes when the server ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder goes in; the MLflow store that has it comes out, and what a store says when it does not answer."""
+"""Finds the MLflow store that has a run, for commands after training, and says what it means when it does not answer."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A run that was tracked goes in; the same one again comes out, and how far their metrics agree."""
+"""`reproduce`: runs a tracked run again, and says how far their metrics agree."""

@@ -1,4 +1,4 @@
-"""A run that was, and what it would be now, go in; what is not the same comes out: code, versions, device, values, data."""
+"""Finds what is not as it was for a run that is repeated: code, versions, device, values, data."""
 
 from __future__ import annotations
 

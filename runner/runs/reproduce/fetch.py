@@ -1,4 +1,4 @@
-"""The id of a run on an MLflow store goes in; the run comes out, its files in a folder for as long as they are needed."""
+"""Fetches a run from an MLflow store by its id: what it measured, and its files in a folder for as long as they are needed."""
 
 from __future__ import annotations
 

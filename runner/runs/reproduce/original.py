@@ -1,4 +1,4 @@
-"""What a person calls a run goes in; what it was run with and what it measured comes out, from its folder or a store."""
+"""Finds the run that is to be repeated, in its folder or in a store: what it was run with and what it measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was: what it was run with and what it measured, wherever it was found. Made by original and fetch."""
+"""Defines a run that was: what it was run with and what it measured. Made by original.py of a folder, fetch.py of a store."""
 
 from __future__ import annotations
 

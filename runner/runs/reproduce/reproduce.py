@@ -1,4 +1,7 @@
-"""A run that was goes in; it is run again, and what is the same and what is not is said and written: `reproduce`."""
+"""`reproduce`: runs a run again as a new one, compares the two, says what is the same and what is not.
+
+Called by cli/commands.py. Its steps: original.py, differences.py, experiment/run.py, compare.py, text.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences and comparisons go in; what a person reads of them comes out, and reproduce.json."""
+"""Puts differences and comparisons in words, and writes reproduce.json."""
 
 from __future__ import annotations
 
