@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "train.checkpoint_every",
     "train.keep_checkpoints",
     "train.hooks",
+    "train.profile",
     "train.num_processes",
     "train.compile",
     "metrics.pull_every",

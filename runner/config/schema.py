@@ -114,6 +114,7 @@ class Train:
         lambda value: re.fullmatch("every_epoch|(last|best):[1-9][0-9]*", value) is not None,
         "last:3",
     )
+    profile: int | None = _at_least(1)
     hooks: Any = _value(
         "a list of functions, each by its name or as {_target_: NAME, ...}",
         lambda value: are_hooks(value),

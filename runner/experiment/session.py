@@ -42,6 +42,7 @@ from runner.training.failure import fail
 from runner.training.hook_values import Shown
 from runner.training.observer import Trial
 from runner.training.parts import Parts
+from runner.training.profile import FOLDER as TRACES
 from runner.training.result import Result
 from runner.training.signals import Stop, listening
 from runner.version import IMPORTED
@@ -143,6 +144,8 @@ class Session:
             of = f"{self.settings.model} on {self._parts.source.name}, {self._parts.device}"
             if shows and illustrate(self._parts, result, self.folder, of=of, say=self.say):
                 self._journal.event("artifact", path="plots", to="plots")
+            if (self.folder / TRACES).is_dir():
+                self._journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
             self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
 

@@ -27,6 +27,7 @@ from runner.training.loop import Epochs, result_of, train
 from runner.training.metric_buffer import MetricBuffer, Rows
 from runner.training.observer import Observer
 from runner.training.parts import Parts
+from runner.training.profile import Profiled
 from runner.training.progress import missing_metric
 from runner.training.result import Result
 from runner.training.signals import Stop, StoppedError
@@ -71,6 +72,7 @@ class Training:
         self.observer, self.stop, self.ranks = observer, stop, ranks
         self.result = Result(best=parts.best)
         self.values: Mapping[str, float] = {}  # that were measured last
+        self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))
         self.place = place
         self.buffer: Rows = place or MetricBuffer(
@@ -159,6 +161,15 @@ class Training:
                 ranks=self.ranks,
                 say=self.observer.say,
             )
+        if self.settings.train.profile and self.ranks.is_first:
+            epochs = self.profiled = Profiled(
+                epochs,
+                self.settings.train.profile,
+                device=parts.device,
+                folder=self.folder,
+                say=self.observer.say,
+                left=limits.num_steps - self.progress.step,
+            )
         parts.model.train()
         if not self.progress.step:
             self.call_hooks("start")
@@ -172,6 +183,8 @@ class Training:
                 asked=asked,
                 gives_up=self.gives_up,
             )
+            if self.profiled is not None:
+                self.profiled.end()
             self.buffer.pull(is_end=self.result.ending != "stopped")
             self.background.wait()
         self.result.seconds["train"] = self.seconds

@@ -71,6 +71,7 @@ def _check_parts(member: Member) -> None:
         "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
         "train.compile=true": train.compile,
         "train.cuda_graph=true": train.cuda_graph,
+        "train.profile traces one run's steps": train.profile is not None,
         "its rows are streamed": parts.train.indexed() is None,
     }.items():
         if holds:
