@@ -23,7 +23,7 @@ from runner.experiment.plots.draw import draw_results
 from runner.models.generate import sample
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting
-from runner.tracking.journal_reader import read_points
+from runner.tracking.journal_reader import read_series
 from runner.training import checkpoint
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -41,7 +41,7 @@ def illustrate(parts: Parts, result: Result, folder: Path, *, of: str, say: Say)
     with loading():
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
-    drawn = draw_curves(read_points(folder), plots, title=of, best=best)
+    drawn = draw_curves(read_series(folder), plots, title=of, best=best)
     if result.status != "finished" or not isinstance(task, Predicting):
         return drawn
     try:

@@ -76,7 +76,8 @@ def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
     num_points = 0
     with writing(file) as append:
         for columns in pieces(folder) if folder is not None else _rows(history(wanted, uri=uri)):
-            append({**columns, "metric": columns["metric"].astype(str)})
+            names = np.array(columns.pop("names"))
+            append({**columns, "metric": names[columns["metric"]]})
             num_points += len(columns["step"])
     return {"output": str(file), "points": num_points}
 
@@ -132,4 +133,5 @@ def _of_file(path: Path) -> dict[str, Series]:
 
 def _rows(series: Mapping[str, Series]) -> Iterator[dict[str, Any]]:
     for name, (steps, times_ms, values) in series.items():
-        yield {"metric": np.full(len(steps), name), "step": steps, "time_ms": times_ms, "value": values}
+        metric = np.zeros(len(steps), np.int32)
+        yield {"names": [name], "metric": metric, "step": steps, "time_ms": times_ms, "value": values}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runner.tracking.journal_reader import series_of
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import Points, scan
 
@@ -18,18 +19,18 @@ PIECE = 1_000_000  # points
 def pieces(folder: Path) -> Iterator[dict[str, Any]]:
     """A journal's points as columns `metric`, `step`, `time_ms`, `value`, some million at a time, in the order of writing.
 
-    A point is a row; those of one name in a piece lie together.
+    A point is a row; those of one name in a piece lie together. `metric` holds numbers of `names`, which is beside the columns:
+    a text for each row would take longer than all the rest.
     """
-    waiting: dict[str, list[tuple[Any, Any, Any]]] = {}
+    waiting: list[Points] = []
     num_points = 0
     for record in scan(folder / JOURNAL):
         if isinstance(rows := record.data, Points):
-            for column, name in enumerate(rows.names):
-                waiting.setdefault(name, []).append((rows.steps, rows.times_ms, rows.values[:, column]))
+            waiting.append(rows)
             num_points += record.num_points
         if num_points >= PIECE:
             yield _columns(waiting)
-            waiting, num_points = {}, 0
+            waiting, num_points = [], 0
     if waiting:
         yield _columns(waiting)
 
@@ -46,8 +47,7 @@ def write(folder: Path) -> Path:
     try:
         with ParquetWriter(beside, schema, compression="zstd") as writer:
             for columns in pieces(folder):
-                names, codes = np.unique(columns["metric"], return_inverse=True)
-                metric = pyarrow.DictionaryArray.from_arrays(codes.astype("int32"), names.tolist())
+                metric = pyarrow.DictionaryArray.from_arrays(columns["metric"], columns.pop("names"))
                 writer.write_table(pyarrow.table({**columns, "metric": metric}, schema=schema))
         beside.replace(file)
     finally:
@@ -55,12 +55,12 @@ def write(folder: Path) -> Path:
     return file
 
 
-def _columns(waiting: Mapping[str, list[tuple[Any, Any, Any]]]) -> dict[str, Any]:
-    parts = [(name, *map(np.concatenate, zip(*series, strict=True))) for name, series in waiting.items()]
+def _columns(blocks: Sequence[Points]) -> dict[str, Any]:
+    series = series_of(blocks)
+    sizes = [len(steps) for steps, _, _ in series.values()]
+    keys = ("step", "time_ms", "value")
     return {
-        "metric": np.concatenate([np.full(len(steps), name, dtype=object) for name, steps, _, _ in parts]),
-        **{
-            key: np.concatenate([part[place] for part in parts])
-            for place, key in enumerate(("step", "time_ms", "value"), start=1)
-        },
+        "names": list(series),
+        "metric": np.repeat(np.arange(len(series), dtype=np.int32), sizes),
+        **{key: np.concatenate([one[place] for one in series.values()]) for place, key in enumerate(keys)},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,27 @@ def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def read_series(folder: Path) -> dict[str, Series]:
     """Every point as {name: (steps (n,), times_ms (n,), values (n,))}, in the order of writing."""
-    parts: dict[str, list[Series]] = {}
-    for record in _records(folder):
-        if isinstance(record.data, Points):
-            rows = record.data
-            for column, name in enumerate(rows.names):
-                parts.setdefault(name, []).append((rows.steps, rows.times_ms, rows.values[:, column]))
-    return {name: _joined(pieces) for name, pieces in parts.items()}
+    return series_of([record.data for record in _records(folder) if isinstance(record.data, Points)])
+
+
+def series_of(blocks: Sequence[Points]) -> dict[str, Series]:
+    """The points of some blocks by name, in their order.
+
+    Blocks of the same names are joined as they are, and cut into series once: joining each name's part of 50,000 blocks took
+    three times as long.
+    """
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for number, block in enumerate(blocks):
+        alike.setdefault(block.names, []).append(number)
+    parts: dict[str, list[tuple[NDArray[np.int64], Series]]] = {}
+    for names, numbers in alike.items():
+        steps = np.concatenate([blocks[number].steps for number in numbers])
+        times_ms = np.concatenate([blocks[number].times_ms for number in numbers])
+        values = np.concatenate([blocks[number].values for number in numbers])
+        order = np.repeat(numbers, [len(blocks[number].steps) for number in numbers])
+        for column, name in enumerate(names):
+            parts.setdefault(name, []).append((order, (steps, times_ms, values[:, column])))
+    return {name: _in_order(found) for name, found in parts.items()}
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
@@ -37,10 +52,16 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [{"kind": record.kind, **record.data} for record in _records(folder) if isinstance(record.data, dict)]
 
 
-def _joined(pieces: list[Series]) -> Series:
-    """Series of one name, one after the other."""
-    steps, times_ms, values = zip(*pieces, strict=True)
-    return np.concatenate(steps), np.concatenate(times_ms), np.concatenate(values)
+def _in_order(parts: Sequence[tuple[NDArray[np.int64], Series]]) -> Series:
+    """The rows of one name, which came with others beside it, or with none, by the numbers of their blocks."""
+    if len(parts) == 1:
+        steps, times_ms, values = parts[0][1]
+        return steps, times_ms, values.copy()  # a column in one piece: the rest of the table is let go
+    place = np.concatenate([order for order, _ in parts]).argsort(kind="stable")
+    steps, times_ms, values = (
+        np.concatenate(columns)[place] for columns in zip(*(part for _, part in parts), strict=True)
+    )
+    return steps, times_ms, values
 
 
 def _records(folder: Path) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Iterator, Sequence
@@ -105,9 +106,15 @@ def begins_record(path: Path, offset: int) -> bool:
         return journal_frames.MAGIC.startswith(file.read(len(journal_frames.MAGIC)))
 
 
+@functools.lru_cache(maxsize=256)
+def _names(text: bytes) -> tuple[str, ...]:
+    """A run has a handful of rows' kinds, and a block for each window: reading the names anew was a third of reading it."""
+    return tuple(json.loads(text))
+
+
 def _decode_points(payload: bytes) -> Points:
     (length,) = _LENGTH.unpack_from(payload)
     begin = _LENGTH.size + length
-    names = tuple(json.loads(payload[_LENGTH.size : begin]))
+    names = _names(payload[_LENGTH.size : begin])
     table = np.frombuffer(payload, dtype="<f8", offset=begin).reshape(-1, len(names) + 2)
     return Points(names, table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-Points = Mapping[str, Sequence[tuple[int, float]]]
+from runner.tracking.journal_reader import Series
+
 #: wide enough for a screen; more points than pixels say nothing
 MOST_POINTS = 2000
 
 
-def draw_curves(points: Points, folder: Path, *, title: str, best: tuple[str, int] | None = None) -> list[Path]:
+def draw_curves(
+    points: Mapping[str, Series], folder: Path, *, title: str, best: tuple[str, int] | None = None
+) -> list[Path]:
     """One picture for each kind of value (loss, accuracy, ...), its splits together; returns the files, about 0.3 s each.
 
     best: the metric and the step of the kept weights, marked in its picture.
     """
-    kinds: dict[str, dict[str, Sequence[tuple[int, float]]]] = {}
+    kinds: dict[str, dict[str, Series]] = {}
     for name, series in points.items():
         split, _, kind = name.partition("/")
-        if split in ("train", "val", "test") and len(series) > 0:
+        if split in ("train", "val", "test") and len(series[0]) > 0:
             kinds.setdefault(kind, {})[split] = series
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for kind, splits in kinds.items():
-        if any(len(series) > 1 for series in splits.values()):
+        if any(len(series[0]) > 1 for series in splits.values()):
             mark = best[1] if best and best[0].partition("/")[2] == kind else None
             drawn.append(_draw(kind, splits, folder / f"{kind.replace('/', '_')}.png", title=title, mark=mark))
     return drawn
 
 
-def _draw(
-    kind: str, splits: Mapping[str, Sequence[tuple[int, float]]], path: Path, *, title: str, mark: int | None
-) -> Path:
+def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, mark: int | None) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
     from matplotlib.figure import Figure
 
@@ -45,8 +46,7 @@ def _draw(
     colors = {"train": "#4878d0", "val": "#ee854a", "test": "#2f2f2f"}
     positive = True
     for split in (name for name in colors if name in splits):
-        series = splits[split]
-        steps, values = np.array([step for step, _ in series]), np.array([value for _, value in series])
+        steps, _, values = splits[split]
         positive = positive and bool((values[np.isfinite(values)] > 0).all())
         if split == "test":
             axes.plot(
@@ -84,15 +84,27 @@ def _draw(
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A centred mean over a 25th of the run; what isn't finite stays out."""
-    width = max(3, len(values) // 25)
-    kernel = np.ones(width)
+    """A centred mean over a 25th of the run; what isn't finite stays out. By running sums: a convolution took 4 s for 500,000."""
     finite = np.isfinite(values)
-    sums = np.convolve(np.where(finite, values, 0.0), kernel, mode="same")
-    counts = np.convolve(finite.astype(float), kernel, mode="same")
-    return sums / np.maximum(counts, 1)
+    half = max(3, len(values) // 25) // 2
+    places = np.arange(len(values))
+    begin, end = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    means: NDArray[np.float64] = (sums[end] - sums[begin]) / np.maximum(counts[end] - counts[begin], 1)
+    return means
 
 
 def _thinned(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    stride = max(1, len(steps) // MOST_POINTS)
-    return steps[::stride], values[::stride]
+    """Of each stretch the least and the greatest value, so that a spike of one step is drawn."""
+    stride = 2 * len(steps) // MOST_POINTS
+    if stride < 3:
+        return steps, values
+    begins = np.arange(0, len(values), stride)
+    kept = []
+    for lowest, replaced in ((values, np.inf), (-values, np.inf)):
+        padded = np.full(len(begins) * stride, replaced)
+        padded[: len(values)] = np.where(np.isnan(values), replaced, lowest)
+        kept.append(begins + padded.reshape(-1, stride).argmin(1))
+    places = np.unique(np.concatenate([[0], *kept, [len(values) - 1]]))
+    return steps[places], values[places]

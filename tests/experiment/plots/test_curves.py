@@ -1,0 +1,37 @@
+"""What the curves show of more points than a picture has pixels."""
+
+import numpy as np
+import pytest
+
+from runner.experiment.plots.curves import MOST_POINTS, _smooth, _thinned, draw_curves
+
+
+@pytest.mark.parametrize("num", [1, 2, 2999, 3000, 100_001])
+def test_a_spike_of_one_step_is_drawn(num):
+    steps = np.arange(1, num + 1)
+    values = np.sin(steps / 50)
+    values[num // 3], values[num // 2] = 9.0, -9.0
+    values[num // 5] = np.nan if num > 9 else values[num // 5]
+    some, kept = _thinned(steps, values)
+    assert len(some) <= max(3000, MOST_POINTS + 2) and (np.diff(some) > 0).all()
+    assert some[0] == 1 and some[-1] == num
+    assert (np.nanmax(kept), np.nanmin(kept)) == (np.nanmax(values), np.nanmin(values))
+    assert all(value == values[step - 1] or np.isnan(value) for step, value in zip(some, kept, strict=True))
+
+
+@pytest.mark.parametrize("num", [5, 300, 5000])
+def test_the_smoothed_curve_is_the_mean_of_those_around(num):
+    values = np.random.default_rng(0).normal(size=num)
+    values[num // 2] = np.inf
+    half = max(3, num // 25) // 2
+    around = [values[max(0, at - half) : at + half + 1] for at in range(num)]
+    wanted = [each[np.isfinite(each)].mean() for each in around]
+    assert np.allclose(_smooth(values), wanted)
+
+
+def test_a_picture_for_each_kind_that_has_a_curve(tmp_path):
+    steps = np.arange(1, 101)
+    series = {name: (steps, steps, 1.0 / steps) for name in ("train/loss", "val/loss", "speed/steps_per_second")}
+    series["test/loss"] = series["val/accuracy"] = (steps[-1:], steps[-1:], np.ones(1))
+    drawn = draw_curves(series, tmp_path, title="title", best=("val/loss", 50))
+    assert [path.name for path in drawn] == ["loss.png"]
