@@ -18,7 +18,11 @@ def test_points_and_events_come_in_the_order_of_writing(folder, journal):
     assert read_points(folder) == {"a": [(1, 1.0), (2, 3.0), (3, 6.0)], "b": [(1, 2.0), (2, 4.0), (1, 5.5), (3, 7.0)]}
     assert [event["kind"] for event in read_events(folder)] == ["start", "end"]
     steps, times_ms, values = read_series(folder)["b"]
-    assert (steps.tolist(), times_ms.tolist(), values.tolist()) == ([1, 2, 1, 3], [10, 20, 30, 40], [2.0, 4.0, 5.5, 7.0])
+    assert (steps.tolist(), times_ms.tolist(), values.tolist()) == (
+        [1, 2, 1, 3],
+        [10, 20, 30, 40],
+        [2.0, 4.0, 5.5, 7.0],
+    )
 
 
 def test_a_million_points_are_read_in_seconds(folder, journal):

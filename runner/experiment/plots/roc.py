@@ -21,8 +21,6 @@ def draw(results: Results, path: Path) -> bool:
     questions = _questions(results)
     if not questions:
         return False
-    from sklearn import metrics  # heavy
-
     is_one = len(questions) == 1
     figure = style.new(10.6, 4.75, title=results.title, figure_of=_heading(results, is_one))
     left, right = figure.subplots(
@@ -32,15 +30,14 @@ def draw(results: Results, path: Path) -> bool:
     grid = np.linspace(0, 1, 201)
     mean = np.zeros_like(grid)
     for number, (name, scores, truth) in enumerate(questions):
-        false, hit, _ = metrics.roc_curve(truth, scores)
-        precision, recall, _ = metrics.precision_recall_curve(truth, scores)
-        areas.append(float(metrics.auc(false, hit)))
-        precisions.append(float(metrics.average_precision_score(truth, scores)))
+        false, hit, precision = rates(truth, scores)
+        areas.append(float((np.diff(false) * (hit[1:] + hit[:-1])).sum() / 2))
+        precisions.append(float((np.diff(hit) * precision[1:]).sum()))
         mean += np.interp(grid, false, hit) / len(questions)
         look: dict[str, Any] = {"color": style.color(number, len(questions)), "linewidth": 2.0 if is_one else 1.2}
         label = f"{style.cut(name, 20)}  {areas[-1]:.3f} · {precisions[-1]:.3f}"
         left.plot(*_thin(false, hit), label=label, **look)
-        right.plot(*_thin(recall, precision), drawstyle="steps-pre", **look)
+        right.plot(*_thin(hit, precision), drawstyle="steps-pre", **look)
     if not is_one:
         label = f"macro  {np.mean(areas):.3f} · {np.mean(precisions):.3f}"
         left.plot(grid, mean, color=style.INK, linewidth=2.2, linestyle=(0, (4, 2)), label=label)
@@ -63,6 +60,22 @@ def draw(results: Results, path: Path) -> bool:
     )
     style.save(figure, path)
     return True
+
+
+def rates(truth: NDArray[np.bool_], scores: NDArray[np.float32]) -> tuple[NDArray[np.float64], ...]:
+    """(K,) each, for ever lower thresholds: the false positive rate, the true positive rate or recall, the precision.
+
+    From above all scores, where nothing is taken, to the lowest; equal scores are taken together. Areas below are those of
+    sklearn.metrics, which takes 1.4 s to import. Raises: ValueError for scores that are not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise ValueError("scores that are not finite have no order")
+    order = np.argsort(-scores, kind="stable")
+    last_of_equals = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    taken = last_of_equals + 1.0
+    hits = np.cumsum(truth[order])[last_of_equals]
+    false, hit = (taken - hits) / (~truth).sum(), hits / truth.sum()
+    return np.append(0.0, false), np.append(0.0, hit), np.append(1.0, hits / taken)
 
 
 def _heading(results: Results, is_one: bool) -> str:

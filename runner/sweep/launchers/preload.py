@@ -1,7 +1,6 @@
 """Imported by the process that jobs are forked from: what takes each of them seconds is there already, 4 s once."""
 
 import numpy as np
-import sklearn.metrics  # noqa: F401  the curves of a classification: 1.2 s
 import torch._dynamo  # noqa: F401  any optimizer imports it: 1.5 s
 
 import runner.experiment.run

@@ -31,7 +31,7 @@ def test_the_smoothed_curve_is_the_mean_of_those_around(num):
 
 def test_a_picture_for_each_kind_that_has_a_curve(tmp_path):
     steps = np.arange(1, 101)
-    series = {name: (steps, steps, 1.0 / steps) for name in ("train/loss", "val/loss", "speed/steps_per_second")}
+    series = dict.fromkeys(("train/loss", "val/loss", "speed/steps_per_second"), (steps, steps, 1.0 / steps))
     series["test/loss"] = series["val/accuracy"] = (steps[-1:], steps[-1:], np.ones(1))
     drawn = draw_curves(series, tmp_path, title="title", best=("val/loss", 50))
     assert [path.name for path in drawn] == ["loss.png"]
