@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,17 @@ class Data:
     val_fraction: float = _fraction()
     test_fraction: float = _fraction()
     limit: int | None = _at_least(1)
+    fold: Any = _value(
+        "null, a fold's number from 0, or K/N for fold K of N",
+        lambda value: not isinstance(value, bool) and re.fullmatch(r"\d+(/\d+)?", str(value)) is not None,
+        "0",
+    )
+    num_folds: int | None = _at_least(2)
+    sampler: Any = _value(
+        "null, balanced, or weights of 0 or more, not all of them 0: [1,3] by class, or {NAME: 3}",
+        lambda value: value == "balanced" or _are_weights(value),
+        "balanced",
+    )
     residency: str = _one_of("auto", "device", "stream")
     num_workers: int | None = _at_least(0)
 
@@ -258,6 +270,15 @@ def _are(value: Any, kind: type, *, among: tuple[str, ...] | None = None) -> boo
     """Whether it is one or a list of that kind, and there is at least one."""
     values = [value] if isinstance(value, kind) else list(value) if isinstance(value, Sequence) else []
     return bool(values) and all(isinstance(one, kind) and (among is None or one in among) for one in values)
+
+
+def _are_weights(value: Any) -> bool:
+    """Whether it is a list of weights, or a mapping of names to them."""
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return False
+    weights = list(value.values()) if isinstance(value, Mapping) else list(value)
+    are_numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in weights)
+    return are_numbers and all(0 <= one < math.inf for one in weights) and any(one > 0 for one in weights)
 
 
 def _are_groups(value: Any) -> bool:

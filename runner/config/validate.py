@@ -38,6 +38,8 @@ from runner.errors import without_password as without_password  # others take it
 BUILT = ("data", "model", "task", "optimizer", "scheduler")
 #: those that are built of the model's parameters, or of what was built of them
 PARTIAL = ("optimizer", "scheduler")
+#: of data.num_folds=null
+NUM_FOLDS = 5
 HIDDEN = ":***@"  # where a run's configuration had a password
 #: the groups that a dataclass describes
 DESCRIBED: tuple[tuple[str, type], ...] = (
@@ -66,7 +68,7 @@ def faults(cfg: DictConfig) -> list[Fault]:
     found = [*_unknown_keys(cfg), *_interpolations(cfg, "")]
     found += [fault for key, node, schema in _typed_nodes(cfg) for fault in _bad_values(node, schema, key)]
     found += [fault for key in BUILT for fault in _missing(cfg._get_node(key), key)]
-    found += _uri(cfg) + _hidden(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
+    found += _uri(cfg) + _hidden(cfg) + _folds(cfg) + _early_stopping(cfg) + _made_at_once(cfg)
     return found
 
 
@@ -91,7 +93,23 @@ def value(cfg: DictConfig, key: str) -> Any:
 
 def shared_data_settings(cfg: DictConfig) -> dict[str, Any]:
     """The part of `cfg.data` that every data set has, each of its type: data is an open group, and keeps '1' as a text."""
-    return {item.name: _as(Data, item.name, cfg.data[item.name]) for item in fields(Data)}
+    found = {item.name: _as(Data, item.name, cfg.data[item.name]) for item in fields(Data)}
+    return {key: OmegaConf.to_container(each) if OmegaConf.is_config(each) else each for key, each in found.items()}
+
+
+def how_to_cut(cfg: DictConfig) -> dict[str, Any]:
+    """What runner.data.split.split() takes of the configuration, beside the seed."""
+    shared = shared_data_settings(cfg)
+    cut = {key: shared[key] for key in ("val_fraction", "test_fraction", "limit")}
+    return {**cut, "fold": fold_of(shared["fold"], shared["num_folds"])}
+
+
+def fold_of(fold: Any, num_folds: int | None) -> tuple[int, int] | None:
+    """data.fold with data.num_folds as (K, N), fold K of N; None: no folds."""
+    if fold is None:
+        return None
+    which, _, of = str(fold).partition("/")
+    return int(which), int(of or num_folds or NUM_FOLDS)
 
 
 def _as(schema: type, name: str, value: Any) -> Any:
@@ -365,6 +383,29 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _texts(child, f"{key}.{name}" if key else str(name))
     elif isinstance(node, str):
         yield key, node
+
+
+def _folds(cfg: DictConfig) -> list[Fault]:
+    """What data.fold and data.num_folds are not together; each alone is looked at with its type."""
+    fold, num = value(cfg, "data.fold"), value(cfg, "data.num_folds")
+    if fold is None:
+        problem = "it is how many folds there are, and data.fold names none"
+        return [Fault(f"data.num_folds={num}", problem, f"-m 'data.fold=range({num})' beside it")] if num else []
+    try:
+        which, of = fold_of(fold, num) or (0, 0)
+    except (TypeError, ValueError):
+        return []
+    asked = f"data.fold={fold}"
+    if num is not None and str(of) != str(num):
+        return [
+            Fault(f"{asked} data.num_folds={num}", f"that is {of} folds, and {num}", f"{asked} without data.num_folds")
+        ]
+    if of < 2 and num is None:
+        return [Fault(asked, f"there are two folds or more, and that is {of}", f"data.fold={which}/{NUM_FOLDS}")]
+    if which >= of:
+        problem = f"folds are counted from 0: the last of {of} is {of - 1}"
+        return [Fault(asked, problem, f"data.fold={of - 1}/{of}, or all of them: -m 'data.fold=range({of})'")]
+    return []
 
 
 def _early_stopping(cfg: DictConfig) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""Splits a Source into training, validation and test rows by fractions and a seed: on the host, the same everywhere."""
+"""Splits a Source into training, validation and test rows by fractions, or folds, and a seed: on the host, the same everywhere."""
 
 from __future__ import annotations
 
@@ -29,25 +29,39 @@ class Splits:
     test: Any | None
     sizes: dict[str, int]
     fingerprint: str  # of the whole source, 64 hexadecimal digits; see `fingerprint()`
+    labels: Tensor | None = None  # (N,) int64, of the training rows
 
 
-def split(source: Source, *, val_fraction: float, test_fraction: float, limit: int | None, seed: int) -> Splits:
+def split(
+    source: Source,
+    *,
+    val_fraction: float,
+    test_fraction: float,
+    limit: int | None,
+    seed: int,
+    fold: tuple[int, int] | None = None,
+) -> Splits:
     """Cuts the source, each class in the same proportion where it has labels; the seed alone decides.
 
     A split that the source brings itself is used whole and its fraction is not cut. limit: so many rows, in the
     classes' proportions, are kept before the cut; None for all. Rows keep their order within a split.
     A source that is `in_order` is cut into blocks instead, whatever the seed and the labels: the first rows are kept,
     and of them the last are the test split, those before it the validation split.
-    Raises: RunnerError when a split would be empty.
+    fold: (K, N) has what is no test split in N parts, the same ones for each K, and the validation split is part K of
+    them, from 0, instead of a fraction.
+    Raises: RunnerError when a split would be empty, and for folds of what can't be had in folds.
     """
-    cut = {"test": test_fraction, "val": val_fraction}
+    cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
     draw = generator(seed, SPLIT)
     rest = torch.arange(length(source.rows))
     if limit is not None and limit < len(rest):
         rest = rest[:limit] if source.in_order else take(rest, limit, labels=source.labels, generator=draw)[0]
     counts = {name: round(len(rest) * fraction) for name, fraction in cut.items()}
-    if faults := _empty_splits(len(rest), cut, counts):
+    faults = _empty_splits(len(rest), cut, counts)
+    if fold is not None:
+        faults += _no_folds(source, fold, len(rest) - sum(counts.values()))
+    if faults:
         raise RunnerError(*faults)
     found = dict(source.given)
     for name, count in counts.items():
@@ -56,9 +70,13 @@ def split(source: Source, *, val_fraction: float, test_fraction: float, limit: i
         else:
             taken, rest = take(rest, count, labels=source.labels, generator=draw)
         found[name] = select(source.rows, taken)
+    if fold is not None:
+        is_taken = folds(rest, fold[1], labels=source.labels, generator=draw) == fold[0]
+        found["val"], rest = select(source.rows, rest[is_taken]), rest[~is_taken]
     found["train"] = select(source.rows, rest)
     sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
-    return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source))
+    labels = None if source.labels is None else source.labels[rest]
+    return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source), labels)
 
 
 def take(
@@ -83,6 +101,22 @@ def take(
     rank[by_class] = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[classes[by_class]]
     is_taken = rank < share[classes]
     return indices[order[is_taken].sort().values], indices[order[~is_taken].sort().values]
+
+
+def folds(
+    indices: Tensor,  # (K,) int64, ascending
+    num: int,
+    *,
+    labels: Tensor | None,  # (N,) int64
+    generator: torch.Generator,
+) -> Tensor:
+    """(K,) int64, the fold of each index, at random: folds differ by one row at most, and so does each class within them."""
+    order = torch.randperm(len(indices), generator=generator)
+    if labels is not None:
+        order = order[labels[indices[order]].argsort(stable=True)]
+    found = torch.empty_like(order)
+    found[order] = torch.arange(len(order)) % num
+    return found
 
 
 def _shares(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -156,3 +190,18 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
         problem = f"of {total:,} rows they leave none to train on"
         faults.append(Fault(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
     return faults
+
+
+def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Fault]:
+    asked = f"data.fold={fold[0]}/{fold[1]}"
+    if "val" in source.given:
+        return [Fault(asked, f"{source.name} brings its own validation split, which has no folds", "data.fold=null")]
+    if source.in_order:  # a window of a text is moved back by chance: behind a fold it would reach into it
+        problem = (
+            f"neighbouring rows of {source.name} tell of each other: what is learned behind a fold would tell of it"
+        )
+        return [Fault(asked, problem, "data.fold=null: its last part is validated on")]
+    if total < fold[1]:
+        problem = f"there are {total:,} rows for {fold[1]:,} folds"
+        return [Fault(asked, problem, f"data.fold=0/{total}, or more rows" if total > 1 else "more rows")]
+    return []

@@ -17,19 +17,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import Batches, Loading, load
+from runner.data.loading.order import ClassSampler
+from runner.data.sampler import sampler_of
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends
 from runner.device.host_memory import size_in_words
 from runner.device.module_map import spread
-from runner.device.placement import place, tensors
+from runner.device.placement import place
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of
 from runner.experiment.build_hooks import hooks_of
@@ -91,7 +93,7 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
     set_switches(cfg, device, num_processes)
     shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
     source = as_source(build(node, key="data"), name=shared["name"] or "data")
-    splits = split(source, seed=cfg.seed, **{key: shared[key] for key in ("val_fraction", "test_fraction", "limit")})
+    splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
     loaders, residency = _loaders(cfg, source, splits, device, num_processes)
     return Data(source, splits, residency, loaders)
 
@@ -253,18 +255,15 @@ def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) 
 def _loaders(
     cfg: DictConfig, source: Source, splits: Splits, device: torch.device, num_processes: int
 ) -> tuple[dict[str, Batches], str]:
-    train_size = cfg.train.batch_size
-    eval_size = cfg.train.eval_batch_size or train_size
+    sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)
     loaders: dict[str, Batches] = {}
     reason = ""
     for name in ("train", "val", "test"):
         rows = getattr(splits, name)
         if rows is None:
             continue
-        size, is_training = train_size if name == "train" else eval_size, name == "train"
-        loaders[name], why = batches_of(
-            rows, source, cfg, device, batch_size=size, is_training=is_training, num_processes=num_processes
-        )
+        given: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
+        loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
         reason = reason or why
     return loaders, reason
 
@@ -275,16 +274,20 @@ def batches_of(
     cfg: DictConfig,
     device: torch.device,
     *,
-    batch_size: int,
     is_training: bool = False,
+    sampler: ClassSampler | None = None,
     num_processes: int = 1,
 ) -> tuple[Batches, str]:
-    """A split's batches on the device, finished as the source says, and why they lie where they lie; shuffled in training."""
-    shared = validate.shared_data_settings(cfg)
+    """A split's batches on the device, finished as the source says, and why they lie where they lie; shuffled in training,
+    or drawn by the sampler."""
+    shared, train = validate.shared_data_settings(cfg), cfg.train
+    batch_size = train.batch_size if is_training else train.eval_batch_size or train.batch_size
     fraction = cfg.backends.cuda.memory_fraction if device.type == "cuda" else None
     free_bytes = backends.free_memory_bytes(device, memory_fraction=fraction)
     loading = Loading(shared["residency"], free_bytes, shared["num_workers"], num_processes)
-    batches, why = load(rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training)
+    batches, why = load(
+        rows, loading, batch_size=batch_size, device=device, seed=cfg.seed, shuffle=is_training, sampler=sampler
+    )
     if source.finish is not None:  # a copy each: one is in training mode, the others are not
         finish = place(copy.deepcopy(source.finish), device)
         batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
@@ -317,14 +320,9 @@ def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessi
 
 def _counted(source: Source, splits: Splits) -> dict[str, Any]:
     """What is counted in the training split."""
-    if source.labels is None or not source.classes:
+    if splits.labels is None or not source.classes:
         return {}
-    labels = source.labels
-    if isinstance(splits.train, Subset):
-        labels = labels[torch.as_tensor(splits.train.indices)]
-    elif not isinstance(splits.train, Dataset):
-        labels = tensors(splits.train)[-1]
-    return {"class_counts": torch.bincount(labels, minlength=len(source.classes)).tolist()}
+    return {"class_counts": torch.bincount(splits.labels, minlength=len(source.classes)).tolist()}
 
 
 def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from runner.models.card import Card
 
 #: keys of `data` that leave the rows as they are
 OF_READING = ("data.residency", "data.num_workers", "data.name")
-OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction")
+OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
+OF_TRAINING = "data.sampler"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class Measured:
 def is_other(overrides: Sequence[str]) -> bool:
     """Whether these words name other data. Raises: RunnerError for a change of how the run's own is cut."""
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
+    if any(key.startswith(OF_TRAINING) for key in keys):
+        problem = "what is measured is measured row by row, each of them once"
+        raise RunnerError(Fault(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))
     of_data = {key for key in keys if key == "data" or key.startswith("data.")} - set(OF_READING)
     cuts = sorted(of_data & set(OF_CUTTING))
     if of_data and of_data == set(cuts):
@@ -67,8 +71,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
         rows, how = _whole(source, shared["limit"], cfg.seed)
         order = _fitting(source, card, asked=f"data={source.name}")
     else:
-        cut = {key: shared[key] for key in ("val_fraction", "test_fraction", "limit")}
-        splits = split(source, seed=cfg.seed, **cut)
+        splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
         found = {"val": splits.val, "test": splits.test}
         rows, how = {name: part for name, part in found.items() if part is not None}, "the run's own splits"
         if not rows:
@@ -79,8 +82,7 @@ def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
 
 def batches_of(found: Measured, name: str, cfg: DictConfig, device: torch.device) -> Batches:
     """The batches of a split, in order, finished as at the end of an epoch."""
-    size = cfg.train.eval_batch_size or cfg.train.batch_size
-    return build_parts.batches_of(found.rows[name], found.source, cfg, device, batch_size=size)[0]
+    return build_parts.batches_of(found.rows[name], found.source, cfg, device)[0]
 
 
 def in_order(batches: Iterator[Any], order: Tensor | None, device: torch.device, *, are_classes: bool) -> Iterator[Any]:

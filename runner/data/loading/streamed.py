@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from runner.data.loading.order import BATCH, Orders, mixed
+from runner.data.loading.order import BATCH, ClassSampler, Orders, mixed
 from runner.data.loading.resident import batches_a_gather
 from runner.data.loading.shard import Shard, Share
 from runner.data.loading.worker_reader import Planned, Reader
@@ -34,12 +34,13 @@ class Streamed:
         device: torch.device,
         seed: int,
         shuffle: bool,
+        sampler: ClassSampler | None = None,
         num_workers: int = 0,
     ) -> None:
         self._rows, self.batch_size = rows, batch_size
         self.num_rows = len(rows) if isinstance(rows, Dataset) else num_rows(rows)  # type: ignore[arg-type]
         self._device, self._seed = device, seed
-        self._orders = Orders(self.num_rows, seed=seed) if shuffle else None
+        self._orders = Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
         self._num_workers = num_workers
         self._side = streams.side_stream(device)
         self._idle: Reader | None = None

@@ -1,0 +1,72 @@
+"""`data.sampler` and the training rows' classes go in; what draws the rows of each epoch comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.data.loading.order import ClassSampler
+from runner.data.source import Source
+from runner.errors import Fault, RunnerError, nearest
+
+Asked = str | Sequence[float] | Mapping[Any, float]
+
+
+def sampler_of(
+    asked: Asked | None,
+    labels: Tensor | None,  # (N,) int64, of the training rows
+    source: Source,
+) -> ClassSampler | None:
+    """None where each row comes once an epoch. A class without a training row is left out, whatever its weight.
+
+    asked: balanced, or how often each class is drawn beside the others: by its place, or by its name.
+    Raises: RunnerError for data without classes, and for weights that are not one for each of them.
+    """
+    if asked is None:
+        return None
+    if labels is None or source.labels is None:
+        problem = f"the rows of {source.name} have no classes to be drawn by"
+        raise RunnerError(Fault(_shown(asked), problem, "data.sampler=null"))
+    classes = source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))
+    sizes = torch.bincount(labels, minlength=len(classes))
+    shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
+    if not shares.any():
+        problem = "no training row is of a class with a weight"
+        raise RunnerError(Fault(_shown(asked), problem, "a weight for another class, or data.sampler=balanced"))
+    below = shares.cumsum(0)
+    return ClassSampler(below / below[-1], labels.argsort(stable=True), sizes)
+
+
+def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
+    """One for each class. Raises: RunnerError."""
+    if isinstance(asked, str):
+        return [1.0] * len(classes)
+    if not isinstance(asked, Mapping):
+        if len(asked) == len(classes):
+            return list(asked)
+        problem = f"that is {len(asked)} weights, and {name} has {len(classes)} classes: {_listed(classes)}"
+        raise RunnerError(Fault(_shown(asked), problem, "a weight for each, in this order, or data.sampler=balanced"))
+    weights = {str(each): weight for each, weight in asked.items()}
+    faults = []
+    for unknown in (each for each in weights if each not in classes):
+        fix = " or ".join(nearest(unknown, classes)) or _listed(classes)
+        faults.append(Fault(f"data.sampler={{{unknown}: ...}}", f"{name} has no class {unknown}", fix))
+    if missing := [each for each in classes if each not in weights]:
+        fix = f"data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}} (0: never drawn)"
+        faults.append(Fault(_shown(asked), f"it says nothing of {_listed(missing)}", fix))
+    if faults:
+        raise RunnerError(*faults)
+    return [weights[each] for each in classes]
+
+
+def _shown(asked: Any) -> str:
+    if isinstance(asked, Mapping):
+        return f"data.sampler={{{', '.join(f'{name}: {weight}' for name, weight in asked.items())}}}"
+    return f"data.sampler={asked if isinstance(asked, str) else list(asked)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
