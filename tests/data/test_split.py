@@ -5,7 +5,7 @@ from torch.utils.data import Dataset
 from runner.data import split as room
 from runner.data.builtin.digits import digits
 from runner.data.source import Source, as_source
-from runner.data.split import fingerprint, split, take
+from runner.data.split import fingerprint, folds, split, take
 from runner.errors import RunnerError
 
 
@@ -15,8 +15,8 @@ def numbered(count, classes=None, **settings):
     return Source("mine", (torch.arange(float(count))[:, None], torch.arange(count)), {}, labels=labels, **settings)
 
 
-def cut(source, val=0.1, test=0.1, limit=None, seed=0):
-    return split(source, val_fraction=val, test_fraction=test, limit=limit, seed=seed)
+def cut(source, val=0.1, test=0.1, limit=None, seed=0, fold=None):
+    return split(source, val_fraction=val, test_fraction=test, limit=limit, seed=seed, fold=fold)
 
 
 def numbers(rows):
@@ -178,6 +178,57 @@ def test_what_is_in_order_is_cut_into_blocks():
     assert list(splits.train) == list(range(32))
     assert splits.test.indices == range(36, 40), "a range: a list of a big set's numbers would fill the memory"
     assert cut(numbered(50, in_order=True), val=0, test=0).sizes == {"train": 50}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("classes", [None, [0] * 61 + [1] * 30 + [2] * 8 + [3]])
+def test_folds_are_a_partition_and_the_test_split_is_the_same_for_all(classes, seed):
+    source = numbered(100, classes)
+    found = [cut(source, val=0.9, fold=(which, 7), limit=95, seed=seed) for which in range(7)]
+    assert len({tuple(numbers(each.test)) for each in found}) == 1
+    rest = sorted(numbers(found[0].train) + numbers(found[0].val))
+    assert len(rest) == 85 and not set(rest) & set(numbers(found[0].test))
+    assert sorted(row for each in found for row in numbers(each.val)) == rest
+    for each in found:
+        assert sorted(numbers(each.train) + numbers(each.val)) == rest
+        assert numbers(each.val) == sorted(numbers(each.val)) and numbers(each.train) == sorted(numbers(each.train))
+        assert each.sizes["val"] in (12, 13)
+        assert classes is None or each.labels.tolist() == [classes[row] for row in numbers(each.train)]
+
+
+def test_each_class_is_spread_over_the_folds_within_a_row():
+    labels = torch.tensor([0] * 61 + [1] * 30 + [2] * 8 + [3])[torch.randperm(100)]
+    indices = torch.arange(0, 100, 2)
+    found = folds(indices, 7, labels=labels, generator=torch.Generator().manual_seed(0))
+    counts = torch.stack([labels[indices[found == which]].bincount(minlength=4) for which in range(7)])
+    assert counts.sum(0).tolist() == labels[indices].bincount(minlength=4).tolist()
+    assert (counts.amax(0) - counts.amin(0)).max() == 1 == counts.sum(1).max() - counts.sum(1).min()
+
+
+def test_the_seed_alone_decides_on_folds():
+    """A change in the second line changes every run with folds that was ever made."""
+    found = {seed: tuple(numbers(cut(numbered(60), fold=(0, 5), seed=seed).val)) for seed in range(20)}
+    assert len(set(found.values())) == 20 and found[3] == tuple(numbers(cut(numbered(60), fold=(0, 5), seed=3).val))
+    assert numbers(cut(numbered(20, [0, 1] * 10), fold=(1, 5)).val) == [6, 10, 13, 17]
+
+
+@pytest.mark.parametrize(
+    ("source", "fold", "so", "write"),
+    [
+        (
+            numbered(50, given={"val": (torch.ones(7, 1), torch.ones(7))}),
+            (0, 5),
+            "its own validation split",
+            "fold=null",
+        ),
+        (numbered(50, in_order=True), (0, 5), "neighbouring rows of mine tell of each other", "fold=null"),
+        (numbered(50), (0, 46), "there are 45 rows for 46 folds", "data.fold=0/45, or more rows"),
+    ],
+)
+def test_what_has_no_folds(source, fold, so, write):
+    (fault,) = faults(source, fold=fold)
+    assert fault.asked == f"data.fold={fold[0]}/{fold[1]}"
+    assert so in fault.problem and write in fault.fix
 
 
 def test_a_text_that_lies_in_what_finishes_batches_is_in_the_fingerprint():

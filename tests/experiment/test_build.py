@@ -1,17 +1,24 @@
-"""What stands beside a model's and an optimizer's arguments: weights to start from, what is frozen, groups of parameters."""
+"""What stands beside the arguments of a model (weights to start from, what is frozen), of an optimizer (groups of parameters)
+and of data (folds, a sampler)."""
 
 import json
 import shutil
+import statistics
 
 import pytest
 import torch
+from members import trained_alone
 from omegaconf import OmegaConf
+from torch.nn import functional as F
 
 from runner import cli
 from runner.config import compose
 from runner.config.instantiate import build
 from runner.config.nodes import SHARED
+from runner.data.builtin.digits import digits
+from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
 from runner.models.card import read_card
+from runner.models.mlp import MLP
 
 SHORT = [
     "device=cpu",
@@ -127,3 +134,90 @@ def test_a_fact_that_the_data_does_not_tell_is_named_with_the_models_that_suit(o
     said = capsys.readouterr().err
     assert "this data tells no in_features; it tells input_shape=[8]" in said
     assert "write: model=gpt, model=transformer" in said
+
+
+HIDDEN, ROWS, BATCH, EPOCHS = [8], 200, 50, 2
+BY_HAND = ["model=mlp", f"model.hidden_sizes={HIDDEN}", f"data.limit={ROWS}", "data.test_fraction=0"]
+
+
+def limited():
+    """The rows of digits that data.limit keeps with seed 0: it has its own test (tests/data/test_split.py)."""
+    from runner.data.split import take
+
+    source, draw = digits(), generator(0, SPLIT)
+    kept = take(torch.arange(len(source.labels)), ROWS, labels=source.labels, generator=draw)[0]
+    return source.rows[0][kept], source.rows[1][kept], draw
+
+
+def trained_by_hand(inputs, targets, orders):
+    """A plain loop over the orders of its epochs: the model, and the loss of each step."""
+    torch.manual_seed(0)
+    model, losses = MLP(64, 10, HIDDEN), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
+    for order in orders:
+        for rows in torch.as_tensor(order).split(BATCH):
+            loss = F.cross_entropy(model(inputs[rows]), targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return model, losses
+
+
+def losses_of(run):
+    return [value for (name, _), value in sorted(run.heard.points.items()) if name == "train/loss"]
+
+
+def test_cross_validation_is_a_loop_by_hand(tmp_path):
+    """Each class is dealt out to the folds like cards, in an order by chance, on from where the class before it ended."""
+    inputs, targets, draw = limited()
+    shuffled, dealt = torch.randperm(ROWS, generator=draw).tolist(), []
+    for label in range(10):
+        dealt += [row for row in shuffled if targets[row] == label]
+    runs = trained_alone(tmp_path, BY_HAND, [[f"data.fold={fold}/3"] for fold in range(3)])
+    found, expected = [], []
+    for fold, run in enumerate(runs):
+        validated = sorted(dealt[fold::3])
+        rest = [row for row in range(ROWS) if row not in validated]
+        orders = [permutation(len(rest), seed=0, epoch=epoch) for epoch in range(EPOCHS)]
+        model, losses = trained_by_hand(inputs[rest], targets[rest], orders)
+        assert losses_of(run) == losses
+        with torch.no_grad():
+            expected.append(float(F.cross_entropy(model(inputs[validated]), targets[validated])))
+        found.append(run.heard.points["val/loss", len(losses)])
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert statistics.fmean(found) == pytest.approx(statistics.fmean(expected), rel=1e-6)
+
+
+def drawn_by_hand(targets, weights, epoch):
+    """Of two numbers a row, one chooses the class, and the other one of its rows."""
+    members = [[row for row, label in enumerate(targets.tolist()) if label == each] for each in range(10)]
+    drawn = torch.rand(2, len(targets), dtype=torch.float64, generator=generator(0, EPOCH, epoch))
+    chosen = []
+    for share, place in drawn.T.tolist():
+        label = next(each for each in range(10) if share < sum(weights[: each + 1]) / sum(weights))
+        chosen.append(members[label][int(place * len(members[label]))])
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("sampler", "weights"), [("balanced", [1] * 10), ("[9,1,0,0,0,0,0,0,0,2]", [9, 1, *[0] * 7, 2])]
+)
+@pytest.mark.parametrize("where", ["device", "stream"])
+def test_a_run_with_a_sampler_is_a_loop_by_hand(tmp_path, sampler, weights, where):
+    inputs, targets, _ = limited()
+    words = [*BY_HAND, "data.val_fraction=0", f"data.sampler={sampler}", f"data.residency={where}"]
+    (run,) = trained_alone(tmp_path, words, [[]])
+    orders = [drawn_by_hand(targets, weights, epoch) for epoch in range(EPOCHS)]
+    assert losses_of(run) == trained_by_hand(inputs, targets, orders)[1]
+
+
+@pytest.mark.parametrize("where", ["device", "stream"])
+def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where):
+    words = [*BY_HAND, "data.sampler=balanced", f"data.residency={where}", "data.fold=1"]
+    (whole,) = trained_alone(tmp_path / "whole", words, [[]])
+    trained_alone(tmp_path / "parts", [*words, "train.num_steps=6"], [[]])  # 4 steps an epoch
+    (rest,) = trained_alone(tmp_path / "parts", words, [[]])
+    assert losses_of(rest) == losses_of(whole)[6:]
+    mine, theirs = whole.state()["model"], rest.state()["model"]
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())

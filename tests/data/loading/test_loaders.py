@@ -7,6 +7,9 @@ from torch.utils.data import Dataset
 
 from runner.data.loading import loaders
 from runner.data.loading.loaders import Loading, Resident, Streamed, automatic_workers, load
+from runner.data.loading.shard import Shard
+from runner.data.sampler import sampler_of
+from runner.data.source import from_arrays
 from runner.errors import RunnerError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -96,6 +99,45 @@ def test_both_kinds_give_the_same_batches():
     assert (type(resident), type(streamed)) == (Resident, Streamed)
     for mine, other in zip(resident.epoch(0), streamed.epoch(0), strict=True):
         assert all(map(torch.equal, mine, other))
+
+
+class Numbered(Dataset):
+    """Row i says i."""
+
+    def __len__(self):
+        return 53
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), index
+
+
+@pytest.mark.parametrize("many_rows", [2**20, 1])
+def test_what_a_sampler_draws_is_the_same_resident_streamed_read_shared_and_from_the_middle(many_rows, monkeypatch):
+    """many_rows: from which the next order is drawn ahead."""
+    monkeypatch.setattr("runner.data.loading.order.MANY_ROWS", many_rows)
+    rows = torch.arange(53.0)[:, None], torch.arange(53)
+    named = from_arrays(torch.zeros(53, 1), ["rare"] * 3 + ["usual"] * 50, name="rows")
+    sampler = sampler_of("balanced", named.labels, named)
+    expected = [sampler.order(seed=0, epoch=epoch) for epoch in range(3)]
+    assert all(15 < int((order < 3).sum()) < 40 for order in expected)
+    for data, where in ((rows, "device"), (rows, "stream"), (Numbered(), "auto")):
+        settings = {"batch_size": 10, "device": CPU, "seed": 0, "shuffle": True, "sampler": sampler}
+        batches, _ = load(data, Loading(where, num_workers=0), **settings)
+        assert batches.num_batches == 6
+        for epoch, order in enumerate(expected):
+            whole = [list(numbers) for numbers in order.split(10)]
+            for first in (0, 4):
+                found = list(batches.epoch(epoch, first_batch=first))
+                assert [list(numbers) for _, numbers in found] == whole[first:]
+                assert all(x[:, 0].tolist() == numbers.tolist() for x, numbers in found)
+            parts = [batches.epoch(epoch, shard=Shard(rank, 2)) for rank in range(2)]
+            shared = [torch.cat([each.batch[1] for each in shares]) for shares in zip(*parts, strict=True)]
+            assert torch.equal(torch.cat(shared), order)
+        if where == "device":
+            indexed = batches.indexed()
+            indexed.begin(2)
+            assert torch.equal(indexed.gather(torch.arange(53))[1], expected[2])
+        batches.close()
 
 
 @pytest.mark.parametrize(

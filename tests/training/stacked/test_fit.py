@@ -37,6 +37,8 @@ CASES = {
     "measured within epochs": ([*MLP, "train.evaluate_every_steps=5", "train.num_epochs=2"], SEEDS),
     "a rate that falls by a metric": ([*MLP, "scheduler=plateau", "scheduler.patience=0", "train.num_epochs=4"], SEEDS),
     "convolutions": (["model=cnn", "model.channels=[4,4]", "optimizer=sgd", "backends.cpu.channels_last=false"], SEEDS),
+    "a sampler": ([*MLP, "data.sampler=balanced"], SEEDS),
+    "folds of equal size": ([*MLP, "data.test_fraction=0"], [[f"data.fold={k}", f"seed={k % 2}"] for k in range(3)]),
     "attention": (
         ["model=vit", "model.width=16", "model.depth=1", "model.num_heads=2", "model.dropout=0.1", "optimizer=sgd"],
         SEEDS,

@@ -1,0 +1,135 @@
+"""What `data.sampler` draws: which rows, how often, and what it refuses."""
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from runner.data.loading.order import EPOCH, generator
+from runner.data.sampler import sampler_of
+from runner.data.source import Source, from_arrays
+from runner.errors import RunnerError
+
+COUNTS = {"cat": 700, "dog": 250, "eel": 50}
+
+
+def source(counts=None):
+    named = counts or COUNTS
+    names = [name for name, count in named.items() for _ in range(count)]
+    return from_arrays(torch.zeros(len(names), 2), names, name="animals")
+
+
+def drawn(asked, labels=None, *, of=None, seed=0, epoch=0):
+    of = of or source()
+    return sampler_of(asked, of.labels if labels is None else labels, of).order(seed=seed, epoch=epoch)
+
+
+def by_hand(labels, weights, *, seed, epoch):
+    """The same in plain Python: two numbers a row, of which one chooses the class and the other one of its rows."""
+    members = [[row for row, label in enumerate(labels) if label == each] for each in range(len(weights))]
+    shares, places = torch.rand(2, len(labels), dtype=torch.float64, generator=generator(seed, EPOCH, epoch)).tolist()
+    found = []
+    for share, place in zip(shares, places, strict=True):
+        below, which = weights[0], 0
+        while share >= below / sum(weights):
+            which += 1
+            below += weights[which]
+        found.append(members[which][int(place * len(members[which]))])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights"),
+    [
+        ("balanced", [1, 1, 1]),
+        ([0, 1, 3], [0, 1, 3]),
+        ([2, 0.5, 0], [2, 0.5, 0]),
+        ({"eel": 5, "cat": 1, "dog": 0}, [1, 0, 5]),
+    ],
+)
+def test_the_rows_are_those_of_a_loop_by_hand(asked, weights):
+    labels = source().labels[torch.randperm(1000, generator=generator(1))]
+    for seed, epoch in ((0, 0), (3, 2)):
+        assert drawn(asked, labels, seed=seed, epoch=epoch).tolist() == by_hand(
+            labels.tolist(), weights, seed=seed, epoch=epoch
+        )
+
+
+def unlikely(counts, expected):
+    """Whether chance would give such counts less than once in a thousand times (Pearson's test)."""
+    return float(((counts - expected) ** 2 / expected).sum()) > chi2.ppf(0.999, len(counts) - 1)
+
+
+@pytest.mark.parametrize(("asked", "shares"), [("balanced", [1, 1, 1]), ([1, 2, 7], [1, 2, 7])])
+def test_classes_come_by_their_shares_and_each_of_their_rows_as_often(asked, shares):
+    labels = source().labels
+    rows = torch.cat([drawn(asked, epoch=epoch) for epoch in range(20)])
+    shares = torch.tensor(shares) / sum(shares)
+    assert not unlikely(labels[rows].bincount(), 20_000 * shares)
+    for which, size in enumerate(COUNTS.values()):
+        counts = rows.bincount(minlength=1000)[labels == which]
+        assert not unlikely(counts, counts.sum() / size)
+    assert unlikely(labels[drawn([7, 2, 1])].bincount(), 1000 * shares)
+
+
+def test_an_order_depends_on_the_seed_and_the_epoch_alone():
+    torch.manual_seed(1)
+    first = drawn("balanced", seed=3, epoch=2)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert torch.equal(first, drawn("balanced", seed=3, epoch=2))
+    assert torch.equal(before, torch.get_rng_state())
+    orders = {tuple(drawn("balanced", seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    assert len(orders) == 25
+
+
+def test_the_order_is_this_one_on_every_machine():
+    """A change here changes every run with a sampler that was ever made."""
+    assert drawn("balanced", of=source({"cat": 7, "dog": 2, "eel": 1})).tolist() == [6, 0, 9, 9, 6, 3, 8, 7, 0, 6]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("asked", ["balanced", [1, 1, 1]])
+def test_a_class_without_a_training_row_is_left_out(asked, missing):
+    labels = source().labels
+    labels = labels[labels != missing]
+    counts = labels[drawn(asked, labels)].bincount(minlength=3)
+    assert counts[missing] == 0 and counts.sum() == len(labels)
+    assert not unlikely(counts[counts > 0], torch.tensor(len(labels) / 2))
+
+
+def test_classes_without_names_go_by_their_numbers():
+    of = Source("mine", None, {}, labels=torch.tensor([0, 0, 0, 2]))
+    assert set(drawn({0: 0, 1: 1, 2: 1}, of=of).tolist()) == {3}
+
+
+def test_without_a_sampler_there_is_none():
+    assert sampler_of(None, None, source()) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "of", "told"),
+    [
+        ("balanced", from_arrays(torch.zeros(9, 2), torch.rand(9), name="n"), [("=balanced", "no classes", "=null")]),
+        ([1, 2], source(), [("=[1, 2]", "2 weights, and animals has 3 classes: cat, dog, eel", "in this order")]),
+        (
+            {"cat": 1, "dgo": 2},
+            source(),
+            [
+                ("{dgo: ...}", "animals has no class dgo", "dog"),
+                ("{cat: 1, dgo: 2}", "nothing of dog, eel", "{..., dog: 1, eel: 1} (0: never drawn)"),
+            ],
+        ),
+    ],
+)
+def test_what_can_not_be_drawn(asked, of, told):
+    with pytest.raises(RunnerError) as caught:
+        drawn(asked, of=of)
+    for fault, (asked_for, so, write) in zip(caught.value.faults, told, strict=True):
+        assert fault.asked.startswith("data.sampler=") and fault.asked.endswith(asked_for)
+        assert so in fault.problem and write in fault.fix
+
+
+def test_a_weight_on_what_has_no_rows_alone():
+    labels = source().labels
+    with pytest.raises(RunnerError, match="no training row is of a class with a weight"):
+        drawn([0, 0, 1], labels[labels != 2])
