@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -110,6 +111,11 @@ def fold_of(fold: Any, num_folds: int | None) -> tuple[int, int] | None:
         return None
     which, _, of = str(fold).partition("/")
     return int(which), int(of or num_folds or NUM_FOLDS)
+
+
+def of_all_folds(fold: Any) -> str:
+    """data.fold for all of its folds: K for 3, K/5 for 3/5; null as it is."""
+    return re.sub(r"^\d+", "K", str(fold))
 
 
 def _as(schema: type, name: str, value: Any) -> Any:

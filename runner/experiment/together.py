@@ -6,8 +6,9 @@ of them begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,18 @@ class Job:
 
 @dataclass
 class _Open:
-    """A run that is open, and what it trains."""
+    """A run that is open, and what it trains. closing: closes it."""
 
     job: Job
     session: Session
     settings: Settings
     parts: Parts
     generators: dict[str, Any]
+    closing: ExitStack
 
 
-def run_together(jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Runs as many of them as the memory has room for; returns the summaries of these, in their order.
+def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
+    """Runs as many of them as the memory has room for, and are of one size; returns their summaries by their places.
 
     One whose data or model can't be had fails alone.
     Raises: CannotStackError, before anything is tracked, where they can't be trained together.
@@ -75,17 +77,17 @@ def run_together(jobs: Sequence[Job]) -> list[dict[str, Any]]:
         for number, job in enumerate(jobs):
             if number >= most:
                 break
-            with ExitStack() as own:
-                try:
-                    members[number] = _prepared(job, hardware, own)
-                except RunnerError as error:
-                    summaries[number] = failed(job, on_a_line(error))
-                    continue
-                all_open.push(own.pop_all())
+            try:
+                members[number] = _prepared(job, hardware)
+            except RunnerError as error:
+                summaries[number] = failed(job, on_a_line(error))
+                continue
+            all_open.push(members[number].closing)
             if len(members) == 1:
                 most = min(most, number + most_members(members[number].parts))
+        members = _of_one_size(members)
         if not members:
-            return [summaries[number] for number in sorted(summaries)]
+            return summaries
         each = [
             Member(one.parts, one.settings, one.job.folder, one.session, lane_of(one.settings), one.generators)
             for one in members.values()
@@ -100,23 +102,39 @@ def run_together(jobs: Sequence[Job]) -> list[dict[str, Any]]:
         for one, result in zip(members.values(), results, strict=True):
             shows = result is best or one.settings.tracking.log_model == "all"
             one.session.end(result, Alone(), shows=shows)
-    summaries |= {number: one.session.summary for number, one in members.items()}
-    return [summaries[number] for number in sorted(summaries)]
+    return summaries | {number: one.session.summary for number, one in members.items()}
 
 
-def _prepared(job: Job, hardware: Any, own: ExitStack) -> _Open:
-    """Opens a run's session, and builds what it trains. own: closes it."""
-    check_folder(job.folder)
-    recipes.check(job.folder)
-    own.enter_context(claim.taken(job.folder))
-    given = replace(job.given, screen=own.enter_context(Screen.into(job.folder)))
-    assert given.choice is not None  # the sweep's slot
-    settings = Settings.of(job.cfg)
-    machine = Checked(hardware, given.choice)
-    session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
-    device = torch.device(given.choice.here)
-    parts = prepare(job.cfg, device, goes_on=any((job.folder / "checkpoints").glob("last*.pt")))
-    return _Open(job, session, settings, parts, backends.generator_states(device))
+def _prepared(job: Job, hardware: Any) -> _Open:
+    """Opens a run's session, and builds what it trains."""
+    with ExitStack() as own:
+        check_folder(job.folder)
+        recipes.check(job.folder)
+        own.enter_context(claim.taken(job.folder))
+        given = replace(job.given, screen=own.enter_context(Screen.into(job.folder)))
+        assert given.choice is not None  # the sweep's slot
+        settings = Settings.of(job.cfg)
+        machine = Checked(hardware, given.choice)
+        session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
+        device = torch.device(given.choice.here)
+        parts = prepare(job.cfg, device, goes_on=any((job.folder / "checkpoints").glob("last*.pt")))
+        return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
+
+
+def _of_one_size(members: Mapping[int, _Open]) -> dict[int, _Open]:
+    """Those with as many rows to train on as most of them have. The others are closed, and their turn comes.
+
+    Folds are of two sizes, a row apart; of more sizes all stay, and check_alike() refuses them.
+    """
+    sizes = Counter(one.parts.train.num_rows for one in members.values())
+    if len(sizes) != 2:
+        return dict(members)
+    (size, _), _ = sizes.most_common()
+    for one in members.values():
+        if one.parts.train.num_rows != size:
+            with suppress(CannotStackError), one.closing:
+                raise CannotStackError("now")  # as one that never began: it leaves no summary
+    return {number: one for number, one in members.items() if one.parts.train.num_rows == size}
 
 
 def _best(results: Sequence[Result]) -> Result | None:

@@ -92,6 +92,25 @@ def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, swee
     assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
 
 
+def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, sweep):
+    """27 rows in 4 folds: three of 7 rows, one of 6."""
+    words = (*SMALL, "data=iris", "data.limit=30", "data.fold=0/4,1/4,2/4,3/4", "task.plots=false")
+    said = sweep(own_folder, *words, name="together")
+    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    assert "are trained one by one" not in said
+    sweep(own_folder, *words, "sweep.batch=off", *QUIET, name="alone")
+    jobs = ledger.read(own_folder / "together").jobs.values()
+    assert [job.state for job in jobs] == ["finished"] * 4
+    found = [own_folder / "together" / job.folder_name for job in jobs]
+    logs = [(folder / "console.log").read_text() for folder in found]
+    assert sorted(re.search(r"rows: (\d+) train", log)[1] for log in logs) == ["20"] * 3 + ["21"]
+    assert [sum(f"of {num} jobs compute together" in log for log in logs) for num in (3, 1)] == [3, 1]
+    for folder in found:
+        assert_near(folder, own_folder / "alone" / folder.name)
+    runs = MlflowClient(f"sqlite:///{own_folder}/mlflow.db").search_runs(["1"])
+    assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
+
+
 def test_only_what_differs_in_numbers_goes_together(own_folder, sweep):
     said = sweep(own_folder, *SMALL[:1], *SMALL[3:], "seed=0,1", "model.hidden_sizes=[8],[4]", "sweep.batch=2", *QUIET)
     assert "4 jobs differ in numbers alone: trained together, in 2 groups" in said

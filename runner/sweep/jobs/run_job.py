@@ -76,19 +76,21 @@ def run_pickled_together(payload: bytes) -> int:
         cfg, folder = returned.return_value
         jobs.append(Job(cfg, folder, _given(Assignment.from_text(text))))
     summaries: list[dict[str, Any]] = []
-    while left := jobs[len(summaries) :]:
+    while jobs:
         try:
-            summaries += run_together(left)
+            found = run_together(jobs)
         except CannotStackError as error:
-            for job in left:
+            for job in jobs:
                 write_summary(job.folder, {"status": ALONE, "error": str(error)})
             break
         except RunnerError as error:
             say(f"\n{error}")
-            summaries += [failed(job, on_a_line(error)) for job in left]
+            found = {number: failed(job, on_a_line(error)) for number, job in enumerate(jobs)}
         except Exception as error:
             traceback.print_exc()
-            summaries += [failed(job, f"{type(error).__name__}: {error}") for job in left]
+            found = {number: failed(job, f"{type(error).__name__}: {error}") for number, job in enumerate(jobs)}
+        summaries += found.values()
+        jobs = [job for number, job in enumerate(jobs) if number not in found]
     return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
 
 

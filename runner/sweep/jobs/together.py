@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.config.identity import flat
+from runner.config.validate import of_all_folds
 from runner.sweep.jobs.prepare import Prepared
 
 #: jobs from which on sweep.batch=auto trains them together: of fewer, most of the time is each job's own
@@ -67,6 +68,8 @@ def _key(job: Prepared) -> Hashable:
 def _kind(key: str, value: Any) -> str:
     if key.startswith(FREE):
         return ""
+    if key == "data.fold":
+        return of_all_folds(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "a number" if is_number and key.startswith(NUMBERS) else repr(value)
 
