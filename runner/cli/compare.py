@@ -19,7 +19,7 @@ from runner.sweep.report import number_format
 from runner.sweep.report.comparisons import Comparison, Configuration, against_best, as_values, compared, words_of
 from runner.sweep.report.ranking import Goal, find_goals
 from runner.sweep.report.results import Result, read_results
-from runner.sweep.report.seeds import equal_but_for
+from runner.sweep.report.seeds import configurations
 from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
 from runner.tracking import stores
@@ -85,7 +85,7 @@ def show(found: Sequence[Comparison]) -> None:
 
 def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     results, goals = _read(word, uri)
-    groups = equal_but_for("seed", results)
+    groups = configurations(results)
     goal = _goal(metric, goals) if metric is not None else goals[0] if goals else None
     found = against_best(groups, goal) if goal is not None else []
     if not found:
@@ -99,7 +99,7 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
 def _one(word: str, uri: str) -> Configuration:
     """Raises: RunnerError where it is not one configuration."""
     results, goals = _read(word, uri)
-    groups = equal_but_for("seed", results)
+    groups = configurations(results)
     if len(groups) != 1:
         names = [name for name in groups if name != "all"]
         fix = (

@@ -18,27 +18,29 @@ from runner.sweep.jobs.prepare import Prepared, name_of
 from runner.sweep.report.comparisons import against_best, looks, words_of
 from runner.sweep.report.ranking import find_goals
 from runner.sweep.report.results import read_results
-from runner.sweep.report.seeds import equal_but_for
+from runner.sweep.report.seeds import configurations as by_configuration
 
 if TYPE_CHECKING:
     from runner.sweep.sweep import Hands
 
 Words = tuple[str, ...]
+SEED, SEED_AND_FOLD = ("seed",), ("seed", "data.fold")
 
 
 def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
-    """The jobs' overrides without their seeds, each once."""
-    return list(dict.fromkeys(_without_seed(overrides) for overrides, _ in jobs))
+    """The jobs' overrides without their seeds, each once: of one with folds there are as many."""
+    return list(dict.fromkeys(_without(SEED, overrides) for overrides, _ in jobs))
 
 
 def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
     """settings: config.sweep. Raises: RunnerError where there is nothing to decide, or no room for a look."""
-    found, asked = configurations(jobs), "sweep.until=decided"
+    found, asked = {_without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
     faults = []
     if len(found) < 2:
         fix = "model=mlp,cnn beside it, say; or seed='range(8)' without it"
+        alone = "seeds and folds" if len(configurations(jobs)) > 1 else "seeds"
         faults.append(
-            Fault(asked, "it decides between configurations, and these jobs differ in their seeds alone", fix)
+            Fault(asked, f"it decides between configurations, and these jobs differ in their {alone} alone", fix)
         )
     if settings.max_seeds < looks(settings.max_seeds)[0]:
         problem = f"{settings.max_seeds} seeds of each decide nothing: all of one sign come by chance too often"
@@ -77,7 +79,7 @@ class UntilDecided:
         if tried in self._looks:
             results = read_results(self._hands.sweep)
             goals = find_goals((), results)
-            groups = equal_but_for("seed", results)
+            groups = by_configuration(results)
             found = against_best(groups, goals[0], num_looks=len(self._looks)) if goals else []
             for each in found:
                 self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
@@ -95,7 +97,7 @@ class UntilDecided:
         """Of the configuration that has fewest, whether its jobs have finished or not."""
         tried = [0] * len(self._configurations)
         for job in self._hands.sweep.jobs.values():
-            if (words := _without_seed(job.overrides)) in self._configurations:
+            if (words := _without(SEED, job.overrides)) in self._configurations:
                 tried[self._configurations.index(words)] += 1
         return min(tried)
 
@@ -117,5 +119,5 @@ class UntilDecided:
         self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
 
 
-def _without_seed(overrides: Words) -> Words:
-    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") != "seed")
+def _without(keys: Words, overrides: Words) -> Words:
+    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") not in keys)

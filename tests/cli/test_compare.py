@@ -79,6 +79,25 @@ def test_sweeps_are_paired_across_folders(own_folder, capsys):
     assert "no seed is on both sides" in capsys.readouterr().out
 
 
+def test_configurations_in_folds(own_folder, capsys):
+    """Of one seed by their folds, in a sweep and across two; the report names no more than the folds tell."""
+    for name, models in (("both", ("mlp", "cnn")), ("other", ("mlp",))):
+        sweep = Folder(own_folder / name)
+        for model in models:
+            for fold in range(8):
+                value = MODELS[model](fold)
+                best = {"metric": "val/loss", "mode": "min", "value": value, "step": 3}
+                sweep.job((f"model={model}", f"data.fold={fold}/8"), summary={"best": best, "num_steps": 9})
+        sweep.close()
+    (found,) = compare(["both"])
+    assert (found.a, found.b, found.verdict, found.difference.n) == ("model=cnn", "model=mlp", "better", 8)
+    assert found.unit == "folds" and found.difference.mean == pytest.approx(-0.2, abs=0.01)
+    (found,) = compare(["other", "both:model=cnn"])
+    assert (found.verdict, found.difference.n, found.difference.is_paired) == ("worse", 8, True)
+    assert cli.main(["report", "both"]) == 0
+    assert "over folds, mean (95 % interval)" in capsys.readouterr().out
+
+
 def test_runs_by_the_seed_that_they_had(own_folder):
     """Whose seed nobody has said."""
     for name, seed, value in (("a", 3, 0.1), ("b", 3, 0.2), ("c", 4, 0.3)):

@@ -19,7 +19,7 @@ from runner.sweep.report.importance import read_importance
 from runner.sweep.report.ranking import best_first, find_front, find_goals
 from runner.sweep.report.report import Report
 from runner.sweep.report.results import read_results
-from runner.sweep.report.seeds import equal_but_for, over_seeds
+from runner.sweep.report.seeds import configurations, over_seeds
 
 __all__ = ["Report", "read_report", "write"]
 
@@ -33,7 +33,7 @@ def read_report(folder: Path) -> Report:
     results = read_results(sweep)
     goals = find_goals(sweep.objectives, results)
     devices, seeds = over_devices(results, folder), over_seeds(results, goals)
-    groups = equal_but_for("seed", results)
+    groups = configurations(results)
     comparisons = against_best(groups, goals[0], num_looks=_num_looks(folder)) if seeds and goals else []
     return Report(
         folder,

@@ -1,4 +1,4 @@
-"""Finished jobs that are equal but for their seed go in; one configuration beside another comes out: which is better, if any.
+"""Finished jobs that are equal but for their seed and fold go in; one configuration beside another comes out: which is better, if any.
 
 For the report and `runner compare`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result
-from runner.sweep.report.significance import Difference, difference
+from runner.sweep.report.significance import Difference, Place, difference, independent
 
 #: seeds of each: with fewer hardly anything is decided
 FIRST_LOOK = 8
@@ -25,10 +25,10 @@ class Configuration:
     results: tuple[Result, ...]
     goals: tuple[Goal, ...]
 
-    def values(self, metric: str) -> dict[int, float]:
-        """By seed."""
-        found = {result.seed: result.value(metric) for result in self.results}
-        return {seed: value for seed, value in found.items() if value is not None}
+    def values(self, metric: str) -> dict[Place, float]:
+        """By seed and fold."""
+        found = {(result.seed, result.fold or ""): result.value(metric) for result in self.results}
+        return {place: value for place, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Comparison:
     mean_a: float
     mean_b: float
     difference: Difference
+    unit: str = "seeds"  # what was compared one by one: seeds, or the folds of one seed
 
     @property
     def verdict(self) -> str:
@@ -76,11 +77,17 @@ def compared(
     a: Configuration, b: Configuration, goal: Goal, names: tuple[str, str], *, num_comparisons: int = 1
 ) -> Comparison | None:
     of_a, of_b = a.values(goal.metric), b.values(goal.metric)
-    apart = difference(of_a, of_b, num_comparisons=num_comparisons)
     mean_a, mean_b = _mean(of_a.values()), _mean(of_b.values())
+    places = of_a.keys() & of_b.keys() or of_a.keys() | of_b.keys()
+    by_seed = len({seed for seed, _ in places}) > 1
+    sides = [
+        independent({place: side[place] for place in side if place in places}, by_seed=by_seed) for side in (of_a, of_b)
+    ]
+    apart = difference(*sides, num_comparisons=num_comparisons)
     if apart is None or mean_a is None or mean_b is None:
         return None
-    return Comparison(*names, goal.metric, goal.mode, mean_a, mean_b, apart)
+    unit = "folds" if not by_seed and any(fold for _, fold in places) else "seeds"
+    return Comparison(*names, goal.metric, goal.mode, mean_a, mean_b, apart, unit)
 
 
 def as_values(found: Comparison) -> dict[str, Any]:
@@ -89,12 +96,14 @@ def as_values(found: Comparison) -> dict[str, Any]:
 
 
 def words_of(found: Comparison) -> str:
-    """better; worse; undecided: about 9 more seeds."""
+    """better; worse; undecided: about 9 more seeds, or folds."""
     if found.difference.is_decided:
         return found.verdict
     more = found.difference.more_seeds
-    seeds = "seed" if more == 1 else "seeds"
-    return f"undecided: about {more:,} more {seeds}" if more else "undecided: no difference that seeds would show"
+    unit = found.unit.removesuffix("s") if more == 1 else found.unit
+    return (
+        f"undecided: about {more:,} more {unit}" if more else f"undecided: no difference that {found.unit} would show"
+    )
 
 
 def _mean(values: Any) -> float | None:

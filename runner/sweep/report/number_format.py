@@ -14,9 +14,11 @@ def value(number: float | None) -> str:
 
 
 def mean(found: Mean | None) -> str:
-    """The mean and, of two values or more, the sample's standard deviation."""
+    """The mean and, of two values or more, the sample's standard deviation; over folds its interval."""
     if found is None:
         return ""
+    if found.low is not None:
+        return f"{value(found.mean)} ({value(found.low)} to {value(found.high)})"
     return value(found.mean) + (f" ± {value(found.std)}" if found.std is not None else "")
 
 

@@ -113,5 +113,6 @@ def _other_cards(report: Report) -> list[Card]:
                 f", {'better than each other one' if report.winner else 'not decided'}" if report.comparisons else ""
             )
             name = f"{group.name}, n = {group.means[goal].n}{decided}"
-            cards.append(Card(f"{goal}, best mean ± std over seeds", number_format.mean(group.means[goal]), name))
+            what = "best mean (95 %)" if "folds" in report.over else "best mean ± std"
+            cards.append(Card(f"{goal}, {what} over {report.over}", number_format.mean(group.means[goal]), name))
     return cards

@@ -11,7 +11,7 @@ from runner.sweep.report.comparisons import Comparison
 from runner.sweep.report.device_gains import Devices, Gain
 from runner.sweep.report.ranking import FAILURES, RANK, Goal
 from runner.sweep.report.results import Result, differing_keys
-from runner.sweep.report.seeds import Seeds
+from runner.sweep.report.seeds import Seeds, in_words
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Report:
     goals: tuple[Goal, ...]  # what the order follows, also of a grid; empty: no job measured anything
     results: list[Result]  # best first
     front: tuple[int, ...] = ()  # of two goals or more: the jobs on the Pareto front, by number
-    seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds
+    seeds: list[Seeds] = field(default_factory=list)  # empty: no group has two seeds, or two folds
     comparisons: list[Comparison] = field(default_factory=list)  # the best of those groups beside each other one
     devices: list[Devices] = field(default_factory=list)  # empty: nothing ran on two devices
     gains: list[Gain] = field(default_factory=list)
@@ -58,6 +58,11 @@ class Report:
         if first is None or first.state != "finished" or not self.goals:
             return None
         return first if first.value(self.goals[0].metric) is not None else None
+
+    @property
+    def over(self) -> str:
+        """What the means of the groups are taken over: seeds, folds, seeds and folds."""
+        return in_words(self.seeds)
 
     @property
     def winner(self) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.config.validate import without_password
+from runner.config.validate import fold_of, without_password
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.tracking.journal_reader import Series, read_series
@@ -55,6 +55,7 @@ class Result:
     state: str
     folder: str  # below the sweep's; "": it never had one
     seed: int = 0
+    fold: str | None = None  # K/N
     device: str | None = None
     error: str | None = None  # its first line; why it was skipped
     metrics: dict[str, float] = field(default_factory=dict)
@@ -115,6 +116,9 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     wanted = [LOSS, *sorted(goals | ({best.metric} if best else set()))]
     shown = tuple(map(without_password, job.overrides))
     keys = as_keys(shown)
+    file = folder / "rerun.yaml" if folder is not None else None
+    rerun = file.read_text(errors="replace") if file is not None and file.is_file() else ""
+    seed = _said("seed", keys, rerun)
     return Result(
         job.number,
         job.name,
@@ -122,7 +126,8 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         keys,
         job.state,
         job.folder_name,
-        _seed(keys, folder),
+        int(seed) if seed.isdecimal() else 0,
+        as_fold(_said("data.fold", keys, rerun), _said("data.num_folds", keys, rerun)),
         device=summary.get("device") or job.device,
         error=str(error).strip().partition("\n")[0] if error else None,
         metrics=dict(sorted(_numbers(summary.get("metrics")).items())),
@@ -137,14 +142,20 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
     )
 
 
-def _seed(keys: dict[str, str], folder: Path | None) -> int:
-    """By the job's words; else by the configuration that it left, where nobody has said a seed."""
-    said = keys.get("seed", "")
-    rerun = folder / "rerun.yaml" if folder is not None else None
-    if not said.isdecimal() and rerun is not None and rerun.is_file():
-        found = re.search(r"^seed: (\d+)$", rerun.read_text(errors="replace"), re.MULTILINE)
-        said = found[1] if found else ""
-    return int(said) if said.isdecimal() else 0
+def _said(key: str, keys: dict[str, str], rerun: str) -> str:
+    """A number among a job's words; else in the configuration that it left, where nobody has said it. "" for none."""
+    if keys.get(key, "")[:1].isdecimal():
+        return keys[key]
+    group, _, name = key.rpartition(".")
+    before = rf"^{group}:\n(?:  .*\n)*?  " if group else "^"
+    found = re.search(rf"{before}{name}: (\d[\d/]*)$", rerun, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def as_fold(fold: str, num_folds: str) -> str | None:
+    """data.fold and data.num_folds, as they are written, as K/N; None for no fold."""
+    found = fold_of(fold, int(num_folds) if num_folds.isdecimal() else None) if fold[:1].isdecimal() else None
+    return f"{found[0]}/{found[1]}" if found else None
 
 
 def _numbers(metrics: dict[str, Any] | None) -> dict[str, float]:

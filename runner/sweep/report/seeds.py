@@ -1,40 +1,64 @@
-"""Jobs that are equal but for one key, together: the means over their seeds."""
+"""Jobs that are equal but for one key, together; those of one configuration, and the means over their seeds and folds."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from runner.config.validate import of_all_folds
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result, differing_keys
+from runner.sweep.report.significance import independent, interval
+
+Keys = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Over the seeds of a group; `std` is the sample's (n - 1), None for a single value."""
+    """Over the jobs of a group; `std` is the sample's (n - 1), None for a single value."""
 
     mean: float
     std: float | None
     n: int
+    low: float | None = None  # of the mean, at 95 %; where there are folds, and two values or more
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Finished jobs that are equal but for their seed."""
+    """Finished jobs that are equal but for their seed and their fold."""
 
     name: str
     jobs: tuple[int, ...]
     means: dict[str, Mean]  # by metric: the goals' best values, then the test metrics
+    num_seeds: int = 1
+    num_folds: int = 0  # 0: without folds
+
+
+def in_words(groups: Sequence[Seeds]) -> str:
+    """What the means are taken over: seeds, folds, seeds and folds."""
+    seeds, folds = any(each.num_seeds > 1 for each in groups), any(each.num_folds for each in groups)
+    return " and ".join(filter(None, ("seeds" * (seeds or not folds), "folds" * folds)))
 
 
 def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
-    """The groups, best mean first; [] when none of them has two seeds."""
-    groups = equal_but_for("seed", results)
-    if not any(len({result.keys.get("seed") for result in group}) > 1 for group in groups.values()):
+    """The groups, best mean first; [] when none of them has two seeds or two folds."""
+    groups = configurations(results)
+    if not any(len({_place(result) for result in group}) > 1 for group in groups.values()):
         return []
-    found = [Seeds(name, tuple(result.job for result in group), _means(group, goals)) for name, group in groups.items()]
+    has_folds = any(result.fold for group in groups.values() for result in group)
+    found = [
+        Seeds(
+            name,
+            tuple(result.job for result in group),
+            _means(group, goals, with_interval=has_folds),
+            len({result.keys.get("seed") for result in group}),
+            len({result.fold for result in group if result.fold}),
+        )
+        for name, group in groups.items()
+    ]
 
     def key(seeds: Seeds) -> tuple[bool, float, int]:
         mean = seeds.means.get(goals[0].metric) if goals else None
@@ -45,31 +69,56 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     return sorted(found, key=key)
 
 
+def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The finished jobs by configuration: those that are equal but for their seed, and for which of the folds they have."""
+
+    def rest(keys: Keys) -> Keys:
+        own = {key: value for key, value in keys.items() if key != "seed"}
+        return own | {key: of_all_folds(value) for key, value in own.items() if key == "data.fold"}
+
+    return _alike(results, rest)
+
+
 def equal_but_for(key: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The finished jobs by all their other overrides, named by what sets the groups apart; each by number."""
-    groups: dict[tuple[tuple[str, str], ...], list[Result]] = {}
-    for result in sorted(results, key=lambda result: result.job):
+    """The finished jobs by all their other overrides."""
+    return _alike(results, lambda keys: {name: value for name, value in keys.items() if name != key})
+
+
+def _alike(results: Sequence[Result], rest: Callable[[Keys], Keys]) -> dict[str, list[Result]]:
+    """The finished jobs by the rest of their keys, named by what sets the groups apart; each by number."""
+    groups: dict[str, list[Result]] = {}
+    bare = [replace(result, keys=rest(result.keys)) for result in results]
+    apart = differing_keys(bare)
+    for result, own in sorted(zip(results, bare, strict=True), key=lambda pair: pair[0].job):
         if result.state == "finished":
-            rest = tuple(sorted(pair for pair in result.keys.items() if pair[0] != key))
-            groups.setdefault(rest, []).append(result)
-    apart = [name for name in differing_keys(results) if name != key]
-    return {_name(group[0], apart): group for group in groups.values()}
+            groups.setdefault(_name(own, apart), []).append(result)
+    return groups
 
 
-def _means(group: Sequence[Result], goals: Sequence[Goal]) -> dict[str, Mean]:
+def _place(result: Result) -> tuple[str | None, str | None]:
+    return result.keys.get("seed"), result.fold
+
+
+def _means(group: Sequence[Result], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:
     tests = sorted({name for result in group for name in result.metrics if name.startswith("test/")})
     names = dict.fromkeys([*(goal.metric for goal in goals), *tests])
-    means = {name: _mean([result.value(name) for result in group]) for name in names}
+    means = {name: _mean(group, name, with_interval=with_interval) for name in names}
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def _mean(values: Sequence[float | None]) -> Mean | None:
-    known = [value for value in values if value is not None]
+def _mean(group: Sequence[Result], metric: str, *, with_interval: bool) -> Mean | None:
+    found = [(result, result.value(metric)) for result in group]
+    known = [value for _, value in found if value is not None]
     if not known:
         return None
     if not all(map(math.isfinite, known)):
         return Mean(math.nan, None, len(known))
-    return Mean(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+    limits: tuple[float | None, float | None] = (None, None)
+    if with_interval:
+        by_place = {(result.seed, result.fold or ""): value for result, value in found if value is not None}
+        by_seed = len({seed for seed, _ in by_place}) > 1
+        limits = interval(tuple(independent(by_place, by_seed=by_seed).values()))
+    return Mean(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known), *limits)
 
 
 def _name(result: Result, keys: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The values of two configurations by their seeds go in; the difference, how sure it is, and how many seeds more it takes come out.
+"""The values of two configurations by seed and fold go in; the difference, how sure it is, and how many more seeds it takes come out.
 
 Pure, for the report and `runner compare`. Imports scipy, half a second, when it is asked.
 """
@@ -52,8 +52,20 @@ class Difference:
         return "better" if (self.mean < 0) == (mode == "min") else "worse"
 
 
-def difference(a: Mapping[int, float], b: Mapping[int, float], *, num_comparisons: int = 1) -> Difference | None:
-    """Compares values by seed; None where a side has none.
+Place = tuple[int, str]  # a seed, and a fold; "" where there are none
+
+
+def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, float]:
+    """The values by seed, each the mean over its folds: those have their initial weights and most of their rows in common,
+    and five of them say no more of another seed than one. Without by_seed, which is for a single seed, by fold."""
+    if not by_seed:
+        return {fold: value for (_, fold), value in values.items()}
+    seeds = dict.fromkeys(seed for seed, _ in values)
+    return {seed: statistics.fmean(value for (own, _), value in values.items() if own == seed) for seed in seeds}
+
+
+def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparisons: int = 1) -> Difference | None:
+    """Compares values by seed, or by the fold of one seed; None where a side has none.
 
     Seeds that both have are paired, which takes out what a seed does to both (arXiv 2103.03098). Decided is what both a
     sign-flip test and the BCa bootstrap's interval (Efron 1987) say at 95 %; of unpaired values a permutation test.
@@ -79,6 +91,12 @@ def _of_pairs(pairs: tuple[float, ...], alpha: float) -> Difference:
     deviation = float(differences.std(ddof=1)) if n > 1 else math.nan
     least = math.ceil(1 - math.log2(alpha))  # of n pairs, all signs alike come by chance in 2 of 2**n
     return _told(n, True, mean, (low, high), p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=least))
+
+
+@lru_cache(1000)
+def interval(values: tuple[float, ...]) -> tuple[float | None, float | None]:
+    """Of the mean, at 95 %, by the BCa bootstrap; None of fewer than two."""
+    return _interval((np.array(values),), _mean, ALPHA)
 
 
 @lru_cache(1000)

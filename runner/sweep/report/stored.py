@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
 from runner.errors import Fault, RunnerError
-from runner.sweep.report.results import Best, Result
+from runner.sweep.report.results import Best, Result, as_fold
 from runner.tasks.metric_names import is_rising
 from runner.tracking import mlflow_store, store_uri
 
@@ -79,6 +79,7 @@ def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Re
         STATES.get(str(run.info.status), "running"),
         "",
         int(seed) if seed.isdecimal() else 0,
+        as_fold(params.get("data.fold", ""), params.get("data.num_folds", "")),
         metrics=dict(run.data.metrics),
         best=best,
         run_id=run.info.run_id,

@@ -80,7 +80,7 @@ def _beside(found: Comparison) -> str:
     """What another group is beside the best one."""
     if found.difference.is_decided:
         return "worse"
-    return "undecided" + (f": ~{found.difference.more_seeds} seeds" if found.difference.more_seeds else "")
+    return "undecided" + (f": ~{found.difference.more_seeds} {found.unit}" if found.difference.more_seeds else "")
 
 
 def causes(results: Sequence[Result]) -> Columns:

@@ -28,7 +28,7 @@ def show(report: Report, console: Console) -> None:
         shares = ", ".join(f"{key} {share:.2f}" for key, share in list(report.importance.items())[:6])
         _say(console, f"\nwhat mattered: {shares}")
     if report.seeds:
-        _say(console, "\nover seeds, mean ± std")
+        _say(console, f"\nover {report.over}, mean {'(95 % interval)' if 'folds' in report.over else '± std'}")
         _table(console, _seeds(report, console.width))
     if report.devices:
         _say(console, "\nover devices")

@@ -56,6 +56,30 @@ def test_a_summary_that_was_cut_off_or_says_little_is_no_obstacle(tmp_path, writ
     assert result.best is None and result.metrics == {} and result.seconds_train is None
 
 
+@pytest.mark.parametrize(
+    ("words", "rerun", "seed", "fold"),
+    [
+        (("data.fold=2", "seed=3"), "", 3, "2/5"),
+        (("data.fold=2/7",), "seed: 4\ndata:\n  seed: 9\n  fold: 2/7\n", 4, "2/7"),
+        (
+            ("data.fold=2",),
+            "data:\n  fold: 2\n  augment:\n    num_folds: 4\n  num_folds: 9\nmodel:\n  a: 1\n",
+            0,
+            "2/9",
+        ),
+        ((), "data:\n  fold: null\n  num_folds: null\nmodel:\n  fold: 3\n", 0, None),
+        ((), "seed: 5\ndata:\n  path: a.csv\n  fold: 1\n  num_folds: null\nmodel:\n  fold: 3\n", 5, "1/5"),
+        (("data.fold=null",), "", 0, None),
+    ],
+)
+def test_a_jobs_seed_and_fold_by_its_words_else_by_what_it_left(tmp_path, write, words, rerun, seed, fold):
+    sweep = write.folder(tmp_path)
+    number = sweep.job(words, summary={})
+    (tmp_path / str(number) / "rerun.yaml").write_text(rerun)
+    result = only(sweep)
+    assert (result.seed, result.fold) == (seed, fold)
+
+
 def test_values_that_are_no_numbers_have_no_value(tmp_path, write):
     sweep = write.folder(tmp_path)
     best = {"metric": "val/loss", "value": float("nan"), "step": 1}

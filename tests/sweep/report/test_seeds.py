@@ -1,18 +1,22 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from runner.sweep.report.ranking import Goal
-from runner.sweep.report.results import Result, as_keys
-from runner.sweep.report.seeds import over_seeds
+from runner.sweep.report.results import Result, as_fold, as_keys
+from runner.sweep.report.seeds import configurations, in_words, over_seeds
 
 GOAL = Goal("val/loss", "min")
 
 
 def make(job, *overrides, state="finished", **metrics):
     named = {name.replace("_", "/"): value for name, value in metrics.items()}
-    return Result(job, " ".join(overrides), overrides, as_keys(overrides), state, str(job), metrics=named)
+    keys = as_keys(overrides)
+    seed, fold = int(keys.get("seed", 0)), as_fold(keys.get("data.fold", ""), keys.get("data.num_folds", ""))
+    return Result(job, " ".join(overrides), overrides, keys, state, str(job), seed, fold, metrics=named)
 
 
 def test_jobs_that_differ_in_their_seed_alone_make_a_group():
@@ -68,3 +72,51 @@ def test_without_two_seeds_there_is_nothing_to_say(results):
 def test_a_seed_alone_makes_one_group_and_what_is_not_finite_makes_no_mean():
     (group,) = over_seeds([make(0, "seed=1", val_loss=1.0), make(1, "seed=2", val_loss=math.inf)], (GOAL,))
     assert group.name == "all" and math.isnan(group.means["val/loss"].mean) and group.means["val/loss"].std is None
+
+
+def bca(values):
+    """By scipy, as a person would ask for it."""
+    rng = np.random.default_rng(0)
+    return stats.bootstrap((np.array(values),), np.mean, n_resamples=9999, rng=rng).confidence_interval
+
+
+def test_jobs_that_differ_in_their_fold_make_a_group_with_an_interval():
+    losses = {"cnn": (1.0, 2.0, 4.0, 3.5, 3.0), "mlp": (0.5, 0.7, 0.4, 0.6, 0.6)}
+    jobs = [(model, fold, value) for model, values in losses.items() for fold, value in enumerate(values)]
+    results = [
+        make(at, f"model={model}", f"data.fold={fold}", val_loss=loss) for at, (model, fold, loss) in enumerate(jobs)
+    ]
+    found = over_seeds(results, (GOAL,))
+    assert [(each.name, each.num_seeds, each.num_folds) for each in found] == [("model=mlp", 1, 5), ("model=cnn", 1, 5)]
+    assert in_words(found) == "folds"
+    for group, values in zip(found, (losses["mlp"], losses["cnn"]), strict=True):
+        mean, expected = group.means["val/loss"], bca(values)
+        assert (mean.mean, mean.n) == (pytest.approx(statistics.fmean(values)), 5)
+        assert (mean.low, mean.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_folds_of_a_seed_are_one_value_of_it():
+    """Eight seeds that lie far apart, five folds of each that hardly differ: an interval over 40 values would be too short."""
+    seeds = np.random.default_rng(1).normal(size=8).tolist()
+    jobs = [(seed, fold, value + 0.01 * fold) for seed, value in enumerate(seeds) for fold in range(5)]
+    results = [
+        make(at, f"seed={seed}", f"data.fold={fold}", val_loss=loss) for at, (seed, fold, loss) in enumerate(jobs)
+    ]
+    (group,) = found = over_seeds(results, (GOAL,))
+    assert (group.num_seeds, group.num_folds, in_words(found)) == (8, 5, "seeds and folds")
+    expected, of_all = bca([value + 0.02 for value in seeds]), bca([value for _, _, value in jobs])
+    mean = group.means["val/loss"]
+    assert (mean.low, mean.high) == pytest.approx((expected.low, expected.high), abs=0.01) and mean.n == 40
+    assert mean.high - mean.low > 2 * (of_all.high - of_all.low)
+
+
+def test_folds_of_other_numbers_and_none_are_other_configurations():
+    words = ["data.fold=0/5", "data.fold=1/5", "data.fold=0/3", "data.fold=2/3", "data.fold=null", "data.fold=4"]
+    results = [make(at, word, "seed=0", val_loss=1.0) for at, word in enumerate(words)]
+    found = {name: [each.job for each in group] for name, group in configurations(results).items()}
+    assert found == {"data.fold=K/5": [0, 1], "data.fold=K/3": [2, 3], "data.fold=null": [4], "data.fold=K": [5]}
+
+
+def test_without_folds_there_is_no_interval():
+    found = over_seeds([make(seed, f"seed={seed}", val_loss=float(seed)) for seed in range(4)], (GOAL,))
+    assert (found[0].means["val/loss"].low, in_words(found)) == (None, "seeds")

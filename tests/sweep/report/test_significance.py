@@ -5,6 +5,9 @@ import pytest
 from scipy import stats
 
 from runner.sweep.report import significance
+from runner.sweep.report.comparisons import Configuration, compared, words_of
+from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Result
 from runner.sweep.report.significance import difference
 
 
@@ -30,6 +33,48 @@ def test_of_equal_configurations_a_winner_is_named_in_one_of_twenty_at_most(few_
         wins = sum(difference(*simulated(rng, n)).is_decided for _ in range(num))
         assert wins <= num * 0.05 + 2 * (num * 0.05 * 0.95) ** 0.5, (n, wins)
     assert sum(difference(*simulated(rng, 5)).is_decided for _ in range(50)) == 0  # nobody can tell with five
+
+
+def configuration(name, values):
+    """values: by seed and fold."""
+    results = [
+        Result(
+            at, "", (), {}, "finished", "", seed, f"{fold}/5" if fold is not None else None, metrics={"val/loss": value}
+        )
+        for at, ((seed, fold), value) in enumerate(values.items())
+    ]
+    return Configuration(name, tuple(results), ())
+
+
+def beside(a, b):
+    return compared(configuration("a", a), configuration("b", b), Goal("val/loss", "min"), ("a", "b"))
+
+
+def test_folds_make_no_seeds(few_draws):
+    """What a seed does to a configuration is the same in all its folds: 8 seeds of 5 folds are 8 pairs, and not 40."""
+    rng, wins = np.random.default_rng(0), 0
+    for _ in range(200):
+        sides = [{(seed, fold): own + 0.1 * rng.normal() for seed, own in enumerate(rng.normal(size=8)) for fold in range(5)} for _ in "ab"]  # fmt: skip
+        found = beside(*sides)
+        assert (found.difference.n, found.difference.is_paired, found.unit) == (8, True, "seeds")
+        wins += found.difference.is_decided
+    assert wins <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5
+
+
+def test_values_are_paired_by_seed_and_fold():
+    a, b = {(0, k): 1.0 + k for k in range(4)}, {(0, k): 1.5 + k for k in range(1, 9)}
+    found = beside(a, b)
+    assert (found.difference.mean, found.difference.n, found.unit) == (-0.5, 3, "folds")
+    assert "more folds" in words_of(beside(a, {place: value + place[1] ** 2 for place, value in a.items()}))
+    seeds = {(seed, k): seed + k for seed in (1, 2) for k in range(3)}
+    lacking = {place: value + 1 for place, value in seeds.items() if place != (1, 0)}
+    found = beside(seeds, lacking)
+    assert (found.difference.mean, found.difference.n, found.unit) == (-1, 2, "seeds"), (
+        "what one side lacks is left out"
+    )
+    assert beside({(3, None): 1.0}, {(4, None): 2.0}).difference.is_paired is False
+    other = beside({(0, 0): 1.0}, {(0, 1): 2.0})
+    assert (other.difference.is_paired, other.unit) == (False, "folds")
 
 
 def test_pairs_find_a_difference_with_a_part_of_the_seeds(few_draws):

@@ -55,6 +55,23 @@ def test_seeds_devices_and_failures_are_told(grid_folder):
     assert "12/console.log" not in failures  # it never ran
 
 
+@pytest.mark.parametrize(
+    ("seeds", "title"),
+    [((0,), "over folds, mean (95 % interval)"), ((0, 1), "over seeds and folds, mean (95 % interval)")],
+)
+def test_folds_are_told_with_their_interval(tmp_path, write, seeds, title):
+    sweep = write.folder(tmp_path / "folds")
+    for seed in seeds:
+        for fold in range(5):
+            best = {"metric": "val/loss", "mode": "min", "value": 1 + fold / 10 + seed, "step": 3}
+            sweep.job((f"data.fold={fold}", f"seed={seed}"), summary={"best": best, "num_steps": 3})
+    said = printed(sweep.close())
+    mean = "1.2000 (1.0800 to 1.3200)" if seeds == (0,) else "1.7000 (1.2000 to 2.2000)"
+    assert title in said and mean in said and "±" not in said
+    page = build.write(tmp_path / "folds").folder.joinpath("report.html").read_text()
+    assert f"best mean (95 %) over {title.split(',')[0].removeprefix('over ')}" in page and mean in page
+
+
 def test_what_a_person_wrote_is_no_markup(tmp_path, write):
     sweep = write.folder(tmp_path)
     sweep.job(("a=[/red]",), "failed", name="model.hidden_sizes=[bold] [/red]", error="ValueError: [/nothing] [link=x]")
