@@ -138,6 +138,21 @@ def test_it_is_the_best_weights_that_a_run_tests(run, tmp_path):
     assert json.loads(out)["metrics"]["test/loss"] < summary["metrics"]["test/loss"]
 
 
+def test_a_fold_is_measured_again_and_nothing_of_its_cut_changes(run, tmp_path):
+    folder, words = str(tmp_path / "run"), ["data=iris", "model=linear", "device=cpu", "train.num_epochs=2", *QUIET]
+    assert (
+        run(*words, "data.fold=2/6", "data.sampler={setosa:1,versicolor:2,virginica:0}", f"hydra.run.dir={folder}")[0]
+        == 0
+    )
+    code, out, _ = run("evaluate", folder, "device=cpu", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["in_the_run"] == found["metrics"] and found["rows"] == {"val": 23, "test": 15}
+    for word, so in (("data.fold=3/6", "cut another way"), ("data.num_folds=6", "cut another way"), ("data.sampler=balanced", "each of them once"), ("data.sampler.setosa=2", "each of them once")):  # fmt: skip
+        code, _, err = run("evaluate", folder, word)
+        assert code == 2 and so in err and f"write: evaluate without {word.partition('=')[0][:12]}" in err
+    assert run("reproduce", folder, f"hydra.run.dir={tmp_path}/again", *QUIET)[0] == 0
+
+
 def test_a_value_for_each_class_has_the_name_that_it_had_in_the_run(run, tmp_path):
     pytest.importorskip("torchmetrics")
     f1 = "{f1: {_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 3, average: none}}"

@@ -25,9 +25,9 @@ def noise(seed, of=0):
 class Made:
     """A sweep whose jobs reach what a function of their words and seed says."""
 
-    def __init__(self, folder, value, *, max_seeds=32, seeds=(0, 1)):
+    def __init__(self, folder, value, *, max_seeds=32, seeds=(0, 1), folds=((),)):
         self.value, self.said, self.folder = value, [], folder
-        jobs = [((*words, f"seed={seed}"), "") for words in (MLP, CNN) for seed in seeds]
+        jobs = [((*words, *fold, f"seed={seed}"), "") for words in (MLP, CNN) for fold in folds for seed in seeds]
         self.sweep = Sweep(folder, "0" * 32, 0, ("model=mlp,cnn",))
         self.ledger = Ledger(folder)
         self.ledger.begin(self.sweep)
@@ -76,6 +76,14 @@ def test_a_clear_difference_ends_at_the_first_look(tmp_path):
     made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"))
     assert made.run() == [8, 8]
     assert made.said == ["until:  6 more seeds of each, 12 jobs", "until:  8 seeds: model=cnn beside model=mlp: better"]
+    assert build.write(tmp_path).winner == "model=cnn"
+
+
+def test_more_seeds_come_in_all_folds(tmp_path):
+    folds = [(f"data.fold={fold}",) for fold in range(3)]
+    made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"), folds=folds)
+    assert made.run() == [24, 24]
+    assert made.said == ["until:  6 more seeds of each, 36 jobs", "until:  8 seeds: model=cnn beside model=mlp: better"]
     assert build.write(tmp_path).winner == "model=cnn"
 
 
@@ -130,6 +138,7 @@ def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_pa
     ("jobs", "max_seeds", "so"),
     [
         ([(("seed=1",), ""), (("seed=2",), "")], 32, "differ in their seeds alone"),
+        ([(("data.fold=0",), ""), (("data.fold=1",), "")], 32, "differ in their seeds and folds alone"),
         ([(("model=mlp",), ""), (("model=cnn",), "")], 5, "5 seeds of each decide nothing"),
     ],
 )
