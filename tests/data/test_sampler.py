@@ -87,6 +87,13 @@ def test_the_order_is_this_one_on_every_machine():
     assert drawn("balanced", of=source({"cat": 7, "dog": 2, "eel": 1})).tolist() == [6, 0, 9, 9, 6, 3, 8, 7, 0, 6]
 
 
+@pytest.mark.parametrize(("number", "row"), [(0.0, 700), (1 - 2**-53, 949)])
+def test_the_least_and_the_largest_number_choose_a_row_too(monkeypatch, number, row):
+    """The least one of a first class that is never drawn, the largest one of such a last class: their neighbours."""
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, generator: torch.full(shape, number, dtype=dtype))
+    assert set(drawn([0, 1, 0]).tolist()) == {row}
+
+
 @pytest.mark.parametrize("missing", [0, 1, 2])
 @pytest.mark.parametrize("asked", ["balanced", [1, 1, 1]])
 def test_a_class_without_a_training_row_is_left_out(asked, missing):
