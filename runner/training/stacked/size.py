@@ -65,7 +65,7 @@ def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[]
     if (free := free_bytes(step.device)) is not None:
         most = min(whole, max(1, int(free * FOR_ACTIVATIONS) // max(1, saved)))
         room = f"; {size_in_words(free)} have room for {most}" if most < whole else ""
-    size = 1
+    size = before = 1
     while True:
         step.divide(-(-whole // size))
         try:
@@ -75,10 +75,13 @@ def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[]
             if not backends.is_out_of_memory(error):
                 raise
             break
-        gains = size < 8 or times[size] < GAIN * times[size // 2]
+        gains = size < 8 or times[size] < GAIN * times[before]
         if size >= most or not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS:
             break
-        size = min(2 * size, most)
+        before, num_pieces = size, -(-whole // min(2 * size, most))
+        size = -(-whole // num_pieces)  # that are together in the first of so many pieces: 12 of 23, and not 16
+        if size == before:  # the memory has room for more, and not for all of a piece less
+            break
     best = min(times, key=lambda each: times[each])
     told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
     words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"

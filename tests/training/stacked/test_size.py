@@ -1,0 +1,49 @@
+"""How many members compute together, by the times of some sizes."""
+
+import pytest
+import torch
+
+from runner.training.stacked import size
+
+
+class Step:
+    """One whose steps nobody takes; it says how many members are together."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, whole):
+        self.stack, self.together = range(whole), whole
+
+    def divide(self, num_pieces):
+        self.together = -(-len(self.stack) // num_pieces)
+
+    def of_first(self, batches):
+        pass
+
+    def undo(self, states):
+        pass
+
+
+@pytest.mark.parametrize("whole", [2, 3, 8, 9, 10, 12, 16, 23, 64])
+@pytest.mark.parametrize("best", [1, 6, 12, 64])
+def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
+    """A member's time falls up to `best` together, and rises from there on."""
+    step, tried = Step(whole), []
+
+    def seconds(step, *rest):
+        tried.append(step.together)
+        return 1e-3 * (1.0 + abs(step.together - best) / 64) * step.together
+
+    monkeypatch.setattr(size, "_seconds", seconds)
+    monkeypatch.setattr(size, "free_bytes", lambda device: None)
+    monkeypatch.setattr(size, "_saved_bytes", lambda compute: 1)
+    found = size.choose_size(step, [], drawn=list)
+    assert tried == sorted(set(tried)) and tried[:2] == [1, 2]
+    assert tried[-1] == whole or tried[-1] >= max(best, 8)
+    assert abs(found.num_together - best) == min(abs(each - best) for each in tried)
+    assert f"of {whole} jobs" in found.words
+    monkeypatch.setattr(size, "free_bytes", lambda device: 7 / size.FOR_ACTIVATIONS)  # room for seven
+    tried.clear()
+    assert (
+        size.choose_size(step, [], drawn=list).num_together <= 7 and len(tried) == len(set(tried)) and max(tried) <= 7
+    )
