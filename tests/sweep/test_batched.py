@@ -111,6 +111,31 @@ def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, swee
     assert len(runs) == 5 and {run.info.status for run in runs} == {"FINISHED"}  # and the sweep's own
 
 
+ROWS = """
+import torch
+
+def rows(number):
+    if number == 2:
+        raise ValueError("no rows for two")
+    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(number))
+    return inputs, (inputs[:, 0] > 0).long()
+"""
+
+
+def test_one_whose_data_can_not_be_had_fails_alone(own_folder, warm):
+    (own_folder / "my_rows.py").write_text(ROWS)
+    (own_folder / "conf/data").mkdir(parents=True)
+    (own_folder / "conf/data/mine.yaml").write_text("_target_: my_rows.rows\nnumber: ${seed}\n")
+    words = ("data=mine", "model=linear", "seed=range(5)", "device=cpu", "train.num_steps=2", *QUIET)
+    process = warm.command(own_folder, "-m", *words, "hydra.sweep.dir=swept")
+    said, _ = process.communicate()
+    assert process.returncode == 1, said
+    jobs = ledger.read(own_folder / "swept").jobs.values()
+    assert [job.state for job in jobs] == ["finished", "finished", "failed", "finished", "finished"]
+    assert "no rows for two" in read_summary(own_folder / "swept/2")["error"]
+    assert "of 4 jobs compute together" in (own_folder / "swept/4/console.log").read_text()
+
+
 def test_only_what_differs_in_numbers_goes_together(own_folder, sweep):
     said = sweep(own_folder, *SMALL[:1], *SMALL[3:], "seed=0,1", "model.hidden_sizes=[8],[4]", "sweep.batch=2", *QUIET)
     assert "4 jobs differ in numbers alone: trained together, in 2 groups" in said
