@@ -86,7 +86,7 @@ def compared(
     apart = difference(*sides, num_comparisons=num_comparisons)
     if apart is None or mean_a is None or mean_b is None:
         return None
-    unit = "folds" if not by_seed and any(fold for _, fold in places) else "seeds"
+    unit = "folds" if not by_seed and len(places) > 1 else "seeds"
     return Comparison(*names, goal.metric, goal.mode, mean_a, mean_b, apart, unit)
 
 

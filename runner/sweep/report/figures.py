@@ -235,7 +235,7 @@ def _band(group: Seeds, shown: Sequence[Result], name: str, colors: dict[int, st
     low, median, high = np.nanquantile(values, (0.25, 0.5, 0.75), axis=0).astype(np.float32)
     color, told = (
         colors[results[0].job],
-        f"{plain(group.name)}, {len(results)} {'runs' if group.num_folds else 'seeds'}",
+        f"{plain(group.name)}, {len(results)} {'runs' if group.num_folds > 1 else 'seeds'}",
     )
     of = {"meta": {"jobs": list(group.jobs)}}  # it is shown as long as one of them is
     area = {"x": np.concatenate([steps, steps[::-1]]), "y": np.concatenate([high, low[::-1]]), "fill": "toself", **of}

@@ -22,7 +22,7 @@ class Mean:
     mean: float
     std: float | None
     n: int
-    low: float | None = None  # of the mean, at 95 %; where there are folds, and two values or more
+    low: float | None = None  # of the mean, at 95 %; where there are several folds
     high: float | None = None
 
 
@@ -34,12 +34,12 @@ class Seeds:
     jobs: tuple[int, ...]
     means: dict[str, Mean]  # by metric: the goals' best values, then the test metrics
     num_seeds: int = 1
-    num_folds: int = 0  # 0: without folds
+    num_folds: int = 0  # 0: without folds; 1: all of them have the same one
 
 
 def in_words(groups: Sequence[Seeds]) -> str:
     """What the means are taken over: seeds, folds, seeds and folds."""
-    seeds, folds = any(each.num_seeds > 1 for each in groups), any(each.num_folds for each in groups)
+    seeds, folds = any(each.num_seeds > 1 for each in groups), any(each.num_folds > 1 for each in groups)
     return " and ".join(filter(None, ("seeds" * (seeds or not folds), "folds" * folds)))
 
 
@@ -48,7 +48,7 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     groups = configurations(results)
     if not any(len({_place(result) for result in group}) > 1 for group in groups.values()):
         return []
-    has_folds = any(result.fold for group in groups.values() for result in group)
+    has_folds = any(len({result.fold for result in group}) > 1 for group in groups.values())
     found = [
         Seeds(
             name,

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Place = tuple[int, str]  # a seed, and a fold; "" where there are none
+
 #: how often a winner may be named where there is none
 ALPHA = 0.05
 #: how often a true difference of the size that was seen is to be found with the seeds that are advised
@@ -50,9 +52,6 @@ class Difference:
         if not self.is_decided:
             return "undecided"
         return "better" if (self.mean < 0) == (mode == "min") else "worse"
-
-
-Place = tuple[int, str]  # a seed, and a fold; "" where there are none
 
 
 def independent(values: Mapping[Place, float], *, by_seed: bool) -> dict[Any, float]:

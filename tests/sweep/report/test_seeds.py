@@ -117,6 +117,7 @@ def test_folds_of_other_numbers_and_none_are_other_configurations():
     assert found == {"data.fold=K/5": [0, 1], "data.fold=K/3": [2, 3], "data.fold=null": [4], "data.fold=K": [5]}
 
 
-def test_without_folds_there_is_no_interval():
-    found = over_seeds([make(seed, f"seed={seed}", val_loss=float(seed)) for seed in range(4)], (GOAL,))
+@pytest.mark.parametrize("words", [(), ("data.fold=2",)])
+def test_without_several_folds_there_is_no_interval(words):
+    found = over_seeds([make(seed, f"seed={seed}", *words, val_loss=float(seed)) for seed in range(4)], (GOAL,))
     assert (found[0].means["val/loss"].low, in_words(found)) == (None, "seeds")
