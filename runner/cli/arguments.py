@@ -59,6 +59,7 @@ NAMES = (
     "report",
     "compare",
     "history",
+    "schema",
     "sync",
     "ui",
 )

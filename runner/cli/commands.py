@@ -180,6 +180,22 @@ def history(words: list[str]) -> int:
     return 0
 
 
+def schema(words: list[str]) -> int:
+    """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
+    from runner.config import json_schema
+
+    rest, output = _taken_out(words, "--output")
+    _only(rest, "schema", ("--output=FILE",))
+    here = Path("conf")
+    own = [here] if here.is_dir() and not here.samefile(CONF) else []
+    with loading():  # torch, whose signatures are read
+        lines = json_schema.write(file := Path(output) if output else here / json_schema.FILE, *own)
+    answer.give({"output": str(file), "lines": lines})
+    print(f"{file}; an editor checks by it what has at its head")
+    print("\n".join(f"  in {f'conf/{group}/':<22} {line}" for group, line in lines.items()))
+    return 0
+
+
 def _taken_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
     """The other words, and the value of a flag: `flag VALUE` or `flag=VALUE`. Raises: RunnerError for one without a value."""
     rest, value, given = [], None, iter(words)
@@ -289,6 +305,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_sweep,
     "compare": compare,
     "history": history,
+    "schema": schema,
     "sync": sync,
     "ui": ui,
 }

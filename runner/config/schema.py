@@ -12,12 +12,19 @@ from typing import Any
 from omegaconf import MISSING
 
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
+#: what an editor offers; runner.device.choose knows all forms
+DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
 DIRECTIONS = ("minimize", "maximize")
+KEPT = "every_epoch|(last|best):[1-9][0-9]*"
+WEIGHT = {"type": "number", "minimum": 0}
 
 
-def _value(valid: str, check: Callable[[Any], bool], example: Any) -> Any:
-    """A field whose value must pass `check`; `valid` says in words what does. Its default stands in conf/."""
-    return field(default=MISSING, metadata={"valid": valid, "check": check, "example": example})
+def _value(valid: str, check: Callable[[Any], bool], example: Any, **limits: Any) -> Any:
+    """A field whose value must pass `check`; `valid` says in words what does. Its default stands in conf/.
+
+    limits: the same for an editor, in the words of JSON Schema (runner.config.json_schema); of a type that is Any, all of it.
+    """
+    return field(default=MISSING, metadata={"valid": valid, "check": check, "example": example, "limits": limits})
 
 
 def _one_of(*choices: str) -> Any:
@@ -25,29 +32,38 @@ def _one_of(*choices: str) -> Any:
 
 
 def _at_least(least: int) -> Any:
-    return _value(f"{least} or more", lambda value: value >= least, max(least, 1))
+    return _value(f"{least} or more", lambda value: value >= least, max(least, 1), minimum=least)
 
 
-def _auto_or_count() -> Any:
-    text = "auto or a whole number, 1 or more"
-    return _value(text, lambda value: value == "auto" or (type(value) is int and value >= 1), "auto")
-
-
-def _auto_off_or_count() -> Any:
+def _count_or(*words: str, least: int = 1) -> Any:
     def is_one(value: Any) -> bool:
-        return value in ("auto", "off") or (type(value) is int and value >= 1)
+        return value in words or (type(value) is int and value >= least)
 
-    return _value("auto, off or a whole number, 1 or more", is_one, "auto")
+    return _value(
+        f"{', '.join(words)} or a whole number, {least} or more",
+        is_one,
+        words[0],
+        anyOf=[{"enum": [*words]}, {"type": "integer", "minimum": least}],
+    )
 
 
 def _more_than_zero() -> Any:
-    return _value("more than 0", lambda value: value > 0, 1)
+    return _value("more than 0", lambda value: value > 0, 1, exclusiveMinimum=0)
 
 
 def _fraction(*, one: bool = False) -> Any:
     if one:
-        return _value("more than 0 and at most 1", lambda value: 0 < value <= 1, 0.5)
-    return _value("0 or more and less than 1", lambda value: 0 <= value < 1, 0.1)
+        return _value("more than 0 and at most 1", lambda value: 0 < value <= 1, 0.5, exclusiveMinimum=0, maximum=1)
+    return _value("0 or more and less than 1", lambda value: 0 <= value < 1, 0.1, minimum=0, exclusiveMaximum=1)
+
+
+def _mapping(valid: str) -> Any:
+    return _value(valid, lambda value: value is None or isinstance(value, Mapping), "null", type=["object", "null"])
+
+
+def _one_or_more(kind: dict[str, Any]) -> dict[str, Any]:
+    """For an editor: what _are() takes."""
+    return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
 @dataclass
@@ -62,12 +78,18 @@ class Data:
         "null, a fold's number from 0, or K/N for fold K of N",
         lambda value: not isinstance(value, bool) and re.fullmatch(r"\d+(/\d+)?", str(value)) is not None,
         "0",
+        anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"}, {"type": "null"}],
     )
     num_folds: int | None = _at_least(2)
     sampler: Any = _value(
         "null, balanced, or weights of 0 or more, not all of them 0: [1,3] by class, or {NAME: 3}",
         lambda value: value == "balanced" or _are_weights(value),
         "balanced",
+        anyOf=[
+            {"enum": ["balanced", None]},
+            {"type": "array", "items": WEIGHT, "minItems": 1},
+            {"type": "object", "additionalProperties": WEIGHT, "minProperties": 1},
+        ],
     )
     residency: str = _one_of("auto", "device", "stream")
     num_workers: int | None = _at_least(0)
@@ -80,7 +102,11 @@ class Model:
     weights: str | None = MISSING
     strict: bool = MISSING
     freeze: Any = _value(
-        "a pattern of names, or a list of them", lambda value: not value or _are(value, str), "[encoder]"
+        "a pattern of names, or a list of them",
+        lambda value: not value or _are(value, str),
+        "[encoder]",
+        type=["string", "array", "null"],
+        items={"type": "string"},
     )
 
 
@@ -89,7 +115,11 @@ class Optimizer:
     """What every optimizer has, likewise."""
 
     groups: Any = _value(
-        "a list of {match: PATTERN, SETTING: ...}", lambda value: _are_groups(value), "[{match: encoder, lr: 0.0001}]"
+        "a list of {match: PATTERN, SETTING: ...}",
+        lambda value: _are_groups(value),
+        "[{match: encoder, lr: 0.0001}]",
+        type="array",
+        items={"type": "object", "properties": {"match": {"type": "string"}}, "required": ["match"]},
     )
     no_decay: str | None = _one_of("norms_and_biases")
 
@@ -112,7 +142,9 @@ class Train:
     cuda_graph: bool = MISSING
     accumulate_steps: int = _at_least(1)
     clip_grad_norm: float | None = _more_than_zero()
-    ema_decay: float | None = _value("more than 0 and less than 1", lambda value: 0 < value < 1, 0.999)
+    ema_decay: float | None = _value(
+        "more than 0 and less than 1", lambda value: 0 < value < 1, 0.999, exclusiveMinimum=0, exclusiveMaximum=1
+    )
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     max_seconds: float | None = _more_than_zero()
     grace_seconds: float = _more_than_zero()
@@ -123,16 +155,19 @@ class Train:
     evaluate_every_steps: int | None = _at_least(1)
     keep_checkpoints: str | None = _value(
         "every_epoch, last:K or best:K, with K from 1 on",
-        lambda value: re.fullmatch("every_epoch|(last|best):[1-9][0-9]*", value) is not None,
+        lambda value: re.fullmatch(KEPT, value) is not None,
         "last:3",
+        pattern=f"^({KEPT})$",
     )
     profile: int | None = _at_least(1)
     hooks: Any = _value(
         "a list of functions, each by its name or as {_target_: NAME, ...}",
         lambda value: are_hooks(value),
         "[my_hooks.norms]",
+        type="array",
+        items={"type": ["string", "object"], "required": ["_target_"], "properties": {"_target_": {"type": "string"}}},
     )
-    num_processes: Any = _auto_or_count()
+    num_processes: Any = _count_or("auto")
     max_restarts: int = _at_least(0)
 
 
@@ -147,9 +182,7 @@ class Placement:
     init: str = _one_of("host", "device")
     guard: str = _one_of("first_step", "always", "off")
     strategy: str = _one_of("ddp", "fsdp")
-    map: Any = _value(
-        "devices by module path, {encoder: cuda:0}", lambda value: value is None or isinstance(value, Mapping), "null"
-    )
+    map: Any = _mapping("devices by module path, {encoder: cuda:0}")
     unused_parameters: bool = MISSING
 
 
@@ -158,13 +191,11 @@ class Tracking:
     uri: str = MISSING
     experiment: str | None = MISSING
     enabled: bool = MISSING
-    log_model: Any = _value("true, false or all", lambda value: value in (True, False, "all"), "true")
-    system_metrics: bool = MISSING
-    points: Any = _value(
-        "a number of points from 100 on, or all",
-        lambda value: value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value >= 100),
-        2000,
+    log_model: Any = _value(
+        "true, false or all", lambda value: value in (True, False, "all"), "true", enum=[True, False, "all"]
     )
+    system_metrics: bool = MISSING
+    points: Any = _count_or("all", least=100)
     grace_seconds: float = _at_least(0)
 
 
@@ -226,10 +257,10 @@ class Sweep:
     retry: bool = MISSING
     grace_seconds: float = _at_least(0)
     slots: Slots = field(default_factory=Slots)
-    batch: Any = _auto_off_or_count()
+    batch: Any = _count_or("auto", "off")
     until: str | None = _one_of("decided")
     max_seeds: int = _at_least(1)
-    zip: Any = _value("lists of values by key", lambda value: value is None or isinstance(value, Mapping), "null")
+    zip: Any = _mapping("lists of values by key")
 
 
 @dataclass
@@ -253,12 +284,20 @@ class Search:
     """The settings of hydra/sweeper=optuna."""
 
     n_trials: int = _at_least(1)
-    metric: Any = _value("a metric's name, or a list of names", lambda value: _are(value, str), "val/loss")
+    metric: Any = _value(
+        "a metric's name, or a list of names",
+        lambda value: _are(value, str),
+        "val/loss",
+        **_one_or_more({"type": "string"}),
+    )
     direction: Any = _value(
-        "minimize or maximize, or a list of them", lambda value: _are(value, str, among=DIRECTIONS), "minimize"
+        "minimize or maximize, or a list of them",
+        lambda value: _are(value, str, among=DIRECTIONS),
+        "minimize",
+        **_one_or_more({"enum": [*DIRECTIONS]}),
     )
     sampler: str = _one_of("tpe", "random", "grid", "cmaes", "nsga2")
-    seed: int = _value("0 or more, below 2**31", lambda value: 0 <= value < 2**31, 0)
+    seed: int = _value("0 or more, below 2**31", lambda value: 0 <= value < 2**31, 0, minimum=0, exclusiveMaximum=2**31)
     pruner: str | None = _one_of("auto", "median", "hyperband", "halving", "none")
     warmup_epochs: int = _at_least(0)
     startup_trials: int = _at_least(0)
@@ -300,8 +339,8 @@ def are_hooks(value: Any) -> bool:
 class Config:
     """The top-level keys; data, model, task, optimizer and scheduler also carry their `_target_`'s arguments."""
 
-    device: Any = MISSING
-    seed: int = _value("0 or more, below 2**63", lambda value: 0 <= value < 2**63, 0)
+    device: Any = field(default=MISSING, metadata={"limits": {"type": ["string", "array"], "examples": DEVICES}})
+    seed: int = _value("0 or more, below 2**63", lambda value: 0 <= value < 2**63, 0, minimum=0, exclusiveMaximum=2**63)
     name: str | None = MISSING
     data: dict[str, Any] = MISSING
     model: dict[str, Any] = MISSING

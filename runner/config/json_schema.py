@@ -1,0 +1,250 @@
+"""Makes the JSON schema of conf/, by which an editor underlines a wrong key, type or option before anything runs.
+
+The dataclasses of runner.config.schema give keys, types and limits, the files of conf/ comments and options, and what a `_target_`
+leads to its arguments. What a person adds is not wrong for being unknown: targets, options and groups of his own. Nor is a value
+that comes later, ${...} or ???. Draft-07, which yaml-language-server and jsonschema both know whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.config.allowed import is_part
+from runner.config.compose import CONF
+from runner.config.instantiate import HYDRA_KEYS, locate
+from runner.config.json_types import LATER, Json, Told, described, of_arguments, of_dataclass, value_of
+from runner.config.schema import Config, Data, Grid, Model, Optimizer, Search, Tracking, Train
+from runner.config.validate import PARTIAL
+from runner.errors import Fault, RunnerError, finite
+
+Takes = Mapping[str, Sequence[inspect.Parameter]]  # by target, its arguments
+FILE = "schema.json"  # in a folder conf/
+#: the groups whose files have a `_target_`; of torch's two modules all are offered, of ours what conf/ names
+GROUPS = ("data", "model", "task", "optimizer", "scheduler", "hydra/launcher", "hydra/sweeper")
+LOGGING = "hydra/job_logging"
+MODULES = {"optimizer": "torch.optim", "scheduler": "torch.optim.lr_scheduler"}
+ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
+#: a target that is none of those, and may be the person's
+ANOTHER = r"^(?!runner\.|torch\.optim\.(lr_scheduler\.)?\w+$)"
+#: what dataclasses say: of all groups without a target, beside a target's arguments, and of targets
+WHOLE: dict[str, type] = {"train": Train, "tracking": Tracking}
+SHARED: dict[str, type] = {"data": Data, "model": Model, "optimizer": Optimizer}
+SETTINGS: dict[str, type] = {"runner.sweep.Grid": Grid, "runner.sweep.Search": Search}
+#: what stands beside any target
+FLAGS: Json = {key: {} for key in HYDRA_KEYS} | {"_partial_": value_of({"type": "boolean"})}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A file of conf/."""
+
+    group: str
+    name: str
+    told: Told
+
+    def value(self, key: str) -> Any:
+        return self.told.get(key, ("", None))[1]
+
+
+def make(*own: Path) -> Json:
+    """The schema of a whole configuration; that of a group's file is the part of it that line_for() names.
+
+    own: folders like conf/ whose targets and options are described, too. Imports torch, and what the targets lie in.
+    """
+    options = [option for folder in (CONF, *own) for option in _options(folder)]
+    told: dict[str, tuple[str, Any]] = {}
+    for option in options[::-1]:  # of two files with one name ours tells
+        if option.group in ("", *WHOLE):
+            told |= {f"{option.group}.{key}".lstrip("."): each for key, each in option.told.items()}
+    config = of_dataclass(Config, told) | {"allOf": []}
+    keys, parts = config["properties"], {"config": config, **_defaults(options)}
+    for group, schema in WHOLE.items():
+        parts[group] = of_dataclass(schema, told, f"{group}.", {"defaults": _ref("defaults")}) | {"allOf": [{}]}
+        keys[group] = _ref(group)
+    for group in GROUPS:
+        files = [option for option in options if option.group == group]
+        takes = {path: found for path in _targets(group, files) if (found := _takes(path, group)) is not None}
+        chosen = {option.name: path for option in files if (path := _target_of(option, files)) in takes}
+        parts |= _of_group(group, files, takes, chosen, told)
+        if group in keys:
+            keys[group] = _ref(f"node.{group}")
+            config["allOf"] += [_where_chosen(group, option, path) for option, path in chosen.items()]
+    hydra = {name: _ref(f"node.hydra.{name}") for name in ("launcher", "sweeper")}
+    keys |= {"defaults": _ref("defaults"), "hydra": {"type": "object", "properties": hydra}}
+    parts[_name(LOGGING)] = {"type": "object", "allOf": [{}]}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$comment": f"written by `python -m runner schema`, of torch {metadata.version('torch').partition('+')[0]}",
+        "allOf": [_ref("config")],  # a part has an allOf of its own: an editor would give it this one
+        "definitions": parts,
+    }
+
+
+def _of_group(group: str, files: Sequence[Option], takes: Takes, chosen: Mapping[str, str], told: Told) -> Json:
+    """Its targets, what stands below its key, and what its files hold. chosen: targets by the file that `defaults` name."""
+    shared, parts = f"shared.{group}", {}
+    if group in SHARED:  # a target may have an argument of the same name, and then it is that
+        parts[shared] = of_dataclass(SHARED[group], told, f"{group}.") | {"additionalProperties": True}
+    beside = {key: _ref(f"{shared}/properties/{key}") for key in parts.get(shared, {}).get("properties", ())}
+    for path, arguments in takes.items():
+        said = {key: each for file in files if file.value("_target_") == path for key, each in file.told.items()}
+        more = beside | FLAGS | {"defaults": _ref("defaults")}
+        schema = SETTINGS.get(path)
+        parts[path] = of_dataclass(schema, said, beside=more) if schema else of_arguments(arguments, said, more)
+    node = _node(takes, chosen, beside, told.get(group, ("",))[0])
+    return parts | {f"node.{_name(group)}": node, _name(group): _of_a_file(f"node.{_name(group)}", takes)}
+
+
+def write(file: Path, *own: Path) -> dict[str, str]:
+    """Writes make(). Returns by group the line at the head of its files in ./conf. Raises: RunnerError."""
+    text = f"{_laid_out(finite(make(*own)))}\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        problem = f"it can't be written: {error.strerror}"
+        raise RunnerError(
+            Fault(str(file), problem, "python -m runner schema --output FILE, in a folder of yours")
+        ) from None
+    return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
+
+
+def line_for(group: str, schema: Path, folder: Path) -> str:
+    """What stands at the head of a group's file in a folder, for an editor that is to check it."""
+    place = os.path.relpath(schema, folder)
+    part = f"#/definitions/{_name(group)}" if group in (*GROUPS, *WHOLE, LOGGING) else ""
+    return f"# yaml-language-server: $schema={Path(place).as_posix()}{part}"
+
+
+def _laid_out(node: Any, depth: int = 0) -> str:
+    """JSON with a line for each key of each part, so that a change is told by the lines that it changes."""
+    if depth == 4 or not isinstance(node, dict | list) or not node:
+        return json.dumps(node, default=str)
+    indent = " " * (depth + 1)
+    names = [f"{json.dumps(key)}: " for key in node] if isinstance(node, dict) else [""] * len(node)
+    inner = [_laid_out(each, depth + 1) for each in (node.values() if isinstance(node, dict) else node)]
+    lines = ",\n".join(f"{indent}{name}{each}" for name, each in zip(names, inner, strict=True))
+    begin, end = "{}" if isinstance(node, dict) else "[]"
+    return f"{begin}\n{lines}\n{indent[1:]}{end}"
+
+
+def _name(group: str) -> str:
+    return group.replace("/", ".")
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/definitions/{name}"}
+
+
+def _options(folder: Path) -> Iterator[Option]:
+    for file in sorted(folder.rglob("*.yaml")):
+        group = file.parent.relative_to(folder).as_posix().removeprefix(".")
+        try:
+            text = file.read_text(encoding="utf-8")
+            yield Option(group, file.stem, dict(_told(text, yaml.compose(text), yaml.safe_load(text), "")))
+        except (OSError, UnicodeError, yaml.YAMLError):  # a run tells it
+            continue
+
+
+def _told(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Every dotted key of a mapping with the comment that ends its line, and its value."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, child in node.value:
+        value = values.get(name.value)
+        is_block = isinstance(child, yaml.CollectionNode) and not child.flow_style
+        mark = name.end_mark if is_block else child.end_mark
+        comment = text[mark.index :].partition("\n")[0].partition("# ")[2]
+        yield f"{prefix}{name.value}", (comment, value)
+        yield from _told(text, child, value, f"{prefix}{name.value}.")
+
+
+def _targets(group: str, files: Sequence[Option]) -> list[str]:
+    module = MODULES.get(group)
+    things = vars(importlib.import_module(module)).items() if module else ()
+    kinds = [name for name, each in things if inspect.isclass(each) and is_part(each, each.__module__)]
+    named = [str(file.value("_target_")) for file in files if file.value("_target_")]
+    return list(dict.fromkeys([*(f"{module}.{name}" for name in sorted(kinds) if name not in ABSTRACT), *named]))
+
+
+def _target_of(option: Option, files: Sequence[Option]) -> str:
+    """The target that a file has itself, or of the file that it builds on."""
+    others = [file for file in files if file is not option]
+    defaults = option.value("defaults")
+    bases = [file for file in others if isinstance(defaults, list) and file.name in defaults]
+    return str(option.value("_target_") or next((_target_of(base, others) for base in bases), ""))
+
+
+def _defaults(options: Sequence[Option]) -> Json:
+    """Offers the files of each group; others may be the person's."""
+    offered: Json = {}
+    parts: Json = {}
+    for group in sorted({option.group for option in options} - {""}):
+        names = dict.fromkeys(option.name for option in options if option.group == group)
+        parts[f"option.{_name(group)}"] = {"anyOf": [{"enum": [*names]}, {"type": ["string", "array", "null"]}]}
+        offered |= dict.fromkeys((f"override /{group}", group), _ref(f"option.{_name(group)}"))
+    return parts | {"defaults": {"type": "array", "items": {"type": ["string", "object"], "properties": offered}}}
+
+
+def _node(targets: Iterable[str], chosen: Mapping[str, str], shared: Json, doc: str) -> Json:
+    """What stands below a group's key: its target says the rest. chosen: targets by the file of `defaults`."""
+    names = [*targets]
+    target = {"anyOf": [{"enum": names}, {"type": "string", "pattern": f"{ANOTHER}|{LATER}"}]}
+    rules = [{"if": _has("_target_", {"const": name}), "then": _ref(name)} for name in names]
+    rules += [
+        {
+            "if": _has("defaults", {"contains": {"const": option}}) | {"not": {"required": ["_target_"]}},
+            "then": _ref(path),
+        }
+        for option, path in chosen.items()
+    ]
+    rules.append({"if": {"properties": {"_target_": {"not": {"enum": names}}}}, "then": {"properties": shared}})
+    return described({"type": "object", "properties": {"_target_": target}, "allOf": rules}, doc)
+
+
+def _of_a_file(node: str, takes: Takes) -> Json:
+    """A group's file: where it builds on no other one, it has all that its target needs."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    rules: list[Json] = [{}]
+    for path, arguments in takes.items():
+        needed = [each.name for each in arguments if each.default is each.empty and each.kind in kinds]
+        rules += [{"if": _has("_target_", {"const": path}), "then": {"required": needed}}] if needed else []
+    return {"allOf": [_ref(node), {"if": {"required": ["defaults"]}, "else": {"allOf": rules}}]}
+
+
+def _where_chosen(group: str, option: str, path: str) -> Json:
+    """Where the defaults of a whole configuration choose a file of a group, that file's target says the arguments."""
+    item = {
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": {"pattern": f"^(override +)?/?{group}$"},
+        "additionalProperties": {"const": option},
+    }
+    node = {"if": {"required": ["_target_"]}, "else": _ref(path)}
+    return {"if": _has("defaults", {"contains": item}), "then": {"properties": {group: node}}}
+
+
+def _has(key: str, value: Json) -> Json:
+    return {"required": [key], "properties": {key: value}}
+
+
+def _takes(path: str, group: str) -> Sequence[inspect.Parameter] | None:
+    """A target's arguments, without what an optimizer or a schedule gets of the run; None where it does not tell."""
+    home, _, name = path.rpartition(".")
+    for is_resolved in (True, False):  # not where a name of an annotation is there for a type checker alone
+        with suppress(Exception):  # a run tells what is wrong with it
+            # what Hydra alone builds locate() refuses
+            thing = getattr(importlib.import_module(home), name) if home == "runner.sweep" else locate(path)
+            return [*inspect.signature(thing, eval_str=is_resolved).parameters.values()][group in PARTIAL :]
+    return None

@@ -1,0 +1,316 @@
+"""conf/schema.json is what conf/ and the code say, takes every file of conf/, and finds what is wrong in a person's."""
+
+import json
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import jsonschema
+import pytest
+from omegaconf import OmegaConf
+
+from runner import cli
+from runner.config import compose, json_schema, json_types, schema, validate
+
+LINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)
+COMMITTED = json.loads((compose.CONF / json_schema.FILE).read_text())
+FILES = sorted(str(path.relative_to(compose.CONF)) for path in compose.CONF.rglob("*.yaml"))
+CNN = "_target_: runner.models.CNN\ninput_shape: ${facts.input_shape}\nout_features: ${facts.out_features}\n"
+SEARCH = "_target_: runner.sweep.Search\n"
+#: by the group of a file: what is in it, and what is wrong there
+WRONG = [
+    ("experiment", "train: {num_epoch: 5}", "num_epoch"),
+    ("experiment", "train: {num_epochs: ten}", "ten"),
+    ("experiment", "train: {num_epochs: 0}", "minimum of 1"),
+    ("experiment", "train: {precision: fp23}", "fp23"),
+    ("experiment", "train: {early_stopping: {patienc: 3}}", "patienc"),
+    ("experiment", "seeed: 3", "seeed"),
+    ("experiment", "seed: -1", "minimum of 0"),
+    ("experiment", "device: 0", "0 is not of type"),
+    ("experiment", "data: {val_fraction: 1.5}", "1.5"),
+    ("experiment", "data: {residency: gpu}", "gpu"),
+    ("experiment", "placement: {guard: sometimes}", "sometimes"),
+    ("experiment", "placement: {map: cuda}", "cuda"),
+    ("experiment", "backends: {cuda: {memory_fraction: 2}}", "maximum of 1"),
+    ("experiment", "backends: {cpu: {num_thread: 2}}", "num_thread"),
+    ("experiment", "sweep: {batch: 0}", "0 is not valid"),
+    ("experiment", "sweep: {slots: {gpu: 1}}", "gpu"),
+    ("experiment", "tracking: {points: 50}", "50 is not valid"),
+    ("experiment", "tracking: {log_model: some}", "some"),
+    ("experiment", "optimizer: {no_decay: biases}", "biases"),
+    ("experiment", "optimizer: {groups: [{lr: 0.1}]}", "'match' is a required"),
+    ("experiment", "metrics: {every: 1.5}", "1.5"),
+    ("experiment", "facts: {num_clases: 3}", "num_clases"),
+    ("experiment", "defaults: [override /model: mlp]\nmodel: {hiden_sizes: [256]}", "hiden_sizes"),
+    ("experiment", "defaults: [override /model: mlp]\nmodel: {hidden_sizes: 256}", "256"),
+    ("experiment", "defaults: [override /data: playground]\ndata: {shape: sprial}", "sprial"),
+    ("experiment", "defaults: [override /scheduler: cosine]\nscheduler: {warmup: 0.1}", "warmup"),
+    ("experiment", "model: {_target_: runner.models.MPL}", "runner.models.MPL"),
+    ("experiment", "optimizer: {_target_: torch.optim.Adan}", "torch.optim.Adan"),
+    ("experiment", "hydra: {sweeper: {_target_: runner.sweep.Search, n_trails: 5}}", "n_trails"),
+    ("model", f"{CNN}chanels: [32]", "chanels"),
+    ("model", f"{CNN}kernel_size: three", "three"),
+    ("model", f"{CNN}channels: [32, many]", "many"),
+    ("model", "_target_: runner.models.CNN\ninput_shape: [1, 8, 8]", "'out_features' is a required"),
+    ("model", "_target_: runner.models.MLP\nin_features: 3\nout_features: 2\nactivation: rleu", "rleu"),
+    ("model", "defaults: [mlp]\nhiddn_sizes: [3]", "hiddn_sizes"),
+    ("optimizer", "_target_: torch.optim.Adam\nlearning_rate: 0.1", "learning_rate"),
+    ("optimizer", "_target_: torch.optim.SGD\nlr: fast", "fast"),
+    ("optimizer", "_target_: torch.optim.SGD\n_partial_: 3", "3 is not of type"),
+    ("scheduler", "_target_: torch.optim.lr_scheduler.StepLR\nstep_size: 3\ngama: 3", "gama"),
+    ("scheduler", "_target_: torch.optim.lr_scheduler.ReduceLROnPlateau\nthreshold_mode: relative", "relative"),
+    ("task", "_target_: runner.tasks.Classification\nlabel_smooting: 0.1", "label_smooting"),
+    ("task", "_target_: runner.tasks.Regression\nloss: l1", "l1"),
+    ("data", "_target_: runner.data.table\npath: x.csv\nnormalise: true", "normalise"),
+    ("data", "_target_: runner.data.table", "'path' is a required"),
+    ("data", "_target_: runner.data.synthetic\nnum_rows: many", "many"),
+    ("train", "num_epochs: 3\nclip_grad_nrm: 1", "clip_grad_nrm"),
+    ("tracking", "enabled: maybe", "maybe"),
+    ("hydra/sweeper", f"{SEARCH}sampler: bayes", "bayes"),
+    ("hydra/sweeper", f"{SEARCH}direction: [up]", "is not valid"),
+    ("hydra/launcher", "_target_: runner.sweep.RayCluster\nnum_cpu: 2", "num_cpu"),
+]
+RIGHT = [
+    ("experiment", "device: [cuda:1, cpu]\nname: 2026\noptimizer: {lr: 1e-3}\nmodel: {freeze: [stem], weights: last, deep: 3}"),
+    ("experiment", "train:\n  num_epochs: ${oc.env:N}\n  precision: ${oc.env:P,fp32}\n  batch_size: ???\n  compile: ${x}"),
+    ("experiment", "defaults: [override /model: net, override hydra/launcher: ray, /db@model: x, _self_]\nmodel: {blocks: 3}"),
+    ("experiment", "defaults: [override /model: mlp]\nmodel: {_target_: my.Net, blocks: 3}\nhydra: {job: {name: x}}"),
+    ("experiment", "optimizer:\n  groups: [{match: b.*, lr: 0.1}]\nsweep: {batch: 4, zip: {a: [1]}, until: decided}"),
+    ("model", "_target_: my_models.Net\ninputs: ${facts.in_features}\nanything: [1]"),
+    ("model", "_target_: torch.nn.LazyLinear\nout_features: 3"),
+    ("model", "_target_: ???"),
+    ("model", "_target_: ${oc.env:NET}\nwidth: 3"),
+    ("model", "defaults: [mlp, _self_]\nhidden_sizes: [3]"),
+    ("model", f"{CNN}channels: ${{my.channels}}"),
+    ("optimizer", "_target_: torch.optim.AdamW\nbetas: [0.9, 0.95]\nfused: true"),
+    ("scheduler", "_target_: torch.optim.swa_utils.SWALR\n_partial_: true\nswa_lr: 0.1"),
+    ("scheduler", "_target_: torch.optim.lr_scheduler.MultiStepLR\nmilestones: [3, 5]"),
+    ("task", "_target_: runner.tasks.Own\nfunction: {_target_: my.loss, _partial_: true, a: 1}"),
+    ("task", "_target_: runner.tasks.Regression\nmetrics: {r2: {_target_: torchmetrics.regression.R2Score}}\nplots: [samples]"),
+    ("data", "_target_: runner.data.table\npath: [a.csv, b.csv]\nin_memory: false\nlimit: 10"),
+    ("data", "_target_: my_parts.quadrants\nnum_rows: 3\nval_fraction: 0.2"),
+    ("train", "defaults: [default]\nnum_epochs: 3"),
+    ("tracking", "points: all\nexperiment: null"),
+    ("hydra/sweeper", f"{SEARCH}direction: [minimize, maximize]\nmetric: [a, b]"),
+]  # fmt: skip
+DESCRIBED = [("", schema.Config), *((key, kind) for key, kind in validate.DESCRIBED), ("search", schema.Search)]
+VALUES = [-1, 0, 0.1, 0.5, 1, 1.5, 2, 50, 99, 100, 2**31, 2**63, "auto", "off", "all", "many", True, False, [], ["a"], ["minimize"], {}, {"a": [1]}, [{"match": "a"}], [{"lr": 1}]]  # fmt: skip
+
+
+def faults(group, text, whole=COMMITTED):
+    """What the part of the schema that a file of the group names has against a text."""
+    part = json_schema.line_for(group, Path("conf/schema.json"), Path("conf")).partition("=")[2].partition("#")[2]
+    found = whole if not part else {"$ref": f"#{part}", "definitions": whole["definitions"]}
+    errors = jsonschema.Draft7Validator(found).iter_errors(OmegaConf.to_container(OmegaConf.create(text)))
+    return [error.message for error in errors]
+
+
+def test_it_is_a_schema():
+    jsonschema.Draft7Validator.check_schema(COMMITTED)
+    assert all("allOf" in COMMITTED["definitions"][name] for name in ("train", "tracking", "model", "hydra.sweeper"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_of_conf_names_it_and_is_right(file):
+    path = compose.CONF / file
+    group, head = Path(file).parent.as_posix().removeprefix("."), re.match(r"(?:#.*\n)+", path.read_text())[0]
+    named, _, part = LINE.search(head)[1].partition("#/definitions/")  # an editor looks for it before the first key
+    assert (path.parent / named).resolve() == compose.CONF / json_schema.FILE
+    assert part == ("" if group in ("", "experiment") else group.replace("/", "."))
+    assert faults(group, path.read_text()) == []
+
+
+def test_what_a_run_leaves_is_right():
+    cfg = compose.composer([])(["model=mlp", "scheduler=cosine", "task=regression"])
+    assert faults("", OmegaConf.to_yaml(cfg)) == []
+
+
+@pytest.mark.parametrize(("group", "text", "told"), WRONG)
+def test_what_is_wrong_is_found(group, text, told):
+    assert any(told in each for each in faults(group, text))
+
+
+@pytest.mark.parametrize(("group", "text"), RIGHT)
+def test_what_is_right_or_a_persons_own_is_not_underlined(group, text):
+    assert faults(group, text) == []
+
+
+def keys_of(kind, part, key=""):
+    """Every dotted key of a dataclass with what an editor is told of it."""
+    for item in fields(kind):
+        found = part["properties"][item.name]
+        found = COMMITTED["definitions"][found["$ref"].removeprefix("#/definitions/")] if "$ref" in found else found
+        yield f"{key}{item.name}", found
+        if is_dataclass(item.default_factory):
+            yield from keys_of(item.default_factory, found, f"{key}{item.name}.")
+
+
+def test_each_key_of_the_schema_is_told_with_its_comment():
+    parts = COMMITTED["definitions"]
+    told = dict(keys_of(schema.Config, parts["config"]))
+    for group, kind in json_schema.SHARED.items():
+        told |= keys_of(kind, parts[f"shared.{group}"], f"{group}.")
+    assert {key for key, part in told.items() if not part.get("description")} == {"train", "tracking"}  # are files
+    for file in ("base", "train/default", "tracking/default"):
+        package = file.rpartition("/")[0]
+        for line in (compose.CONF / f"{file}.yaml").read_text().partition("hydra:\n")[0].splitlines():
+            if match := re.match(r"( *)(\w+): .* # (.+)", line):
+                name = f"{package}.{match[2]}".lstrip(".")
+                named = [
+                    part for key, part in told.items() if key == name or (match[1] and key.endswith(f".{match[2]}"))
+                ]
+                assert any(match[3] in part["description"] for part in named), line
+
+
+@pytest.mark.parametrize(("key", "kind"), DESCRIBED)
+def test_limits_are_those_that_a_run_checks(key, kind):
+    """Every value that a run refuses is underlined, and of those that a run takes no one that is of the key's type."""
+    whole = json_types.of_dataclass(kind, {})
+    compared = 0
+    for item in fields(kind):
+        if (
+            is_dataclass(item.default_factory)
+            or not {"limits", "choices"} & set(item.metadata)
+            or item.name == "device"
+        ):
+            continue
+        takes = jsonschema.Draft7Validator({**whole, "required": [item.name]})
+        hints = get_type_hints(kind)[item.name]
+        kinds = get_args(hints) or (hints,)
+        for value in [*VALUES, *item.metadata.get("choices", ())]:
+            told = validate.setting_faults(OmegaConf.create({item.name: value}), kind, "x")
+            is_refused = any(fault.asked.startswith(f"x.{item.name}=") for fault in told)
+            is_own_type = (
+                object in kinds or Any in kinds or type(value) in kinds or (float in kinds and type(value) is int)
+            )
+            is_false = item.name == "log_model" and type(value) is int  # 0 is false for Python
+            if (is_refused or is_own_type) and not is_false:
+                assert takes.is_valid({item.name: value}) is not is_refused, f"{key}.{item.name}={value!r}"
+                compared += 1
+    assert compared > 0 or key in ("plan", "placement")
+
+
+def test_the_options_that_comments_list_are_those_of_the_code():
+    from runner.data.builtin import playground
+    from runner.data.hub import columns
+    from runner.data.language import token_files, windows
+    from runner.data.tables import target, values
+    from runner.data.vision import dataset, decode
+    from runner.models import attention, external, mlp, recurrent, transformer
+    from runner.tasks import autoencoding, classification, regression
+
+    known = {
+        "runner.data.arrays": {"kind": values.KINDS},
+        "runner.data.huggingface": {"kind": columns.KINDS, "mode": decode.CHANNELS, "decode": dataset.DECODE},
+        "runner.data.images": {"mode": decode.CHANNELS, "decode": dataset.DECODE},
+        "runner.data.playground": {"shape": playground.SHAPES},
+        "runner.data.table": {"kind": target.KINDS, "missing": ("mean", "refuse"), "in_memory": ("auto", True, False)},
+        "runner.data.text": {"windows": windows.WINDOWS},
+        "runner.data.tokens": {"windows": windows.WINDOWS, "dtype": token_files.DTYPES},
+        "runner.models.Autoencoder": {"kind": ("auto", "conv", "mlp"), "activation": mlp.ACTIVATIONS},
+        "runner.models.GPT": {"positions": attention.POSITIONS},
+        "runner.models.MLP": {"activation": mlp.ACTIVATIONS},
+        "runner.models.Recurrent": {"pooling": recurrent.POOLINGS},
+        "runner.models.ResNet": {"stem": ("auto", "cifar", "imagenet")},
+        "runner.models.Transformer": {"pooling": transformer.POOLINGS, "positions": attention.POSITIONS},
+        "runner.models.transformers_model": {"head": ("auto", *external.HEADS)},
+        "runner.tasks.Autoencoding": {"loss": autoencoding.LOSSES},
+        "runner.tasks.Classification": {"kind": classification.KINDS},
+        "runner.tasks.Regression": {"loss": regression.LOSSES},
+    }
+    listed = {
+        path: {key: set(each["anyOf"][0]["enum"]) for key, each in part["properties"].items() if "enum" in str(each)}
+        for path, part in COMMITTED["definitions"].items()
+        if path.startswith("runner.") and path not in json_schema.SETTINGS
+    }
+    assert {path: keys for path, keys in listed.items() if keys} == {
+        path: {key: set(words) for key, words in keys.items()} for path, keys in known.items()
+    }
+
+
+def test_it_is_what_the_command_writes(own_folder):
+    """Where this fails, `python -m runner schema` in the repository's folder writes conf/schema.json anew."""
+    assert cli.main(["schema"]) == 0
+    written = json.loads((own_folder / "conf/schema.json").read_text())
+    if written["$comment"] != COMMITTED["$comment"]:  # torch's own arguments are another version's
+        for whole in (written, COMMITTED):
+            parts = whole["definitions"]
+            whole["definitions"] = {name: part for name, part in parts.items() if "torch." not in name + str(part)}
+            del whole["$comment"]
+    assert written == COMMITTED
+
+
+OWN = """
+from typing import TYPE_CHECKING, Literal
+import torch
+
+if TYPE_CHECKING:
+    from nowhere import Shape
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int, *, shape: "Shape" = None, rate: float = float("inf"), way: Literal["in", "out"] = "in"):
+        ...
+
+def points(count: "int" = 3, **more):
+    ...
+"""
+
+
+def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
+    for name, text in {
+        "my_parts.py": OWN,
+        "conf/model/net.yaml": "_target_: my_parts.Net\nwidth: 3   # of a layer\nway: in\n",
+        "conf/model/wide.yaml": "defaults: [net]\nwidth: 9\n",
+        "conf/model/circle.yaml": "defaults: [circle, round]\n",
+        "conf/model/round.yaml": "defaults: [circle]\n",
+        "conf/data/points.yaml": "_target_: my_parts.points\n",
+        "conf/data/none.yaml": "_target_: my_parts.gone\n",
+        "conf/hydra/launcher/odd.yaml": "_target_: runner.sweep.Odd\n",
+        "conf/task/broken.yaml": "a: [\n",
+        "conf/task/twice.yaml": "a: 1\na: 2\n",
+    }.items():
+        (own_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (own_folder / name).write_text(text)
+    assert cli.main(["schema"]) == 0
+    said = capsys.readouterr().out
+    assert "conf/model/" in said and "# yaml-language-server: $schema=../schema.json#/definitions/model" in said
+    assert "# yaml-language-server: $schema=../../schema.json#/definitions/hydra.launcher" in said
+    whole = json.loads((own_folder / "conf/schema.json").read_text())
+    net = "_target_: my_parts.Net\n"
+    for group, text, told in (
+        ("model", f"{net}width: 3\nwith: 3", "with"),
+        ("model", f"{net}width: wide", "wide"),
+        ("model", f"{net}way: up\nwidth: 1", "up"),
+        ("model", net, "width"),
+        ("model", "defaults: [wide]\nwith: 3", "with"),
+        ("data", "_target_: my_parts.points\ncount: [3]", "[3]"),
+        ("experiment", "defaults: [override /model: wide]\nmodel: {with: 3}", "with"),
+    ):
+        assert any(told in each for each in faults(group, text, whole)), text
+    for group, text in (
+        ("model", f"{net}width: ${{facts.in_features}}\nshape: [3]\nrate: 0.1\nway: out"),
+        ("model", "defaults: [round]\nwith: 3"),
+        ("model", "defaults: [net]\nwidth: 3"),
+        ("data", "_target_: my_parts.points\ncount: 3\nother: 4\nlimit: 3"),
+        ("data", "_target_: my_parts.gone\nother: 4"),
+    ):
+        assert faults(group, text, whole) == [], text
+    assert whole["definitions"]["my_parts.Net"]["properties"]["width"]["description"] == "of a layer\n\nfor example 3"
+    assert {"net", "wide", "mlp"} <= set(whole["definitions"]["option.model"]["anyOf"][0]["enum"])
+
+
+def test_where_it_is_written(own_folder, capsys):
+    assert cli.main(["schema", "--output", "editor/runner.json", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["output"] == "editor/runner.json"
+    assert told["lines"]["model"] == "# yaml-language-server: $schema=../../editor/runner.json#/definitions/model"
+    assert told["lines"]["experiment"] == "# yaml-language-server: $schema=../../editor/runner.json"
+    assert (own_folder / "editor/runner.json").is_file() and not (own_folder / "conf").exists()
+
+
+@pytest.mark.parametrize(("words", "told"), [(["--otput", "x"], "schema --output=FILE"), (["--output"], "no value"), (["--output", "file/x"], "file/x")])  # fmt: skip
+def test_what_it_does_not_take(words, told, own_folder, capsys):
+    (own_folder / "file").touch()
+    assert cli.main(["schema", *words]) == 2
+    assert told in capsys.readouterr().err
