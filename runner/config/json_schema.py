@@ -113,10 +113,8 @@ def write(file: Path, *own: Path) -> dict[str, str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        problem = f"it can't be written: {error.strerror}"
-        raise RunnerError(
-            Fault(str(file), problem, "python -m runner schema --output FILE, in a folder of yours")
-        ) from None
+        fix = "python -m runner schema --output FILE, in a folder of yours"
+        raise RunnerError(Fault(str(file), f"it can't be written: {error.strerror}", fix)) from None
     return {group: line_for(group, file, Path("conf", group)) for group in ("experiment", *WHOLE, *GROUPS)}
 
 
@@ -242,9 +240,9 @@ def _has(key: str, value: Json) -> Json:
 def _takes(path: str, group: str) -> Sequence[inspect.Parameter] | None:
     """A target's arguments, without what an optimizer or a schedule gets of the run; None where it does not tell."""
     home, _, name = path.rpartition(".")
-    for is_resolved in (True, False):  # not where a name of an annotation is there for a type checker alone
-        with suppress(Exception):  # a run tells what is wrong with it
-            # what Hydra alone builds locate() refuses
+    for is_resolved in (True, False):  # a name in an annotation may be there for a type checker alone
+        with suppress(Exception):  # which a run tells
+            # locate() refuses what Hydra alone builds
             thing = getattr(importlib.import_module(home), name) if home == "runner.sweep" else locate(path)
             return [*inspect.signature(thing, eval_str=is_resolved).parameters.values()][group in PARTIAL :]
     return None

@@ -21,13 +21,7 @@ Told = Mapping[str, tuple[str, Any]]  # by dotted key, what its comment in conf/
 LATER = r"\$\{|^\?\?\?$"
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 NAMED = {"bool": bool, "int": int, "float": float, "str": str, "None": NoneType}
-WORDS = {
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "array": "a list",
-    "null": "null",
-}
+WORDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "array": "a list"}
 ABSENT = inspect.Parameter.empty
 
 
@@ -49,7 +43,7 @@ def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None
             properties[item.name] = of_dataclass(item.default_factory, told, f"{key}.")
             continue
         rule = item.metadata
-        kind = {"enum": [*rule["choices"]]} if "choices" in rule else of_type(hints[item.name])
+        kind = {"enum": [*rule["choices"]]} if "choices" in rule else _of_type(hints[item.name])
         kind = {**(kind or {}), **rule["limits"]} if "limits" in rule else kind
         if kind is not None and str in (hints[item.name], *get_args(hints[item.name])) and "type" in kind:
             kind["type"] = [*kind["type"], "number"]  # OmegaConf makes a text of it
@@ -63,13 +57,13 @@ def of_dataclass(schema: type, told: Told, prefix: str = "", beside: Json | None
 
 def _of_argument(argument: inspect.Parameter, doc: str, value: Any) -> Json:
     """doc, value: its comment in conf/, and the value there."""
-    kind, default = of_type(argument.annotation), argument.default
+    kind, default = _of_type(argument.annotation), argument.default
     words = _words(doc) if kind is not None and "string" in kind.get("type", ()) else []
     for each in (default, value) if words else ():
         words += [] if each in (ABSENT, None, *words) else [each]
     kind = {"enum": words} if words else kind
     said = _usual(value, "for example") if default is ABSENT else _usual(default)
-    return value_of(kind, doc, said, is_nullable=None in (default, value))
+    return value_of(kind, doc, said, is_nullable=default is None or value is None)
 
 
 def _words(doc: str) -> list[Any]:
@@ -79,14 +73,14 @@ def _words(doc: str) -> list[Any]:
     return [yaml.safe_load(part) for part in parts] if is_list else []
 
 
-def of_type(hint: Any) -> Json | None:
+def _of_type(hint: Any) -> Json | None:
     """What YAML has for a type; None where nothing is said of it."""
     if isinstance(hint, str):  # not resolved
         hint = Union[tuple(NAMED.get(part.strip(), object) for part in hint.split("|"))]  # noqa: UP007
     origin, inside = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         numbers = float in inside  # and one stands for a tensor
-        kinds = [of_type(each) for each in inside if not (numbers and getattr(each, "__name__", "") == "Tensor")]
+        kinds = [_of_type(each) for each in inside if not (numbers and getattr(each, "__name__", "") == "Tensor")]
         if None in kinds or any("enum" in (kind or {}) for kind in kinds):
             return None
         found = [kind for kind in kinds if kind is not None]
@@ -94,15 +88,17 @@ def of_type(hint: Any) -> Json | None:
         return items | {"type": [name for kind in found for name in kind["type"]]}
     if origin is Literal:
         return {"enum": [*inside]}
+    if not inspect.isclass(origin):
+        return None
     if origin in TYPES:
         return {"type": [TYPES[origin]]}
-    if not inspect.isclass(origin) or origin.__module__ not in ("builtins", "collections.abc"):
+    if origin.__module__ not in ("builtins", "collections.abc"):
         return None
     if issubclass(origin, Mapping):
         return {"type": ["object"]}
     if issubclass(origin, Iterable):
         each = {*inside} - {Ellipsis}
-        return {"type": ["array"], "items": value_of(of_type(each.pop())) if len(each) == 1 else {}}
+        return {"type": ["array"], "items": value_of(_of_type(each.pop())) if len(each) == 1 else {}}
     return None
 
 
@@ -114,7 +110,7 @@ def value_of(kind: Json | None, doc: str = "", said: str = "", *, is_nullable: b
         names = [made["type"]] if isinstance(made["type"], str) else made["type"]
         made["type"] = list(dict.fromkeys([*names, *null, "string"]))
         if "string" not in names:
-            words = " or ".join(dict.fromkeys(WORDS.get(name, "a mapping") for name in names))
+            words = " or ".join(WORDS.get(name, "a mapping") for name in dict.fromkeys(names) if name != "null")
             made |= {"pattern": LATER, "patternErrorMessage": f"it is {words}{f', {said}' if said else ''}"}
     elif made:
         later = {"type": ["string", *null], "pattern": LATER}
