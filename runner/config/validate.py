@@ -120,6 +120,8 @@ def of_all_folds(fold: Any) -> str:
 
 def _as(schema: type, name: str, value: Any) -> Any:
     """A value as the type that a field of the schema has. Raises: OmegaConfBaseException for one that it can't be."""
+    if schema.__annotations__[name] == "Any":  # a group that ${model} brings would be its type from then on
+        return value
     typed = _typed(schema)
     typed[name] = value
     return typed[name]

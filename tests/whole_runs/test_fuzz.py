@@ -24,7 +24,7 @@ from seeded import NUM_EXAMPLES, SEED, often
 from runner import cli
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, known_keys
-from runner.config.validate import shared_data_settings
+from runner.config.validate import faults, shared_data_settings
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.experiment.check import check
@@ -233,3 +233,12 @@ def test_a_number_of_the_data_that_is_written_as_a_text_is_one():
     cfg = copy.deepcopy(small())
     cfg.data.limit = "7"
     assert shared_data_settings(cfg)["limit"] == 7
+
+
+def test_a_reference_to_a_group_is_forgotten_by_the_next_check():
+    cfg = copy.deepcopy(small())
+    for reference in ("${model}", "${facts.input_shape}"):
+        cfg.facts.input_shape = [1, 8]
+        cfg.train.num_processes = reference
+        assert any("num_processes" in fault.asked for fault in faults(cfg))
+        assert not [fault for fault in faults(small()) if "num_processes" in fault.asked]
