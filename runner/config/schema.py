@@ -78,7 +78,11 @@ class Data:
         "null, a fold's number from 0, or K/N for fold K of N",
         lambda value: not isinstance(value, bool) and re.fullmatch(r"\d+(/\d+)?", str(value)) is not None,
         "0",
-        anyOf=[{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"}, {"type": "null"}],
+        anyOf=[
+            {"type": "integer", "minimum": 0},
+            {"type": "string", "pattern": "^[0-9]+(/[0-9]+)?$"},
+            {"type": "null"},
+        ],
     )
     num_folds: int | None = _at_least(2)
     sampler: Any = _value(
@@ -153,11 +157,11 @@ class Train:
     checkpoint_every_seconds: float | None = _more_than_zero()
     checkpoint_every_steps: int | None = _at_least(1)
     evaluate_every_steps: int | None = _at_least(1)
-    keep_checkpoints: str | None = _value(
+    keep_checkpoints: Any = _value(
         "every_epoch, last:K or best:K, with K from 1 on",
-        lambda value: re.fullmatch(KEPT, value) is not None,
+        lambda value: isinstance(value, str) and re.fullmatch(KEPT, value) is not None,
         "last:3",
-        pattern=f"^({KEPT})$",
+        anyOf=[{"type": "string", "pattern": f"^({KEPT})$"}, {"type": "null"}],
     )
     profile: int | None = _at_least(1)
     hooks: Any = _value(
