@@ -32,7 +32,8 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
         problem = (
             f"this data tells no {name}; it tells {', '.join(f'{known}={value}' for known, value in facts.items())}"
         )
-        fix = f"the value itself instead of ${{facts.{name}}} in {key}"
+        asking = [word for word, said in validate.target_node(cfg, key).items() if said == f"${{facts.{name}}}"]
+        fix = f"{key}.{asking[0]}=..." if asking else f"the value itself instead of ${{facts.{name}}} in {key}"
         if key == "model" and facts.get("vocab_size"):
             fix = f"model=gpt, model=transformer, model=gru or model=lstm, which take tokens, or {fix}"
         raise RunnerError(Fault(f"{key}={cfg[key].get('_target_')}", problem, fix)) from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from runner.device.placement import map_tensors, tensors
 from runner.errors import Fault, RunnerError, first_line
@@ -30,11 +30,15 @@ def look_at(dataset: Dataset[Any], *, asked: str) -> Told:
         raise RunnerError(Fault(asked, problem, "a Dataset with __len__ and __getitem__"))
     if len(dataset) == 0:
         raise RunnerError(Fault(asked, f"{type(dataset).__name__} has no rows", "a Dataset with rows in it"))
-    batch = batch_of(dataset, [dataset[0]], asked=asked)
+    return told_by(batch_of(dataset, [dataset[0]], asked=asked), dataset, labels=labels_of(dataset))
+
+
+def told_by(batch: Any, dataset: Any, *, labels: Tensor | None) -> Told:
+    """By a batch of it, and what it says of itself. labels: (N,) int64, of all its rows."""
     parts = tensors(batch)
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2
     targets = tensors(batch[1]) if is_pair else parts[1:2]  # ((x, z), y): z is no target
-    labels, classes = _labels(dataset), tuple(map(str, getattr(dataset, "classes", None) or ()))
+    classes = tuple(map(str, getattr(dataset, "classes", None) or ()))
     facts: dict[str, Any] = {}
     if parts:
         shape = list(parts[0].shape[1:])
@@ -69,11 +73,15 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
     return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)
 
 
-def _labels(dataset: Any) -> Tensor | None:
-    for name in ("targets", "labels"):
+def labels_of(dataset: Any) -> Tensor | None:
+    """(N,) int64, the classes of its rows by their numbers, where it has them all at hand."""
+    found = [getattr(dataset, name, None) for name in ("targets", "labels")]
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        found.append(dataset.tensors[1])
+    for each in found:
         try:
-            labels = torch.as_tensor(getattr(dataset, name))
-        except (AttributeError, TypeError, ValueError, RuntimeError):
+            labels = torch.as_tensor(each)
+        except (TypeError, ValueError, RuntimeError):
             continue  # boxes, texts, a method: nothing to keep proportions of
         whole = labels.dim() == 1 and not (labels.is_floating_point() or labels.is_complex())
         if whole and len(labels) == len(dataset) and int(labels.min()) >= 0:

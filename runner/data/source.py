@@ -8,15 +8,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from runner.data.map_style import look_at
+from runner.data.loading.served import Served
+from runner.data.map_style import labels_of, look_at, told_by
+from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import to_inputs, to_targets
 from runner.device.placement import num_rows, tensors
 from runner.errors import Fault, RunnerError, nearest
 
-FORMS = "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a map-style torch Dataset or a runner Source"
+FORMS = (
+    "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, or a runner Source"
+)
 GIVEN = ("val", "test")
 
 
@@ -63,6 +68,8 @@ def as_source(found: Any, *, name: str) -> Source:
         return _checked(replace(found, name=name), asked)
     if isinstance(found, TensorDataset) and len(found.tensors) == 2:
         return from_arrays(*found.tensors, name=name, origin="TensorDataset")
+    if isinstance(found, DataLoader | IterableDataset):
+        return _served(OwnLoader(found, asked=asked), name=name, asked=asked)
     if isinstance(found, Dataset):
         told = look_at(found, asked=asked)
         origin = type(found).__name__
@@ -121,6 +128,17 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
     }
 
 
+def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
+    """By its first batch, which is read for it."""
+    served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0)
+    first = next(iter(served.epoch(0)))
+    rows.rows_a_batch = num_rows(first)
+    told = told_by(first, rows.dataset, labels=labels_of(rows.dataset))
+    note = "rows come as your DataLoader gives them: val and test are what your function returns beside them"
+    origin = type(rows.dataset).__name__
+    return Source(name, rows, told.facts, origin=origin, classes=told.classes, notes=(note,))
+
+
 def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
         hits = nearest(str(unknown[0]), ("train", *GIVEN)) or ("train", *GIVEN)
@@ -146,6 +164,8 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
 
 def _checked(source: Source, asked: str) -> Source:
     """A Source that a person made: what the splits rely on."""
+    if isinstance(source.rows, DataLoader | IterableDataset):
+        return replace(source, rows=OwnLoader(source.rows, asked=asked))
     if isinstance(source.rows, Dataset):
         return source
     lengths = sorted({len(tensor) if tensor.dim() else 0 for tensor in tensors(source.rows)})

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from runner.data.loading.order import SPLIT, generator
+from runner.data.own_loader import OwnLoader
 from runner.data.source import GIVEN, Source
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Fault, RunnerError
@@ -53,6 +54,10 @@ def split(
     """
     cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
+    if isinstance(source.rows, OwnLoader):
+        cut = {}
+        if faults := _not_cut(limit, fold):
+            raise RunnerError(*faults)
     draw = generator(seed, SPLIT)
     rest = torch.arange(length(source.rows))
     if limit is not None and limit < len(rest):
@@ -190,6 +195,15 @@ def _empty_splits(total: int, cut: dict[str, float], counts: dict[str, int]) -> 
         problem = f"of {total:,} rows they leave none to train on"
         faults.append(Fault(asked, problem, "data.val_fraction=0.1 data.test_fraction=0.1, or more rows"))
     return faults
+
+
+def _not_cut(limit: int | None, fold: tuple[int, int] | None) -> list[Fault]:
+    """Of a person's own loader."""
+    problem, fix = "a DataLoader of your own is served as it gives its rows", "tensors or a map-style Dataset"
+    asked = {"data.limit": limit, "data.fold": None if fold is None else f"{fold[0]}/{fold[1]}"}
+    return [
+        Fault(f"{key}={value}", problem, f"{key}=null, or {fix}") for key, value in asked.items() if value is not None
+    ]
 
 
 def _no_folds(source: Source, fold: tuple[int, int], total: int) -> list[Fault]:

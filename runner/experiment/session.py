@@ -111,7 +111,7 @@ class Session:
         log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)
         for line in (*parts_in_words(self.settings, parts), f"folder: {short(folder)}"):
             self.say(line)
-        rows = self.settings.train.batch_size * self.settings.train.accumulate_steps
+        rows = parts.train.batch_size * self.settings.train.accumulate_steps
         self._reporter = Reporter(
             record, journal=self._journal, publisher=self._publisher, screen=self.screen, batch_rows=rows
         )

@@ -14,6 +14,7 @@ from torch import nn
 
 from runner.config.identity import changes, may_change
 from runner.data.loading.order import mixed
+from runner.data.loading.served import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
@@ -161,6 +162,7 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
         "optimizer": _whole(parts, parts.optimizer.state_dict()),
         "schedule": parts.schedule.state_dict() if parts.schedule else None,
         "scaler": parts.precision.scaler.state_dict() if parts.precision.scaler else None,
+        "loader": parts.train.state() if isinstance(parts.train, Served) else None,
         "generators": generators[0] if generators else {},
         "generators_of_others": generators[1:],
     }
@@ -192,6 +194,8 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: C
             part.load_state_dict(state[key])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])
+    if state.get("loader") is not None and isinstance(parts.train, Served):
+        parts.train.load_state(state["loader"])
     buffer.step = progress.step = state["step"]
     buffer.load_state(state["rows"])
     progress.epoch, progress.measured = state["epoch"], state["measured"]

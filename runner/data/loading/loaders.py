@@ -13,9 +13,11 @@ from torch.utils.data import Dataset
 
 from runner.data.loading.order import ClassSampler, permutation
 from runner.data.loading.resident import Resident
+from runner.data.loading.served import Served
 from runner.data.loading.shard import Shard
 from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_room
 from runner.data.loading.streamed import Streamed
+from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
@@ -91,6 +93,8 @@ def load(
     """
     settings: dict[str, Any] = dict(batch_size=batch_size, device=device, seed=seed, shuffle=shuffle, sampler=sampler)
     residency, num_workers, num_processes = loading.residency, loading.num_workers, loading.num_processes
+    if isinstance(rows, OwnLoader):
+        return _served(rows, loading, batch_size=batch_size, device=device, seed=seed)
     on_device, reason = _residency(rows, residency, device=device, free_bytes=loading.free_bytes)
     if on_device:
         return Resident(rows, **settings), reason
@@ -100,6 +104,24 @@ def load(
         workers, why = with_room(workers, batch_bytes, free // num_processes, is_asked=num_workers is not None)
         reason += why
     return Streamed(rows, num_workers=workers, **settings), reason
+
+
+def _served(
+    rows: OwnLoader, loading: Loading, *, batch_size: int, device: torch.device, seed: int
+) -> tuple[Served, str]:
+    faults = []
+    if loading.residency == "device":
+        problem = "a DataLoader of your own is read batch by batch"
+        faults.append(Fault("data.residency=device", problem, "data.residency=auto, or tensors from your function"))
+    if rows.is_loader and loading.num_workers is not None:
+        problem = "your DataLoader has processes of its own, or none"
+        faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, "DataLoader(..., num_workers=...)"))
+    if faults:
+        raise RunnerError(*faults)
+    served = Served(rows, batch_size=batch_size, device=device, seed=seed, num_workers=loading.num_workers or 0)
+    what = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
+    goes_on = "by its own state" if served.tells_state else "by reading again what it has had"
+    return served, f"streamed ({what}; a run goes on {goes_on})"
 
 
 def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = True) -> int:

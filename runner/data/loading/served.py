@@ -1,0 +1,116 @@
+"""Serves the batches of a person's own DataLoader as it gives them, and knows where it stands. Made by loaders.load()."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from runner.data.loading.order import EPOCH, mixed
+from runner.data.loading.shard import Shard, Share
+from runner.data.own_loader import OwnLoader
+from runner.device import backends
+from runner.device.placement import map_tensors, move, num_rows
+from runner.errors import Fault, RunnerError
+
+CPU = torch.device("cpu")
+
+
+class Served:
+    """See loaders.Batches. What it draws, it draws from generators of its own, which seed and epoch begin.
+
+    So an epoch is the same whatever the training draws beside it, and whatever was read before. A training that goes on in
+    the middle of one reads again what it has had, unless the loader tells its state (`state_dict`, `load_state_dict`).
+    """
+
+    def __init__(
+        self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int, num_workers: int = 0
+    ) -> None:
+        self._rows, self._device, self._seed = rows, device, seed
+        self.num_rows, self.num_batches = len(rows), rows.num_batches(batch_size)
+        by_sampler = rows.is_loader and rows.batch_size is None
+        self.batch_size = -(-self.num_rows // self.num_batches) if by_sampler else rows.batch_size or batch_size
+        self._loader: DataLoader[Any] = rows.loader(batch_size, num_workers)
+        self.device_bytes = 0
+        self._generators: Mapping[str, Any] = {}
+        self._at = (0, 0)  # epoch, batches given of it
+        self._known: dict[str, Any] | None = None  # from a checkpoint, until it is taken up
+
+    def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
+        """Waits for the host's reading. Raises: RunnerError for one that ends before its length says.
+
+        Of several processes each reads every batch, as only the loader knows what is in it, and takes its rows.
+        """
+        known, self._known = self._known, None
+        begin = 0
+        with self._drawing(number):
+            self._rows.begin(number)
+            if known is not None and (known["epoch"], known["batches"]) == (number, first_batch):
+                self._loader.load_state_dict(known["loader"])  # type: ignore[attr-defined]
+                self._generators, begin = known["generators"], first_batch
+                backends.set_generator_states(self._generators, CPU)
+            batches = iter(self._loader)
+        for index in range(begin, self.num_batches):
+            with self._drawing():
+                batch = next(batches, None)
+            if batch is None:
+                problem = f"epoch {number + 1} ended after batch {index:,}, and its length says {self.num_batches:,}"
+                raise RunnerError(Fault("data", problem, "def __len__(self): the rows that it gives in an epoch"))
+            if index >= first_batch:
+                self._at = number, index + 1
+                batch = map_tensors(batch, _as_models_are)
+                if shard is None:
+                    yield move(batch, self._device)
+                else:
+                    own = shard.rows(num_rows(batch))
+                    mine = map_tensors(batch, operator.itemgetter(slice(own.start, own.stop)))
+                    yield Share(move(mine, self._device), own)
+
+    @property
+    def tells_state(self) -> bool:
+        return all(callable(getattr(self._loader, name, None)) for name in ("state_dict", "load_state_dict"))
+
+    def state(self) -> dict[str, Any] | None:
+        """Where it stands, of a loader that tells that; asked between two batches. None: what it had is read again."""
+        if not self.tells_state:
+            return None
+        epoch, batches = self._at
+        told = self._loader.state_dict()  # type: ignore[attr-defined]  # torchdata's StatefulDataLoader, and the like
+        return {"epoch": epoch, "batches": batches, "loader": told, "generators": dict(self._generators)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._known = state
+
+    def indexed(self) -> None:
+        """Its rows are not on the device."""
+
+    def close(self) -> None:
+        """It keeps nothing: a loader's processes end with its iterator, unless the person has them stay."""
+
+    @contextmanager
+    def _drawing(self, epoch: int | None = None) -> Iterator[None]:
+        """While it lasts, Python's, NumPy's and torch's generators are this loader's own. epoch: it begins."""
+        before = backends.generator_states(CPU)
+        if epoch is None:
+            backends.set_generator_states(self._generators, CPU)
+        else:
+            seed = mixed(self._seed, EPOCH, epoch)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)  # not torch.manual_seed(): the devices' stay as they are
+        try:
+            yield
+        finally:
+            self._generators = backends.generator_states(CPU)
+            backends.set_generator_states(before, CPU)
+
+
+def _as_models_are(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -1,0 +1,96 @@
+"""A person's DataLoader or IterableDataset as rows of a Source: what it gives is served as it is (loading/served.py).
+
+Made by source.as_source(). Nothing is cut off it and nothing drawn of it: val and test are what stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from runner.data.loading.order import EPOCH, mixed
+from runner.data.map_style import collate
+from runner.errors import Fault, RunnerError
+
+
+class OwnLoader(IterableDataset[Any]):
+    """Batches by a person's own rules; its length is its rows."""
+
+    def __init__(self, found: DataLoader[Any] | IterableDataset[Any], *, asked: str) -> None:
+        """Raises: RunnerError for one without a length: nobody knows where its epochs end."""
+        self.found = found
+        self.dataset: Any = found.dataset if isinstance(found, DataLoader) else found
+        self.rows_a_batch = 1  # of the first one, once it was read
+        #: that the person gave, and their first seeds: each epoch seeds them anew
+        self.generators = [(each, each.initial_seed()) for each in self._own("generator", torch.Generator)]
+        try:
+            self._length = len(found)  # type: ignore[arg-type]  # batches of a loader, rows of a dataset
+        except (TypeError, NotImplementedError):
+            kind = type(self.dataset).__name__
+            problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
+            fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
+            raise RunnerError(Fault(asked, problem, fix)) from None
+        if self._length < 1:
+            raise RunnerError(Fault(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
+
+    @property
+    def is_loader(self) -> bool:
+        return isinstance(self.found, DataLoader)
+
+    @property
+    def fingerprint(self) -> str:
+        """What it is, and the text by which its dataset tells its values, where it can."""
+        return f"{type(self.dataset).__qualname__} {getattr(self.dataset, 'fingerprint', '')}"
+
+    def __len__(self) -> int:
+        """Rows of an epoch; of a loader whose batch sampler has its own sizes, those of its dataset."""
+        if not isinstance(self.found, DataLoader):
+            return self._length
+        if self.found.batch_sampler is None:  # its dataset gives batches
+            return self._length * self.rows_a_batch
+        for rows in (self.found.dataset,) if self.batch_size is None else (self.found.sampler, self.found.dataset):
+            with suppress(TypeError, NotImplementedError):
+                num = len(rows)  # type: ignore[arg-type]
+                return min(num, self._length * (self.batch_size or num))  # drop_last leaves some out
+        return self._length * (self.batch_size or self.rows_a_batch)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of a loader that makes its batches by their number; None: as its batch sampler has them, or the run."""
+        return self.found.batch_size if isinstance(self.found, DataLoader) else None
+
+    def num_batches(self, batch_size: int) -> int:
+        """Of an epoch."""
+        return self._length if self.is_loader else -(-self._length // batch_size)
+
+    def loader(self, batch_size: int, num_workers: int) -> DataLoader[Any]:
+        """The person's own; of a dataset, one with the run's batch size."""
+        if isinstance(self.found, DataLoader):
+            return self.found
+        own = getattr(self.found, "collate_fn", None)
+        return DataLoader(
+            self.found, batch_size=batch_size, num_workers=num_workers, collate_fn=own if callable(own) else collate
+        )
+
+    def begin(self, epoch: int) -> None:
+        """Seeds the generators that the person gave, and tells the epoch to whoever asks for it (`set_epoch`)."""
+        for each, first_seed in self.generators:
+            each.manual_seed(mixed(first_seed, EPOCH, epoch))
+        for set_epoch in self._own("set_epoch", Callable):
+            set_epoch(epoch)
+
+    def _own(self, name: str, kind: Any) -> list[Any]:
+        """What the loader, its samplers and its dataset have by that name, each once."""
+        found = self.found
+        by_index = (found.sampler, found.batch_sampler) if isinstance(found, DataLoader) else ()
+        inner = getattr(by_index[1], "sampler", None) if by_index else None
+        has = [getattr(part, name, None) for part in (found, *by_index, inner, self.dataset)]
+        once = {id(getattr(each, "__self__", each)): each for each in has if isinstance(each, kind)}
+        return list(once.values())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.found)

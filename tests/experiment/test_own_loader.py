@@ -1,0 +1,295 @@
+"""A person's DataLoader or IterableDataset: beside loops written by hand, gone on with in the middle of an epoch, refused."""
+
+import importlib
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from runner import cli
+from runner.data.loading.order import EPOCH, mixed
+from runner.device import backends
+from runner.tracking.journal import read_points
+
+MINE = '''
+import random
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
+
+NUM, BATCH = 60, 8
+
+
+def rows(seed=0):
+    drawn = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(NUM, 4, generator=drawn)
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def doubled(items):
+    inputs, targets = zip(*items)
+    return torch.stack(inputs) * 2, torch.stack(targets)
+
+
+def weighted():
+    """Its own sampler and its own collate."""
+    sampler = WeightedRandomSampler(torch.arange(NUM) + 1.0, 50)
+    train = DataLoader(TensorDataset(*rows()), batch_size=BATCH, sampler=sampler, collate_fn=doubled)
+    return {"train": train, "val": DataLoader(TensorDataset(*rows(1)), batch_size=25)}
+
+
+def own_generator():
+    return DataLoader(TensorDataset(*rows()), BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
+
+
+def drawing(items):
+    torch.rand(3), random.random(), np.random.rand()
+    return torch.utils.data.default_collate(items)
+
+
+def own_generator_drawing():
+    loader = own_generator()
+    return DataLoader(loader.dataset, BATCH, shuffle=True, generator=loader.generator, collate_fn=drawing)
+
+
+class Evens(Sampler):
+    """Batches of sizes of their own, of which epoch says the order."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        order = torch.randperm(NUM, generator=torch.Generator().manual_seed(self.epoch))
+        return (part.tolist() for part in order.split([10, 30, 20]))
+
+
+def batches():
+    return DataLoader(TensorDataset(*rows()), batch_sampler=Evens())
+
+
+class Stream(IterableDataset):
+    """Draws from each of the generators of the process."""
+
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        for _ in range(50):
+            inputs = torch.randn(4) + random.random() + float(np.random.rand())
+            yield inputs, (inputs.sum() > 4).long()
+
+
+def stream():
+    return Stream()
+
+
+class Stateful(DataLoader):
+    """Says where it stands, as torchdata's StatefulDataLoader does; reads_of: the rows that were read, of all of them."""
+
+    reads_of = []
+
+    def __init__(self):
+        super().__init__(TensorDataset(*rows()), batch_size=BATCH)
+        self.next = self.known = 0
+
+    def __iter__(self):
+        self.next, self.known = self.known, 0
+        order = torch.randperm(NUM, generator=torch.Generator().manual_seed(3))
+        for part in order.split(BATCH)[self.next:]:
+            self.next += 1
+            self.reads_of.append(part.tolist())
+            inputs, targets = self.dataset.tensors
+            yield inputs[part] + torch.rand(()), targets[part]
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.known = state["next"]
+
+
+def stateful():
+    return Stateful()
+
+
+class Endless(Stream):
+    __len__ = None
+
+
+def endless():
+    return Endless()
+
+
+class Short(Stream):
+    def __iter__(self):
+        return (pair for pair, _ in zip(super().__iter__(), range(20)))
+
+
+def short():
+    return Short()
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 2))
+'''
+QUIET = ["device=cpu", "tracking.enabled=false", "task.plots=false", "model=mine", "train.num_epochs=3"]
+
+
+@pytest.fixture
+def mine(own_folder, monkeypatch):
+    """The person's module, and a configuration for each of its loaders."""
+    Path("mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(own_folder))
+    importlib.invalidate_caches()
+    monkeypatch.delitem(__import__("sys").modules, "mine", raising=False)
+    module = importlib.import_module("mine")
+    Path("conf/data").mkdir(parents=True)
+    Path("conf/model").mkdir()
+    for name in (
+        "weighted",
+        "own_generator",
+        "own_generator_drawing",
+        "batches",
+        "stream",
+        "stateful",
+        "endless",
+        "short",
+    ):
+        Path(f"conf/data/{name}.yaml").write_text(f"_target_: mine.{name}\n")
+    Path("conf/model/mine.yaml").write_text("_target_: mine.Net\n")
+    return module
+
+
+def trained(folder, *words):
+    assert cli.main([*QUIET, *words, f"hydra.run.dir={folder}"]) == 0
+    return losses_of(folder), torch.load(Path(folder, "checkpoints/last.pt"), weights_only=True)
+
+
+def losses_of(folder, metric="train/loss"):
+    return [value for _, value in read_points(Path(folder))[metric]]
+
+
+def by_hand(loader, *, sets=()):
+    """A plain loop. sets: generators of the loader, with their first seeds."""
+    torch.manual_seed(0)
+    model, losses = nn.Sequential(nn.Linear(4, 2)), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001, fused=True)
+    for epoch in range(3):
+        seed = mixed(0, EPOCH, epoch)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        for generator, first in sets:
+            generator.manual_seed(mixed(first, EPOCH, epoch))
+        if hasattr(loader.batch_sampler, "set_epoch"):
+            loader.batch_sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            loss = F.cross_entropy(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, model
+
+
+def weighted_by_hand(module):
+    backends.seed_everything(0)
+    return by_hand(module.weighted()["train"])
+
+
+HANDS = {
+    "weighted": weighted_by_hand,
+    "own_generator": lambda module: by_hand(loader := module.own_generator(), sets=[(loader.generator, 7)]),
+    "batches": lambda module: by_hand(module.batches()),
+    "stream": lambda module: by_hand(DataLoader(module.Stream(), batch_size=8)),
+}
+
+
+@pytest.mark.parametrize("name", HANDS)
+def test_a_run_is_a_loop_by_hand(mine, name):
+    losses, state = trained("run", f"data={name}", "train.batch_size=8")
+    expected, model = HANDS[name](mine)
+    assert losses == expected and len(set(losses)) == len(losses)
+    assert all(map(torch.equal, state["model"].values(), model.state_dict().values()))
+
+
+def test_what_stands_beside_it_is_validated_on(mine):
+    trained("run", "data=weighted")
+    inputs, targets = mine.rows(1)
+    model = mine.Net()
+    model.load_state_dict(torch.load("run/checkpoints/last.pt", weights_only=True)["model"])
+    with torch.no_grad():
+        expected = float(F.cross_entropy(model(inputs), targets))
+    assert losses_of("run", "val/loss")[-1] == pytest.approx(expected, rel=1e-6)
+    assert cli.main(["evaluate", "run", "train.eval_batch_size=7"]) == 0
+
+
+@pytest.mark.parametrize("name", ["weighted", "own_generator", "batches", "stream", "stateful"])
+@pytest.mark.parametrize("num_steps", [2, 8])
+def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
+    words = [f"data={name}", "train.batch_size=8"]
+    losses, whole = trained("whole", *words)
+    trained("parts", *words, f"train.num_steps={num_steps}")
+    mine.Stateful.reads_of.clear()
+    assert cli.main(["resume", "parts", "train.num_steps=null"]) == 0
+    found, state = losses_of("parts"), torch.load("parts/checkpoints/last.pt", weights_only=True)
+    assert found == losses and len(losses) == {"batches": 9, "stateful": 24}.get(name, 24 if "own" in name else 21)
+    assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
+    if name == "stateful":  # its first batch is looked at twice before; what it has had is not read again
+        assert len(mine.Stateful.reads_of) == 2 + 24 - num_steps
+
+
+def test_what_it_draws_moves_no_number_of_the_training(mine):
+    words = ["model=mlp", "model.hidden_sizes=[8]", "model.dropout=0.5"]
+    assert trained("one", "data=own_generator", *words)[0] == trained("two", "data=own_generator_drawing", *words)[0]
+
+
+def test_two_processes_share_each_batch(mine):
+    losses, _ = trained("alone", "data=weighted")
+    shared, _ = trained("shared", "data=weighted", "train.num_processes=2")
+    assert shared == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["data=endless"], ["data=endless", "Endless has no length", "def __len__(self) in Endless"]),
+        (
+            ["data=stream", "data.limit=10", "data.fold=1", "data.num_folds=3"],
+            ["data.limit=10", "data.fold=1/3", "is served as it gives its rows", "data.fold=null"],
+        ),
+        (["data=stream", "data.sampler=balanced"], ["data.sampler=balanced", "data.sampler=null"]),
+        (
+            ["data=weighted", "data.residency=device", "data.num_workers=1"],
+            ["data.residency=device", "data.residency=auto", "data.num_workers=1", "DataLoader(..., num_workers=...)"],
+        ),
+        (["data=stream", "model=mlp"], ["tells no out_features", "write: model.out_features=..."]),
+    ],
+)
+def test_what_it_can_not_be_asked(mine, capfd, words, told):
+    assert cli.main([*QUIET, *words]) == 2
+    said = capfd.readouterr().err
+    assert all(word in said for word in told), said
+
+
+def test_one_that_ends_early_is_named(mine, capfd):
+    assert cli.main([*QUIET, "data=short", "train.batch_size=8"]) == 1
+    assert "epoch 1 ended after batch 3, and its length says 7" in capfd.readouterr().out
+
+
+def test_its_classes_and_rows_are_told(mine, capfd):
+    trained("run", "data=weighted", "model=mlp", "model.hidden_sizes=[4]")
+    said = capfd.readouterr().out
+    assert "rows: 50 train, 60 val; streamed (your DataLoader, batches of 8;" in said
