@@ -26,11 +26,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, schema, secrets, trust, untrusted, validate
+from runner.config.defaults import CONF as CONF
 from runner.errors import RunnerError
-from runner.version import HERE
-
-#: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"
 
 Compose = Callable[[list[str]], DictConfig]
 

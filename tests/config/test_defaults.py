@@ -1,0 +1,71 @@
+"""What a run has that conf/ does not say by itself."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.config import compose, defaults
+from runner.config.identity import chosen
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """A function: words of the command line -> what is chosen by them."""
+
+    def of(*words):
+        with compose.hydra_session(["runner"]):
+            return chosen(compose.composed_with(compose.composer([]), words))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "optimizer.lr=0.003",
+        "model=mlp model.hidden_sizes=[64,32] train.clip_grad_norm=1.0",
+        "data=wine model=linear device=cpu seed=3",
+        "data=iris scheduler=plateau scheduler.patience=5",
+        "task=regression optimizer=adamw scheduler=cosine",
+        "data.limit=100 train.num_steps=7 placement.guard=off",
+        "data=synthetic",
+    ],
+)
+def test_what_is_changed_are_the_words_that_a_person_would_type(words, composed):
+    values = composed(*words.split(), "name=mine", "tracking.points=all")
+    assert sorted(defaults.in_words(defaults.changed(values)).split()) == sorted(words.split())
+
+
+def test_an_experiments_file_is_told_by_what_it_changes(composed):
+    found = defaults.changed(composed("experiment=digits_mlp"))
+    expected = OmegaConf.load(compose.CONF / "experiment" / "digits_mlp.yaml")
+    assert found["model"] == "mlp" and found["train.num_epochs"] == expected.train.num_epochs
+
+
+def test_a_model_of_ones_own_is_told_whole_but_for_what_follows_from_the_data(composed):
+    of_every_model = ("model.weights", "model.strict", "model.freeze")
+    values = {key: value for key, value in composed().items() if not key.startswith("model.") or key in of_every_model}
+    values |= {"model._target_": "mine.Net", "model.width": 3, "model.inputs": "${facts.in_features}"}
+    found = defaults.changed(values)
+    assert found == {"model": "mine.Net", "model.width": 3, "model.inputs": "${facts.in_features}"}
+    assert "model.inputs" not in defaults.main(values) and defaults.main(values)["model.width"] == 3
+
+
+def test_of_a_model_the_rate_and_the_length_are_told_though_they_are_as_usual(composed):
+    usual = {"optimizer.lr": 0.001, "train.batch_size": 128, "train.num_epochs": 10, "seed": 0}
+    groups = {"model": "cnn", "data": "digits", "optimizer": "adam"}
+    assert defaults.main(composed()) == groups | usual
+    assert defaults.main(composed("train.precision=bf16")) == {"train.precision": "bf16"} | groups | usual
+    assert next(iter(defaults.main(composed("train.precision=bf16")))) == "train.precision"
+
+
+def test_every_value_of_conf_is_read_as_hydra_reads_it(composed):
+    """Each file, chosen alone, changes nothing but which file it is."""
+    for file in sorted(compose.CONF.glob("*/*.yaml")):
+        group = file.parent.name
+        if group not in ("hydra", "experiment"):
+            with compose.hydra_session(["runner"]):
+                cfg = compose.composer([])([f"{group}={file.stem}"])
+            compose.name_data(cfg, cfg.hydra)
+            expected = {} if file.stem == defaults._choices()[group] else {group: file.stem}
+            assert defaults.changed(chosen(cfg)) == expected, file
