@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config import defaults
+from runner.config.identity import chosen
+from runner.config.instantiate import PREPARED
 from runner.config.secrets import for_display, masker
 from runner.config.settings import Settings
 from runner.config.validate import without_password
@@ -25,9 +28,10 @@ from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.given import Checked, Given
 from runner.models.card import NAME as CARD
+from runner.models.card import Card
 from runner.tracking.journal import Journal
-from runner.tracking.journal_reader import read_events, read_series
-from runner.tracking.mlflow_model import leave_graph
+from runner.tracking.journal_reader import read_events, read_measured, read_series
+from runner.tracking.mlflow_model import BEST, leave_graph
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.version import __version__
@@ -66,6 +70,8 @@ def log_start(
     """Writes what the run is, before its first step: configuration, tags, data set, code."""
     choice, member = machine.choice, given.member
     git = provenance.git_state()
+    values = chosen(cfg)
+    changed = defaults.in_words(defaults.changed(values))
     tags = {
         "device": choice.device,
         "device_name": machine.hardware.name_of(choice.here),
@@ -74,8 +80,10 @@ def log_start(
         "mlflow.user": _user(),
         "mlflow.source.name": "python -m runner",
         "mlflow.source.type": "LOCAL",
-        "mlflow.note.content": _note(cfg, parts, choice, folder),
+        "mlflow.note.content": _note(cfg, parts, choice, folder, changed=changed),
     }
+    if changed:
+        tags["changed"] = changed
     if git is not None:
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
     if member is not None:
@@ -88,7 +96,7 @@ def log_start(
         experiment=cfg.tracking.experiment or parts.source.name,
         run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
         start_ms=int(time.time() * 1000),
-        params=parameters(cfg),
+        params=texts(defaults.main(values)) | parameters(cfg),
         tags=tags,
         system_metrics=cfg.tracking.system_metrics,
         points={
@@ -122,16 +130,39 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def log_model(journal: Journal, parts: Parts, folder: Path, *, is_tracked: bool) -> None:
-    """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them."""
+def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, *, step: int) -> None:
+    """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
+
+    step: that the weights are of.
+    """
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
-    event = {"node": parts.card.model, "weights": "checkpoints/best.pt", "example": EXAMPLE, "card": CARD}
-    if is_tracked:
+    dataset = [parts.source.name, data_digest(parts)]
+    event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
+    event["params"] = texts(defaults.main(settings.experiment))
+    if settings.tracking.enabled:
         leave_graph(folder, event)
     journal.event("model", **event)
+
+
+def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: list[str] | None) -> dict[str, Any]:
+    """What the journal says of the run's model, see tracking.mlflow_model. example: the file with rows to try it with.
+
+    dataset: name and digest (None: not known). Reads the journal whole, 0.1 s a million points.
+    """
+    node = card.model["model"] if card.model.get("_target_") == PREPARED else card.model
+    return {
+        "name": f"{str(node.get('_target_')).rsplit('.', 1)[-1].lower()}-{card.data}",
+        "node": card.model,
+        "weights": BEST,
+        "example": example,
+        "card": CARD,
+        "step": step,
+        "metrics": read_measured(folder, step),
+        "dataset": dataset,
+    }
 
 
 def summarise(settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice) -> dict[str, Any]:
@@ -174,10 +205,14 @@ def parameters(cfg: DictConfig) -> dict[str, str]:
             for name, child in node.items():
                 walk(child, f"{key}.{name}" if key else str(name))
         else:
-            flat[key] = str(node) if node is not None else "null"
+            flat.update(texts({key: node}))
 
     walk({key: node for key, node in for_display(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
     return flat
+
+
+def texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(value) if value is not None else "null" for key, value in values.items()}
 
 
 def model_name(cfg: DictConfig) -> str:
@@ -188,11 +223,12 @@ def _jsonable(cfg: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
 
 
-def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path) -> str:
+def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, changed: str) -> str:
     sizes = ", ".join(f"{count:,} {name}" for name, count in parts.splits.sizes.items())
     return (
         f"**{model_name(cfg)}** ({parts.num_parameters:,} parameters) on **{parts.source.name}** ({sizes} rows), "
         f"on **{choice.device}**: {choice.reason}.\n\n"
+        f"Changed: {f'`{changed}`' if changed else 'nothing'}. The whole configuration: rerun.yaml, an artifact.\n\n"
         f"Again: `python -m runner -cd {folder} -cn rerun`, or with rerun.yaml from this run's artifacts."
     )
 

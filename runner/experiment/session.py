@@ -137,7 +137,7 @@ class Session:
         tracking = self.settings.tracking
         with self._failing():
             if result.status == "finished" and tracking.log_model and shows:
-                log_model(self._journal, self._parts, self.folder, is_tracked=tracking.enabled)
+                log_model(self._journal, self._parts, self.settings, self.folder, step=result.best.step)
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():

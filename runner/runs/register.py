@@ -10,11 +10,11 @@ from runner.config.instantiate import build
 from runner.config.secrets import filled_in
 from runner.errors import Fault, RunnerError
 from runner.experiment.terminal import say, short
-from runner.models.card import NAME as CARD
-from runner.runs.load import BEST, find_run, open_run
+from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.runs.store import answering, as_default, store_of
 from runner.tracking import mlflow_model, mlflow_store, recipes, store_uri
 from runner.tracking.ack import Ack, read_ack
+from runner.tracking.journal_reader import read_events
 from runner.tracking.mlflow_events import LeftOutError
 from runner.tracking.sync import sync
 
@@ -80,26 +80,25 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
 
 def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     """The id of the run's logged model; it is made where the run left none there. Raises: RunnerError."""
-    if found := _logged(client, ack):
-        return found
-    trained = open_run((folder, BEST), device="cpu", precision="fp32")  # tells what is wrong with it, if something is
-    event = {"node": trained.card.model, "weights": BEST, "example": _example(folder, trained), "card": CARD}
     try:
-        mlflow_model.publish_model(
-            client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build
-        )
+        if not (found := _logged(client, ack)):
+            trained = open_run((folder, BEST), device="cpu", precision="fp32")  # tells what is wrong with it, if something is
+            event = _event(folder, trained)
+            mlflow_model.publish_model(
+                client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build
+            )
+            found = _logged(client, ack)
     except LeftOutError as error:
         problem = f"MLflow has no model of the run, and it can't be made: {error}"
         raise RunnerError(Fault(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
-    return _logged(client, ack)
+    return found
 
 
 def _logged(client: MlflowClient, ack: Ack) -> str:
     from mlflow.entities import LoggedModelStatus
 
-    wanted = f"source_run_id = '{ack.run_id}' AND name = '{mlflow_model.NAME}'"
-    found = client.search_logged_models([str(ack.experiment_id)], wanted)
-    ready = [model for model in found if model.status == LoggedModelStatus.READY]
+    found = mlflow_model.models_of(client, str(ack.run_id), str(ack.experiment_id))
+    ready = [model for model in found if model.status == LoggedModelStatus.READY and mlflow_model.is_best(model)]
     return str(max(ready, key=lambda model: model.creation_timestamp).model_id) if ready else ""
 
 
@@ -107,16 +106,17 @@ def _build(node: dict[str, Any]) -> Any:
     return build(filled_in(node), key=mlflow_model.NAME)
 
 
-def _example(folder: Path, trained: Any) -> str:
-    """The name of the file with the rows that the model is tried with; made where the run kept none."""
+def _event(folder: Path, trained: Trained) -> dict[str, Any]:
+    """As the run's journal would have it; the rows that the model is tried with are made where the run kept none."""
     import torch
 
-    from runner.experiment.run_record import EXAMPLE
+    from runner.experiment.run_record import EXAMPLE, model_event
     from runner.runs.inputs import example
 
     if not (folder / EXAMPLE).is_file():
         torch.save(example(trained), folder / EXAMPLE)
-    return EXAMPLE
+    used = [[event["name"], event["digest"]] for event in read_events(folder) if event["kind"] == "dataset"]
+    return model_event(folder, trained.card, EXAMPLE, step=trained.step, dataset=used[-1] if used else None)
 
 
 def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, again: bool) -> tuple[str, bool]:

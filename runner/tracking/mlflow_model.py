@@ -1,16 +1,20 @@
-"""A run's model as MLflow has it, with signature and input example.
+"""A run's model as MLflow has it: with signature, input example, its step, and the metrics that it had there.
 
 The training writes the recipe into the journal; the publishing process, `sync`, `register` and `export` build the model from it.
+An event has `node`, `weights`, `example` and `card`; `name`, `step`, `params`, `metrics` as {name: [value, step, time_ms]} and
+`dataset` as [name, digest] are what MLflow's page of models shows of it, and may be missing.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +23,26 @@ from runner.config import run_files
 from runner.config.importing import loading
 from runner.tracking import mlflow_store
 from runner.tracking.mlflow_events import Event, LeftOutError, own_file
+from runner.tracking.mlflow_names import MOST_NAME, cut, valid_model_name, valid_name, valid_names
 from runner.tracking.model_graph import as_model, forget_graph, has_graph, write_graph
 from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
 if TYPE_CHECKING:
     import torch
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
 
 Build = Callable[[dict[str, Any]], Any]
 
-NAME = "model"
+NAME = "model"  # of one whose event has none
+BEST = "checkpoints/best.pt"
 GRAPH = "journal/exported"  # in a run's folder, until the store has it
 NO_MODELS = (
     "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
 )
 RECORD_TAG = "runner.record"  # which record of the journal the model came from
+WEIGHTS_TAG = "runner.weights"  # which file of the run's folder
+MOST_PARAM = 500  # characters of a param: more hide the others on a page
 
 log = logging.getLogger("runner.tracking")
 
@@ -48,7 +57,7 @@ def publish_model(
     build: Build | None = None,
     takes_graph: bool = False,
 ) -> None:
-    """Makes `runs:/RUN/model`: an exported graph (pt2: loads without this package and without pickle) where the model
+    """Makes `runs:/RUN/NAME`: an exported graph (pt2: loads without this package and without pickle) where the model
     allows one, else a pickle with the modules of the current folder.
 
     takes_graph: the one that the training has left beside its journal, where there is one; not of a folder from
@@ -58,6 +67,7 @@ def publish_model(
     """
     with tempfile.TemporaryDirectory() as place:
         try:
+            shown = _shown(event)
             reader = _reader(folder, event)
             if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
                 path = _of_graph(graph, Path(place), run_id, reader)
@@ -65,7 +75,7 @@ def publish_model(
                 path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
-        _store(client, run_id, experiment_id, path, record=str(event.get("record", 0)))
+        _store(client, run_id, experiment_id, path, shown)
     forget_graph(folder / GRAPH)
 
 
@@ -179,34 +189,88 @@ def _own_code(module: torch.nn.Module) -> list[str]:
     return sorted(map(os.fspath, found))
 
 
-def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, *, record: str) -> None:
-    """Stores the saved model once: an earlier attempt's entry is filled, a finished one is left alone."""
-    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+def models_of(client: MlflowClient, run_id: str, experiment_id: str) -> list[LoggedModel]:
+    """What the run has logged, whatever it is called, in whatever state. Raises: LeftOutError for a server without any."""
     from mlflow.exceptions import MlflowException
-    from mlflow.models import Model
 
-    wanted = f"source_run_id = '{run_id}' AND name = '{NAME}'"
     try:
-        found_models = client.search_logged_models([experiment_id], wanted)
+        return list(client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"))
     except MlflowException as error:
         if mlflow_store.is_older(error):
             client.get_run(run_id)  # else it is away as a whole
             raise LeftOutError(NO_MODELS) from error
         raise
-    earlier = [found for found in found_models if found.tags.get(RECORD_TAG) == record]
+
+
+def is_best(model: LoggedModel) -> bool:
+    """Whether it is the run's model, and no other checkpoint that was kept."""
+    return model.tags.get(WEIGHTS_TAG, BEST) == BEST
+
+
+def _store(client: MlflowClient, run_id: str, experiment_id: str, path: Path, shown: _Shown) -> None:
+    """Stores the saved model once: an earlier attempt's entry is filled, a finished one is left alone.
+
+    Ready comes last: an entry that is not may lack anything, and every call before it may be sent again.
+    """
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus, Metric
+    from mlflow.models import Model
+
+    record, output_ids = shown.tags[RECORD_TAG], set[str]()
+    earlier = [found for found in models_of(client, run_id, experiment_id) if found.tags.get(RECORD_TAG) == record]
     if any(found.status == LoggedModelStatus.READY for found in earlier):
         return
     if earlier:
         entry = earlier[0]
+        outputs = client.get_run(run_id).outputs
+        output_ids = {output.model_id for output in (outputs.model_outputs if outputs else ())}
     else:
-        tags = {RECORD_TAG: record}
-        entry = client.create_logged_model(experiment_id, name=NAME, source_run_id=run_id, tags=tags)
+        entry = client.create_logged_model(
+            experiment_id, name=shown.name, source_run_id=run_id, tags=shown.tags, params=shown.params
+        )
     card = Model.load(str(path))
     card.model_id = card.model_uuid = entry.model_id
     card.artifact_path = entry.artifact_location
     card.save(str(path / "MLmodel"))
-    outputs = client.get_run(run_id).outputs
-    if entry.model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
-        client.log_outputs(run_id, [LoggedModelOutput(entry.model_id, step=0)])
+    if entry.model_id not in output_ids:
+        client.log_outputs(run_id, [LoggedModelOutput(entry.model_id, step=shown.step)])
+    if shown.metrics:  # the run's own points once more: it has each of them once all the same
+        client.log_batch(run_id, [Metric(**metric, model_id=entry.model_id) for metric in shown.metrics])
     client.log_model_artifacts(entry.model_id, str(path))
     client.finalize_logged_model(entry.model_id, LoggedModelStatus.READY)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What MLflow's page of models shows of one."""
+
+    name: str
+    step: int
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: list[dict[str, Any]]  # fields of mlflow.entities.Metric
+
+
+def _shown(event: Event) -> _Shown:
+    """Raises: whatever, for an event that no run has written.
+
+    MLflow keeps a model's NaN as 0, which would be the best of all losses: what is no number is left out.
+    """
+    measured = {
+        valid_name(name): (float(point[0]), int(point[1]), int(point[2]))
+        for name, point in (event.get("metrics") or {}).items()
+    }
+    of_data = {}
+    if event.get("dataset"):
+        name, digest = map(str, event["dataset"])
+        of_data = {"dataset_name": cut(name, most=2 * MOST_NAME), "dataset_digest": digest[:36]}
+    return _Shown(
+        name=valid_model_name(str(event.get("name") or NAME)),
+        step=int(event.get("step") or 0),
+        tags={RECORD_TAG: str(event.get("record", 0)), WEIGHTS_TAG: str(event["weights"])},
+        params=valid_names(event.get("params") or {}, most=MOST_PARAM),
+        metrics=[
+            {"key": key, "value": value, "step": step, "timestamp": time_ms, **of_data}
+            for key, (value, step, time_ms) in measured.items()
+            if math.isfinite(value)
+        ],
+    )

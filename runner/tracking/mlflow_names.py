@@ -11,6 +11,7 @@ MOST_NAME = 250  # characters, in MLflow 3
 MOST_PARAM = 6000
 MOST_TAG = 8000
 
+_NOT_OF_A_MODEL = re.compile(r"[^\w-]+")
 _INDEX = re.compile(r"\[(\d+)\]")
 _REFUSED = re.compile(r"[^/\w.\- ]" if os.name == "nt" else r"[^/\w.\- :]")
 
@@ -34,6 +35,11 @@ def valid_names(values: Mapping[str, object], *, most: int) -> dict[str, str]:
             key = _with_digest(key, name)
         spelled[key] = cut(str(value), most=most)
     return spelled
+
+
+def valid_model_name(name: str) -> str:
+    """What MLflow takes as a logged model's, and a person can type in runs:/RUN/NAME: `cnn-my.csv` becomes `cnn-my-csv`."""
+    return _NOT_OF_A_MODEL.sub("-", name).strip("-")[:MOST_NAME] or "model"
 
 
 def cut(text: str, *, most: int) -> str:

@@ -90,8 +90,8 @@ def check_page(uri, run_id):
     assert {"val/loss", "test/accuracy", "train/lr", "speed/steps_per_second"} <= run.data.metrics.keys()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", uri)
-        model = mlflow.pytorch.load_model(f"runs:/{run_id}/model")
-        info = mlflow.models.get_model_info(f"runs:/{run_id}/model")
+        model = mlflow.pytorch.load_model(f"runs:/{run_id}/mlp-digits")
+        info = mlflow.models.get_model_info(f"runs:/{run_id}/mlp-digits")
     assert info.signature is not None
     inputs = digits().rows[0][:7]
     with torch.no_grad():

@@ -69,7 +69,7 @@ def test_the_logged_model_answers_a_dataframe_as_predict_does(run, own_folder, e
 
         mlflow.set_tracking_uri(f"sqlite:///{own_folder}/mlflow.db")
         try:
-            model = mlflow.pyfunc.load_model(f"runs:/{run_id}/model")
+            model = mlflow.pyfunc.load_model(f"runs:/{run_id}/mlp-table")
         finally:
             mlflow.set_tracking_uri(None)
     frame = pandas.read_csv("people.csv")

@@ -270,6 +270,7 @@ def check_store(folder, *, num_runs):
     assert runs[parent].info.status in ("FINISHED", "FAILED")
     assert "report.html" in {item.path for item in client.list_artifacts(parent)}
     check_best(client, runs[parent], report(folder), runs)
+    check_models(client, runs[parent].info.experiment_id, report(folder))
     for job in ledger.read(the_sweep(folder)).jobs.values():
         path = the_sweep(folder) / job.folder_name
         run_id = json.loads((path / "journal" / "ack.json").read_text())["run_id"]
@@ -280,6 +281,16 @@ def check_store(folder, *, num_runs):
         for name, points in read_points(path).items():
             stored = sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
             assert stored == sorted(points), (job.name, name)
+
+
+def check_models(client, experiment_id, found):
+    """MLflow's page of models ranks the jobs as the sweep does."""
+    best = {job["run_id"]: job["best"]["value"] for job in found["jobs"] if job["state"] == "finished"}
+    order = [{"field_name": "metrics.val/loss", "ascending": True}]
+    models = client.search_logged_models([experiment_id], order_by=order)
+    losses = [next(metric.value for metric in model.metrics if metric.key == "val/loss") for model in models]
+    assert losses and losses == sorted(best[model.source_run_id] for model in models)
+    assert all(model.name in ("mlp-digits", "faulty-digits") for model in models)
 
 
 def check_best(client, parent, found, runs):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -107,6 +108,36 @@ def check_page(store, *, status="FINISHED", refused=()):
     return run
 
 
+def check_model(client, run):
+    """The run's model is there once, with the metrics of its step."""
+    best = json.loads((FOLDER / "summary.json").read_text())["best"]
+    (model,) = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run.info.run_id}'")
+    assert (model.name, model.status, model.params["model"]) == ("mlp-digits", "READY", "mlp")
+    assert [output.step for output in run.outputs.model_outputs] == [best["step"]]
+    measured = {metric.key: (metric.value, metric.step, metric.dataset_name) for metric in model.metrics}
+    assert len(model.metrics) == 4 and measured["val/loss"] == (best["value"], best["step"], "digits")
+    assert measured["test/loss"][0] == run.data.metrics["test/loss"]
+
+
+def test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost(own_folder, proxy, server):
+    from runner.tracking.mlflow_store import open_store
+
+    met = set()
+
+    def lost_once(request):
+        method, path, _ = request.line.split()
+        kind = method, re.sub(r"[0-9a-f]{32}|m-[0-9a-f]+|\?.*|[^/]*\.[a-z0-9]+$", "", path)
+        is_new = kind not in met
+        met.add(kind)
+        return "lost" if is_new else "pass"
+
+    proxy.choose = lost_once
+    train(proxy.uri, "tracking.log_model=true")
+    sync_all(proxy.uri)
+    assert sum("logged-models" in path for _, path in met) >= 3 and proxy.met["lost"] >= 10, met
+    check_model(open_store(server.uri), check_page(server.uri))
+
+
 @pytest.mark.parametrize("faults", [("drop",), ("lost",), ("delay", "slow"), ("500", "503")], ids="-".join)
 def test_everything_arrives_once_whatever_the_requests_meet(faults, own_folder, proxy, server):
     proxy.choose = at_random(1, *faults, share=0.3)
@@ -126,10 +157,7 @@ def test_everything_arrives_once_through_a_mix_of_all_faults(seed, own_folder, p
     if seed == 0:
         from runner.tracking.mlflow_store import open_store
 
-        (model,) = open_store(server.uri).search_logged_models(
-            [run.info.experiment_id], f"source_run_id = '{run.info.run_id}'"
-        )
-        assert model.status == "READY"
+        check_model(open_store(server.uri), run)
     proxy.choose = passing
     before = dataclasses.replace(read_ack(FOLDER), warnings=())
     assert sync(proxy.uri) == 0

@@ -2,7 +2,7 @@ import time
 
 import numpy as np
 
-from runner.tracking.journal_reader import read_events, read_points, read_series
+from runner.tracking.journal_reader import read_events, read_measured, read_points, read_series
 
 
 def test_a_folder_without_a_journal_has_nothing(folder):
@@ -36,3 +36,14 @@ def test_a_million_points_are_read_in_seconds(folder, journal):
     assert time.perf_counter() - began < 10  # 0.7 s here; a point at a time would take more than this
     assert sum(map(len, points.values())) == 1_000_000
     assert points["m3"][-1] == (99_999, values[-1, 3])
+
+
+def test_what_the_best_weights_were_measured_by_is_of_their_step_and_of_the_test_at_the_end(folder, journal):
+    assert read_measured(folder, 3) == {}
+    for step in (3, 6, 9):
+        journal.points(("train/loss",), [step], [step * 10], [[step]])
+        journal.points(("val/loss", "val/accuracy"), [step], [step * 10], [[step / 10, step / 2]])
+    journal.points(("test/loss",), [9], [95], [[0.5]])
+    journal.points(("test/loss",), [9], [99], [[0.7]])  # measured again
+    measured = {"val/loss": (0.6, 6, 60), "val/accuracy": (3.0, 6, 60), "test/loss": (0.7, 9, 99)}
+    assert read_measured(folder, 6) == measured

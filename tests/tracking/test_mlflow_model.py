@@ -1,16 +1,19 @@
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from fault_proxy import Server
 from torch import nn
 
 from runner.data.tables.encoder import Column, Columns
 from runner.data.tables.node import reader_node
 from runner.data.tables.target import Target
-from runner.tracking import mlflow_model
+from runner.tracking import mlflow_model, mlflow_store
 from runner.tracking.ack import Ack, read_ack, write_ack
+from runner.tracking.journal import Journal
 from runner.tracking.mlflow_events import LeftOutError
 from runner.tracking.uploader import Uploader
 
@@ -324,6 +327,128 @@ def test_it_is_stored_once_and_an_attempt_that_broke_off_is_completed(folder, pu
     second = Uploader(folder, uri, build=lambda node: mlp())
     assert second.attempt(postponed=True) and second.ack.is_complete
     assert stored(client, first.ack.run_id).model_id == entry.model_id
+
+
+#: as an event has them; the step's points stand in the journal, too
+SHOWN = {
+    "name": "mlp-my.csv",
+    "step": 2,
+    "params": {"model": "mlp", "optimizer.lr": "0.1"},
+    "metrics": {"val/loss": (0.25, 2, 1_700_000_000_002), "val/f1[0]": (float("nan"), 2, 1_700_000_000_002)},
+    "dataset": ["my.csv", "f" * 32],
+}
+CALLS = ("create_logged_model", "log_outputs", "log_batch", "log_model_artifacts", "finalize_logged_model")
+
+
+def check_shown(client, ack):
+    """The run has the model, its step, and each of its metrics, once."""
+    entry, run = stored(client, ack.run_id), client.get_run(ack.run_id)
+    assert (entry.name, entry.status, entry.source_run_id) == ("mlp-my-csv", "READY", ack.run_id)
+    assert entry.params == SHOWN["params"] and entry.tags[mlflow_model.WEIGHTS_TAG] == mlflow_model.BEST
+    outputs = [(output.model_id, output.step) for output in run.outputs.model_outputs]
+    assert outputs == [(entry.model_id, 2)]
+    (metric,) = entry.metrics  # MLflow would keep the NaN as 0, the best of all losses
+    assert (metric.key, metric.value, metric.step, metric.run_id) == ("val/loss", 0.25, 2, ack.run_id)
+    assert [metric.dataset_name, metric.dataset_digest] == SHOWN["dataset"]
+    points = client.get_metric_history(ack.run_id, "val/loss")
+    assert [(point.step, point.timestamp, point.value) for point in points] == [(2, 1_700_000_000_002, 0.25)]
+
+
+def test_it_has_its_name_its_step_its_params_and_what_it_was_measured_by(publish, journal, client):
+    journal.event("start", uid="u", experiment="digits")
+    journal.points(("val/loss",), [2], [1_700_000_000_002], [[0.25]])
+    ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
+    assert ack.is_complete and ack.warnings == ()
+    check_shown(client, ack)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", CALLS)
+def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once(
+    call, is_taken, publish, journal, folder, uri, client, monkeypatch
+):
+    real = getattr(type(client), call)
+
+    def killed(self, *args, **more):
+        if call == "log_batch" and not (len(args) > 1 and args[1][0].model_id):
+            return real(self, *args, **more)  # of the run's own points
+        if is_taken:
+            real(self, *args, **more)
+        raise KeyboardInterrupt
+
+    journal.event("start", uid="u", experiment="digits")
+    journal.points(("val/loss",), [2], [1_700_000_000_002], [[0.25]])
+    with monkeypatch.context() as kill:
+        kill.setattr(type(client), call, killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
+    assert not read_ack(folder).ended
+    again = Uploader(folder, uri, build=lambda node: mlp())
+    assert again.attempt(postponed=True) and again.ack.is_complete and again.ack.warnings == ()
+    check_shown(client, again.ack)
+
+
+def test_another_checkpoint_that_was_kept_is_another_model_and_not_the_runs(publish, journal, folder, uri, client):
+    publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
+    (folder / "checkpoints" / "best.pt").rename(folder / "checkpoints" / "step-1.pt")
+    kept = SHOWN | {"step": 1, "weights": "checkpoints/step-1.pt", "metrics": {"val/loss": (0.5, 1, 1)}}
+    journal.event("model", node={"_target_": "fake"}, example="journal/example.pt", **kept)
+    uploader = Uploader(folder, uri, build=lambda node: mlp())
+    assert uploader.attempt(postponed=True) and uploader.ack.warnings == ()
+    found = mlflow_model.models_of(client, uploader.ack.run_id, uploader.ack.experiment_id)
+    steps = {output.model_id: output.step for output in client.get_run(uploader.ack.run_id).outputs.model_outputs}
+    assert sorted((steps[model.model_id], mlflow_model.is_best(model)) for model in found) == [(1, False), (2, True)]
+
+
+@pytest.fixture(params=["sqlite", "server"])
+def any_store(request, uri, tmp_path, empty_store, warm):
+    """A store of either kind."""
+    if request.param == "sqlite":
+        yield uri
+        return
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    server = Server(tmp_path, warm.program)
+    server.start()
+    yield server.uri
+    server.kill()
+
+
+def test_the_models_of_an_experiment_are_ranked_by_a_metric_and_found_by_a_param(
+    any_store, tmp_path, write, monkeypatch
+):
+    def bare(place, run_id, module, example, *, reader):
+        from mlflow.models import Model
+
+        (place / "bare").mkdir()
+        Model(run_id=run_id).save(str(place / "bare" / "MLmodel"))
+        return place / "bare"
+
+    monkeypatch.setattr(mlflow_model, "save", bare)
+    monkeypatch.setattr(mlflow_model, "_rebuilt", lambda *args: (None, None))
+    losses = [0.5, 0.1, 2.0, 0.3, 1.5, 0.2]
+    run_ids = {}
+    for loss in losses:
+        with Journal(tmp_path / str(loss)) as journal:
+            write.start(journal)
+            measured = {"val/loss": (loss, 3, 1_700_000_000_003), "test/loss": (9.0, 5, 1_700_000_000_005)}
+            shown = SHOWN | {"step": 3, "metrics": measured, "params": {"model": f"m{loss:.0f}"}}
+            journal.event("model", node={"_target_": "fake"}, weights="w", example="e", **shown)
+            write.end(journal)
+        uploader = Uploader(tmp_path / str(loss), any_store)
+        assert uploader.attempt(postponed=True) and uploader.ack.is_complete, uploader.ack
+        run_ids[uploader.ack.run_id] = loss
+    client = mlflow_store.open_store(any_store)
+    order = [{"field_name": "metrics.val/loss", "ascending": True, "dataset_name": "my.csv"}]
+    ranked = client.search_logged_models([uploader.ack.experiment_id], order_by=order)
+    assert [run_ids[model.source_run_id] for model in ranked] == sorted(losses)
+    two = client.search_logged_models([uploader.ack.experiment_id], "params.model = 'm2' AND metrics.`val/loss` < 1.9")
+    assert [run_ids[model.source_run_id] for model in two] == [1.5]
+
+
+@pytest.mark.parametrize("wrong", [{"metrics": {"a": ["b", 1, 1]}}, {"dataset": ["one"]}, {"params": 5}, {"step": "x"}])
+def test_what_no_run_has_written_of_it_is_a_warning(wrong, publish):
+    ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN | wrong)
+    assert ack.is_complete and "was left out" in ack.warnings[0]
 
 
 @pytest.mark.parametrize("takes_graph", [True, False])

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from runner.tracking.mlflow_names import MOST_NAME, cut, valid_name, valid_names
+from runner.tracking.mlflow_names import MOST_NAME, cut, valid_model_name, valid_name, valid_names
 
 NAMES = [
     ("train/loss", "train/loss"),
@@ -22,6 +22,17 @@ NAMES = [
     ("", "_"),
     ("a\nb", "a_b"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [("cnn-digits", "cnn-digits"), ("net-my data/a.csv", "net-my-data-a-csv"), ("größe", "größe"), ("'%:", "model")],
+)
+def test_a_models_name_can_be_typed_after_a_slash(name, spelled):
+    from mlflow.utils.validation import _validate_logged_model_name
+
+    assert valid_model_name(name) == spelled and len(valid_model_name(name * 100)) <= MOST_NAME
+    _validate_logged_model_name(spelled)
 
 
 @pytest.mark.parametrize(("name", "spelled"), NAMES)
