@@ -71,7 +71,7 @@ class Parent:
                     "runner_version": __version__,
                     "mlflow.source.name": "python -m runner -m",
                     "mlflow.source.type": "LOCAL",
-                    "mlflow.note.content": f"A sweep: `python -m runner -m {words}`\n\nThe report is among the artifacts: report.html.",
+                    outcome.NOTE: outcome.command(sweep.overrides),
                 },
                 system_metrics=False,
             )
@@ -95,10 +95,11 @@ class Parent:
             return
         if not self._follows:
             self._take_up()
+        run_id = None
         if report.best is not None:
             seconds = 0.0 if status == "KILLED" else RUN_SECONDS  # who stops a sweep does not wait for its table
-            ack = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds)
-            outcome.tell(self._journal, self._sweep.folder, report, run_id=ack.run_id)
+            run_id = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds).run_id
+        outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id)
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")

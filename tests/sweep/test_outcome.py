@@ -45,7 +45,23 @@ def test_the_best_jobs_last_metrics_and_its_name(sweep):
     assert read_points(sweep.path) == told
     (event,) = read_events(sweep.path)
     names = {"best_job": "1", "best_job_name": "seed=1", "best_job_run_id": "r", "goals": "min val/loss"}
+    text = event["tags"].pop(outcome.NOTE)
     assert event == {"kind": "tags", "tags": names}
+    best, command, counts, table, rest = text.split("\n\n")
+    assert best == "**The best job is 1, seed=1**: val/loss 0.3000"
+    assert command == "A sweep: `python -m runner -m seed=range(4)`" and counts == "3 jobs: 2 finished, 1 failed"
+    title, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    assert title[:3] == ["job", "name", "state"] and [row[0] for row in rows] == ["1", "0", "2"]
+    assert rows[0][title.index("val/loss")] == "0.3000" and "report.html" in rest
+
+
+def test_a_long_table_is_cut(sweep):
+    for _ in range(outcome.MOST_ROWS + 3):
+        job(sweep, "failed")
+    tell(sweep.path)
+    (event,) = read_events(sweep.path)
+    assert event["tags"][outcome.NOTE].count("failed |") == outcome.MOST_ROWS
+    assert event["tags"][outcome.NOTE].endswith("3 more jobs are in report.html, an artifact.")
 
 
 def test_a_sweep_that_goes_on_tells_what_is_new_and_nothing_twice(sweep):
@@ -85,8 +101,9 @@ def test_several_goals_have_the_front_and_the_best_of_each(tmp_path):
     assert (event["tags"]["goals"], event["tags"]["best_job"]) == ("min val/loss, max speed/steps_per_second", "1")
 
 
-def test_without_a_job_that_finished_there_is_nothing_to_tell(sweep):
+def test_without_a_job_that_finished_there_is_nothing_to_tell_but_the_table(sweep):
     job(sweep, "failed", best=0.1, val_loss=0.1)
     job(sweep, "killed")
     tell(sweep.path)
-    assert not read_points(sweep.path) and not read_events(sweep.path)
+    (event,) = read_events(sweep.path)
+    assert not read_points(sweep.path) and list(event["tags"]) == [outcome.NOTE]
