@@ -238,14 +238,17 @@ def ui(words: list[str]) -> int:
     _only([word for word in words if word.partition("=")[0] not in settings], "ui", ("tracking.uri=URI", "--port=PORT"))
     from runner.runs import find as resuming
 
-    uri = stores.named(words) or stores.of_last(resuming.newest_first(), asked="ui")
+    runs = resuming.newest_first()
+    uri = stores.named(words) or stores.of_last(runs, asked="ui")
+    page = stores.page_of(uri, runs)
     if uri.startswith("http"):
-        print(f"{validate.without_password(uri)} is a server already: open it in a browser")
-        answer.give({"url": uri})
+        print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")
+        answer.give({"url": uri, "page": f"{uri.rstrip('/')}{page}"})
         return 0
     port = settings.get("--port") or str(_free_port(PORT))
-    print(f"http://127.0.0.1:{port}", flush=True)
-    answer.give({"url": f"http://127.0.0.1:{port}"})
+    url = f"http://127.0.0.1:{port}"
+    print(f"{url}{page}", flush=True)
+    answer.give({"url": url, "page": f"{url}{page}"})
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     return _become(command, os.environ | {"MLFLOW_BACKEND_STORE_URI": uri})  # arguments show in `ps`, passwords too
 

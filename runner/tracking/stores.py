@@ -14,6 +14,7 @@ from runner.config import origin, secrets
 from runner.config.validate import HIDDEN, without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking import store_uri
+from runner.tracking.ack import read_ack
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 USUAL = "sqlite:///mlflow.db"
@@ -53,6 +54,17 @@ def of_last(folders: Iterable[Path], *, asked: str) -> str:
         return USUAL
     problem = f"no run below outputs or multirun was tracked, and there is no {USUAL.rpartition('/')[2]} here"
     raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
+
+
+def page_of(uri: str, folders: Iterable[Path]) -> str:
+    """What follows the server's address to see the experiment of the first of these runs that the store has; else nothing.
+
+    It says that this is model training: MLflow 3.17 opens as for language models where neither the address nor the
+    browser's memory says so, whatever the experiment's mlflow.experimentKind.
+    """
+    of_store = (ack.experiment_id for ack in map(read_ack, folders) if ack.uri == store_uri.shown(uri))
+    found = next(filter(None, of_store), None)
+    return f"/#/experiments/{found}/runs?workflowType=machine_learning" if found else ""
 
 
 def _filled_in(store: str, *, asked: str) -> str:

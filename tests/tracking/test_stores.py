@@ -7,6 +7,7 @@ import pytest
 from runner.config import origin
 from runner.errors import RunnerError
 from runner.tracking import stores
+from runner.tracking.ack import Ack, write_ack
 
 
 @pytest.mark.parametrize(
@@ -73,3 +74,11 @@ def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):
     Path("run").mkdir()
     origin.sign(Path("run"), f"sqlite:///{own_folder}/later.db")
     assert stores.of_run(Path("run"), asked="sync run") == f"sqlite:///{own_folder}/later.db"
+
+
+def test_the_page_is_that_of_the_last_run_that_the_store_has(tmp_path):
+    folders = [tmp_path / name for name in ("new", "elsewhere", "here", "old")]
+    for folder, store, experiment in zip(folders[1:], ("http://b", "http://a", "http://a"), "234", strict=True):
+        write_ack(folder, Ack(uri=store, experiment_id=experiment))
+    assert stores.page_of("http://a", folders) == "/#/experiments/3/runs?workflowType=machine_learning"
+    assert stores.page_of("http://c", folders) == ""
