@@ -1,4 +1,4 @@
-"""A run's values go in; what of them the built-in conf/ would not say by itself comes out, as one would write it: model=mlp."""
+"""Says what of a run's values the built-in conf/ would not say by itself, as one would type it: model=mlp. For experiment/run_record.py."""
 
 from __future__ import annotations
 

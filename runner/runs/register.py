@@ -82,7 +82,9 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     """The id of the run's logged model; it is made where the run left none there. Raises: RunnerError."""
     try:
         if not (found := _logged(client, ack)):
-            trained = open_run((folder, BEST), device="cpu", precision="fp32")  # tells what is wrong with it, if something is
+            trained = open_run(
+                (folder, BEST), device="cpu", precision="fp32"
+            )  # tells what is wrong with it, if something is
             event = _event(folder, trained)
             mlflow_model.publish_model(
                 client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build

@@ -114,7 +114,7 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
 
     module = build(dict(event["node"]))
     state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
-    module.load_state_dict(state["model"])
+    module.load_state_dict(state.get("average") or state["model"])  # of a kept checkpoint, which has all to go on from
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
 
 
