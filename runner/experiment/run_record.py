@@ -32,6 +32,7 @@ from runner.models.card import Card
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_measured, read_series
 from runner.tracking.mlflow_model import BEST, leave_graph
+from runner.training import kept
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.version import __version__
@@ -131,9 +132,9 @@ def data_digest(parts: Parts) -> str:
 
 
 def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, *, step: int) -> None:
-    """Leaves the kept weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
+    """Leaves the best weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
 
-    step: that the weights are of.
+    And of the other checkpoints that stay (train.keep_checkpoints), which it builds by itself. step: that the best are of.
     """
     batches = parts.val or parts.train
     batch = next(iter(batches.epoch(0)))
@@ -142,9 +143,16 @@ def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, 
     dataset = [parts.source.name, data_digest(parts)]
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
     event["params"] = texts(defaults.main(settings.experiment))
+    others = {f"checkpoints/{other['file']}": other["step"] for other in kept.read(folder / "checkpoints")}
+    told = {step, *(each.get("step") for each in read_events(folder) if each["kind"] == "model")} if others else {step}
+    for weights, at in others.items():
+        if at not in told:  # before the run went on
+            measured = read_measured(folder, at)
+            metrics = {name: point for name, point in measured.items() if name.startswith("val/")}
+            journal.event("model", **event | {"step": at, "weights": weights, "metrics": metrics, "kept": True})
     if settings.tracking.enabled:
         leave_graph(folder, event)
-    journal.event("model", **event)
+    journal.event("model", **event)  # last: of models of one name runs:/RUN/NAME is the newest
 
 
 def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: list[str] | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The training writes the recipe into the journal; the publishing process, `sync`, `register` and `export` build the model from it.
 An event has `node`, `weights`, `example` and `card`; `name`, `step`, `params`, `metrics` as {name: [value, step, time_ms]} and
-`dataset` as [name, digest] are what MLflow's page of models shows of it, and may be missing.
+`dataset` as [name, digest] are what MLflow's page of models shows of it, and may be missing. `kept`: it is a checkpoint beside the best.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ def publish_model(
         try:
             shown = _shown(event)
             reader = _reader(folder, event)
-            if takes_graph and has_graph(graph := own_file(folder, GRAPH)):
+            if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
                 path = _of_graph(graph, Path(place), run_id, reader)
             else:
                 path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, shown)
-    forget_graph(folder / GRAPH)
+    if not event.get("kept"):
+        forget_graph(folder / GRAPH)
 
 
 def leave_graph(folder: Path, event: Event) -> bool:

@@ -25,6 +25,7 @@ from runner.data.loading.order import permutation
 from runner.data.split import split
 from runner.models.mlp import MLP
 from runner.tracking.journal import read_points
+from runner.tracking.mlflow_model import is_best
 from runner.version import PACKAGES
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -114,6 +115,40 @@ def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder, e
     assert found["host_reads"]["pulls"] == -(-len(expected) // 10)
     check_page(uri, found["run_id"])
     assert (own_folder / "run" / "checkpoints" / "best.pt").is_file()
+
+
+@pytest.mark.slow
+def test_each_checkpoint_that_stays_is_a_model_and_the_best_is_the_runs(own_folder, empty_store):
+    shutil.copy(empty_store, "runs.db")
+    words = ["device=cpu", "tracking.uri=sqlite:///runs.db", "train.num_epochs=3", "train.keep_checkpoints=every_epoch"]
+    assert cli.main([*SMALL, *words, "train.ema_decay=0.9"]) == 0
+    found = summary(own_folder)
+    store = client(f"sqlite:///{own_folder}/runs.db")
+    run = store.get_run(found["run_id"])
+    models = {model.model_id: model for model in store.search_logged_models([run.info.experiment_id])}
+    steps = {output.step: models[output.model_id] for output in run.outputs.model_outputs}
+    assert len(models) == len(steps) == 3 and all(model.status == "READY" for model in models.values())
+    losses = dict(history(f"sqlite:///{own_folder}/runs.db", found["run_id"], "val/loss"))
+    assert {
+        step: next(metric.value for metric in model.metrics if metric.key == "val/loss")
+        for step, model in steps.items()
+    } == losses
+    best = steps.pop(found["best"]["step"])
+    assert is_best(best) and not any(map(is_best, steps.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        import mlflow
+
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{own_folder}/runs.db")
+        of_run = mlflow.models.get_model_info(f"runs:/{found['run_id']}/mlp-digits")
+        assert of_run.model_id == best.model_id
+        inputs = digits().rows[0][:7]
+        with torch.no_grad():
+            outputs = [
+                mlflow.pytorch.load_model(f"models:/{model.model_id}")(inputs) for model in (best, *steps.values())
+            ]
+    assert not torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[1], outputs[2])
+    assert cli.main(["resume", "run", "train.num_epochs=4"]) == 0
+    assert len(store.search_logged_models([run.info.experiment_id])) == 4  # the new best; the others are there
 
 
 @pytest.fixture
