@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.defaults import in_words
 from runner.config.identity import changes, chosen, may_change
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import is_over, read_summary
@@ -162,7 +163,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         raise RunnerError(
             Fault(asked, problem, f"another folder (the usual one has the time in its name), or {resume}")
         )
-    more = "".join(f" {key}={now.get(key)}" for key in changed if key.startswith("train."))
+    more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
         raise RunnerError(Fault(asked, "this very run is in it, and is running", "another folder, or wait"))
     if is_over(read_summary(folder)) and not more:
@@ -172,7 +173,9 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         raise OverError(Fault(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
-    raise RunnerError(Fault(asked, "this very run is in it, and can go on", f"{resume}{more}, or another folder"))
+    raise RunnerError(
+        Fault(asked, "this very run is in it, and can go on", f"{resume} {more}".rstrip() + ", or another folder")
+    )
 
 
 def over_line(error: OverError) -> str:

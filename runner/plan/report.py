@@ -124,7 +124,7 @@ def report(
         "unfollowed": answer.get("unfollowed", []),
         "residency": _residency(answer, target),
         "precision": cfg.train.precision,
-        "batch_size": cfg.train.batch_size,
+        "batch_size": step["batch_size"] if step and num == 1 else cfg.train.batch_size,  # a DataLoader has its own
         "num_processes": num,
         "fallback": fallback or None,
         "seconds": seconds,

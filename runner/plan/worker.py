@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import nn
 
 from runner.device.placement import move, place, tensors
@@ -80,7 +80,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "is_whole": not findings and not unknown,
         "placement": _placement(trial.names, trial),
         "memory": _memory(trial),
-        "step": _step(cfg, trial),
+        "step": _step(trial),
         "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
         "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
         "num_parameters": trial.parts.num_parameters,
@@ -129,7 +129,7 @@ def _thinned(moments: list[Moment], most: int) -> list[Moment]:
     return [max(moments[start:stop], key=lambda moment: moment.num_bytes) for start, stop in pairwise(bounds)]
 
 
-def _step(cfg: DictConfig, trial: Trial) -> dict[str, Any]:
+def _step(trial: Trial) -> dict[str, Any]:
     flops = Counter[str]()
     for costs in trial.all_costs:
         flops.update(costs.flops)
@@ -142,7 +142,7 @@ def _step(cfg: DictConfig, trial: Trial) -> dict[str, Any]:
         moved = sum(tensor.numel() * tensor.element_size() for batch in trial.group for tensor in tensors(batch))
     touched = total("touched_bytes")
     return {
-        "batch_size": cfg.train.batch_size,
+        "batch_size": trial.parts.train.batch_size,
         "flops": flops.total(),
         "flops_by_phase": dict(flops),
         "num_kernels": total("num_kernels"),

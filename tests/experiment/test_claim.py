@@ -75,7 +75,9 @@ def test_the_same_words_again_say_that_it_has_finished(used, capsys):
 def test_what_can_go_on_is_told_how(used, capsys):
     before = content()
     assert cli.main([*SHORT, "train.num_steps=12"]) == 2
-    assert "write: python -m runner resume run train.num_steps=12" in capsys.readouterr().err
+    assert "write: python -m runner resume run train.num_steps=12, or another" in capsys.readouterr().err
+    assert cli.main([*SHORT, "train.num_epochs=null", "train.max_seconds=null", "train.num_steps=12"]) == 2
+    assert " train.num_epochs=null" in capsys.readouterr().err
     summary = json.loads((used / "summary.json").read_text())
     (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))
     assert cli.main(SHORT) == 2

@@ -289,6 +289,12 @@ def test_one_that_ends_early_is_named(mine, capfd):
     assert "epoch 1 ended after batch 3, and its length says 7" in capfd.readouterr().out
 
 
+def test_its_plan_reads_as_the_run_does(mine, capfd):
+    assert cli.main(["plan", *QUIET, "data=weighted"]) == 0
+    said = capfd.readouterr().out
+    assert "streamed (your DataLoader, batches of 8;" in said and "8 in fp32; the largest" in said
+
+
 def test_its_classes_and_rows_are_told(mine, capfd):
     trained("run", "data=weighted", "model=mlp", "model.hidden_sizes=[4]")
     said = capfd.readouterr().out

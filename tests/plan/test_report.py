@@ -29,7 +29,13 @@ def cfg(**train):
 
 
 def answer(*findings, peak=GIB, unknown="", sizes=None, is_whole=True):
-    step = {"bytes_moved_to_device": 10**6, "num_kernels": 100, "compute_seconds": 1e-3, "memory_seconds": 2e-3}
+    step = {
+        "batch_size": 64,
+        "bytes_moved_to_device": 10**6,
+        "num_kernels": 100,
+        "compute_seconds": 1e-3,
+        "memory_seconds": 2e-3,
+    }
     return {
         "findings": [asdict(finding) for finding in findings],
         "unknown": unknown,

@@ -170,6 +170,6 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
     (tmp_path / evaluate.OTHERS).write_text("a file where a folder is to be")
     report = {"is_own_data": is_own, "data": "digits", "fingerprint": "0" * 64}
     with pytest.raises(RunnerError, match=r"can't be written: (Is a directory|File exists|Not a directory)") as refused:
-        evaluate._write(tmp_path, report)
+        evaluate._write(tmp_path, report, weights="best")
     (fault,) = refused.value.faults
     assert fault.fix == "a copy of the folder, in a place that you may write to"

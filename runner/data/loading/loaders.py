@@ -113,7 +113,7 @@ def _served(
     if loading.residency == "device":
         problem = "a DataLoader of your own is read batch by batch"
         faults.append(Fault("data.residency=device", problem, "data.residency=auto, or tensors from your function"))
-    if rows.is_loader and loading.num_workers is not None:
+    if rows.is_loader and loading.num_workers:
         problem = "your DataLoader has processes of its own, or none"
         faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, "DataLoader(..., num_workers=...)"))
     if faults:
