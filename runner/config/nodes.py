@@ -17,7 +17,7 @@ from runner.errors import Fault, RunnerError
 #: argument of the same name gets that argument instead, when it is not as it is here
 SHARED: dict[str, tuple[type, dict[str, Any]]] = {
     "model": (Model, {"weights": None, "strict": True, "freeze": []}),
-    "optimizer": (Optimizer, {"groups": [], "no_decay": None}),
+    "optimizer": (Optimizer, {"groups": [], "no_decay": None, "turns": None}),
 }
 
 

@@ -126,6 +126,11 @@ class Optimizer:
         items={"type": "object", "properties": {"match": {"type": "string"}}, "required": ["match"]},
     )
     no_decay: str | None = _one_of("norms_and_biases")
+    turns: Any = _value(
+        "{NAME: {params: PATTERN, every: N, SETTING: ...}}",
+        lambda value: are_turns(value),
+        "{critic: {params: critic}, generator: {params: generator, lr: 0.0001}}",
+    )
 
 
 @dataclass
@@ -337,6 +342,20 @@ def are_hooks(value: Any) -> bool:
         return False
     targets = [one.get("_target_") if isinstance(one, Mapping) else one for one in value]
     return all(isinstance(target, str) for target in targets)
+
+
+def are_turns(value: Any) -> bool:
+    """Whether it is a mapping of plain names, empty or not, to mappings with `params` each; `every` is a count."""
+    if not isinstance(value, Mapping):
+        return False
+    return all(
+        str(name).isidentifier()
+        and isinstance(one, Mapping)
+        and _are(one.get("params"), str)
+        and type(one.get("every", 1)) is int
+        and one.get("every", 1) >= 1
+        for name, one in value.items()
+    )
 
 
 @dataclass

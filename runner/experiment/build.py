@@ -40,9 +40,9 @@ from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
-from runner.tasks.checks import trains_nothing
+from runner.tasks.checks import check_turns, trains_nothing
 from runner.training.cpu_threads import flops_a_product, threads_worth
-from runner.training.optimizer import AveragedWeights, freeze, wants_metric
+from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
 from runner.training.parts import Parts
 from runner.training.progress import Best
 from runner.training.stopping import Limits
@@ -143,6 +143,11 @@ def prepare_training(
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
+    check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
+    if getattr(task, "kind", None) == "generation" and not hasattr(model, "generate"):
+        problem = f"{type(model).__name__} has no generate(real) and critic(rows)"
+        fix = "model=gan, on data that needs no layer before the model (data=playground, arrays)"
+        raise RunnerError(Fault("task=adversarial", problem, fix))
     if getattr(task, "kind", None) == "autoencoding" and not around.keeps_inputs:
         problem = (
             f"a layer before the model makes other columns of those of {source.name}; they can't be asked back of it"

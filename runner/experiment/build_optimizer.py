@@ -5,27 +5,30 @@ For check.py it tries both with a parameter of its own before any work, and says
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from torch import nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from runner.config import validate
+from runner.config import schema, validate
 from runner.config.compose import CONF
 from runner.config.instantiate import build
+from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import resolved, split_settings
 from runner.errors import Fault, RunnerError
-from runner.training.optimizer import KERNEL_CHOICES, check_settings, make_optimizer, wants_metric
+from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_metric
 
 #: in place of what only the data knows
 STAND_INS: dict[str, Any] = {
@@ -46,8 +49,11 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
 
     Raises: RunnerError for what it does not take, the model's parameters among it.
     """
+    if turns := turns_of(cfg):
+        return _taking_turns(cfg, turns, model, device=device, prefix=prefix)
     node = _node(cfg, "optimizer")
     shared = split_settings(resolved(cfg, "optimizer"), "optimizer")[1]
+    shared.pop("turns", None)
     if "groups" in shared:
         shared["groups"] = [_numbers(group, node.usual) for group in shared["groups"]]
     try:
@@ -80,6 +86,10 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
 
     What follows from facts that are not known yet is left to optimizer_of() and schedule_of().
     """
+    if turns := turns_of(cfg):
+        return list(
+            dict.fromkeys(_of_turn(fault, cfg, name) for name in turns for fault in rehearsed(turns[name], mode=mode))
+        )
     with _standing_in(cfg) as unknown, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will give them
         try:
@@ -94,6 +104,78 @@ def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
         except RunnerError as error:
             return list(error.faults)
     return found
+
+
+def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
+    """By name, the configuration with what `optimizer.turns` says of one optimizer in the place of `optimizer`; {}: there
+    is one alone. An optimizer with a `_target_` of its own has its own settings alone, the others also those of `optimizer`."""
+    turns = validate.value(cfg, "optimizer.turns")
+    if not turns or not schema.are_turns(turns):
+        return {}
+    whole: Any = OmegaConf.to_container(cfg.optimizer)
+    found = {}
+    for name, asked in whole["turns"].items():
+        usual = {"no_decay": whole.get("no_decay")} if "_target_" in asked else whole
+        own = {key: value for key, value in asked.items() if key not in ("params", "every")}
+        found[str(name)] = one = copy.deepcopy(cfg)
+        with read_write(one), open_dict(one):
+            OmegaConf.update(one, "optimizer", {**usual, **own, "turns": None}, merge=False)
+    return found
+
+
+def turn_faults(cfg: DictConfig) -> list[Fault]:
+    """What is wrong with the targets of optimizers that take turns, and the names of their settings."""
+    found = []
+    for name, one in turns_of(cfg).items():
+        node = split_settings(validate.target_node(one, "optimizer"), "optimizer")[0]
+        found += [_of_turn(fault, cfg, name) for fault in target_faults(node, key="optimizer")]
+    return list(dict.fromkeys(found))
+
+
+def _of_turn(fault: Fault, cfg: DictConfig, name: str) -> Fault:
+    """By the keys that a person wrote: a setting may stand in the turn, or be that of all."""
+    for key in cfg.optimizer.turns[name]:
+        before, here = re.compile(rf"optimizer\.{key}\b"), f"optimizer.turns.{name}.{key}"
+        fault = replace(fault, asked=before.sub(here, fault.asked), fix=before.sub(here, fault.fix))
+    return fault
+
+
+def _taking_turns(
+    cfg: DictConfig, turns: Mapping[str, DictConfig], model: nn.Module, *, device: torch.device, prefix: str
+) -> Turns:
+    """Raises: RunnerError for parameters that no optimizer owns, or more than one."""
+    named = {name.removeprefix(prefix): each for name, each in model.named_parameters() if each.requires_grad}
+    owners: dict[str, list[str]] = {name: [] for name in named}
+    for turn, asked in cfg.optimizer.turns.items():
+        patterns = [asked.params] if isinstance(asked.params, str) else asked.params
+        key = f"optimizer.turns.{turn}.params"
+        for name in set().union(*(matching(pattern, list(named), key=key) for pattern in patterns)):
+            owners[name].append(str(turn))
+    found = []
+    if left := [name for name, by in owners.items() if not by]:
+        problem = f"no optimizer owns {_some(left)}, and what trains has one"
+        fix = f"a pattern for it in the params of {' or '.join(turns)}, or model.freeze=[{left[0]}]"
+        found.append(Fault("optimizer.turns", problem, fix))
+    if shared := [name for name, by in owners.items() if len(by) > 1]:
+        problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"
+        found.append(Fault("optimizer.turns", problem, f"{shared[0]} in one of them alone"))
+    if found:
+        raise RunnerError(*found)
+    made = {}
+    for turn, one in turns.items():
+        others = [named[name] for name, by in owners.items() if by != [turn]]
+        for parameter in others:  # what does not train, an optimizer is not made over
+            parameter.requires_grad_(False)
+        try:
+            made[turn] = optimizer_of(one, model, device=device, prefix=prefix)
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+    return Turns(made, {str(turn): int(asked.get("every", 1)) for turn, asked in cfg.optimizer.turns.items()})
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
 
 
 @dataclass(frozen=True)

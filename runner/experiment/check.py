@@ -17,7 +17,7 @@ from runner.device import Choice, Hardware, check_precision, choose, parse, prob
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_hooks import hook_faults
-from runner.experiment.build_optimizer import rehearsed
+from runner.experiment.build_optimizer import rehearsed, turn_faults
 from runner.experiment.given import Checked
 
 ONE_DEVICE = "a module lies on one device: cpu, mps, or one with its number"
@@ -55,7 +55,11 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
                 schema, usual = SHARED[key]
                 found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
     found += (
-        hook_faults(cfg) + metric_faults(cfg) + _not_together(cfg, choice) + _module_map_faults(cfg, hardware, choice)
+        hook_faults(cfg)
+        + turn_faults(cfg)
+        + metric_faults(cfg)
+        + _not_together(cfg, choice)
+        + _module_map_faults(cfg, hardware, choice)
     )
     if not any(REHEARSED.search(fault.asked) for fault in found):
         found += rehearsed(cfg, mode=best_of(cfg).mode)
@@ -69,9 +73,28 @@ def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     found = []
     if validate.value(cfg, "train.cuda_graph") is True:
         found += _not_captured(cfg, choice)
+    if validate.value(cfg, "optimizer.turns"):
+        found += _not_in_turns(cfg)
     if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
         problem = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", problem, "placement.guard=first_step"))
+    return found
+
+
+def _not_in_turns(cfg: DictConfig) -> list[Fault]:
+    """What several optimizers do not go with; that they are one process, experiment/processes.py says."""
+    found = []
+    for setting, problem, fix in (
+        ("train.cuda_graph", "a graph is of one optimizer's step", "train.cuda_graph=false, or train.compile=true"),
+        (
+            "optimizer.groups",
+            "each optimizer has parameters and settings of its own",
+            "the settings in optimizer.turns",
+        ),
+    ):
+        if asked := validate.value(cfg, setting):
+            words = "true" if asked is True else asked
+            found.append(Fault(f"optimizer.turns with {setting}={words}", problem, fix))
     return found
 
 

@@ -26,6 +26,7 @@ from runner.device.capabilities import slow_layers
 from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal, short
+from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
 from runner.training.metric_buffer import Window
 from runner.training.parts import Parts
@@ -114,7 +115,7 @@ class Screen:
         splits: dict[str, dict[str, float]] = {}
         for name, value in summary["metrics"].items():
             split, _, metric = name.partition("/")
-            if split in ("train", "val", "test") and metric != "lr":
+            if split in ("train", "val", "test") and not is_rate(name):
                 splits.setdefault(metric, {})[split] = value
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("")

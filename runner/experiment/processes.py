@@ -178,6 +178,9 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
     if cfg.train.cuda_graph:
         problem = "a captured step does not wait for other processes"
         found.append(Fault(f"train.cuda_graph=true with {asked}", problem, f"train.cuda_graph=false, or {one}"))
+    if cfg.optimizer.get("turns"):
+        problem = "gradients are exchanged once a step, and optimizers that take turns have several losses in one"
+        found.append(Fault(f"optimizer.turns with {asked}", problem, one))
     if cfg.placement.strategy == "fsdp":
         found += _not_in_parts(cfg, asked)
     if has_trial:

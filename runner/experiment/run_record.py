@@ -29,6 +29,7 @@ from runner.experiment import provenance
 from runner.experiment.given import Checked, Given
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
+from runner.tasks.metric_names import is_rate
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_measured, read_series
 from runner.tracking.mlflow_model import BEST, leave_graph
@@ -61,7 +62,7 @@ def restore(folder: Path) -> Record:
     for name, (steps, _, values) in read_series(folder).items():
         record.journaled[name] = int(steps.max())
         record.metrics[name] = float(values[-1])
-        record.points += len(values) if name.startswith(SPLITS) and name != "train/lr" else 0
+        record.points += len(values) if name.startswith(SPLITS) and not is_rate(name) else 0
     return record
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 HOMES = {
     "Autoencoder": "autoencoder",
     "CNN": "cnn",
+    "GAN": "gan",
     "GPT": "gpt",
     "ImageInputs": "image_inputs",
     "Linear": "linear",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from runner.models.cnn import CNN as CNN
     from runner.models.external import timm_model as timm_model
     from runner.models.external import transformers_model as transformers_model
+    from runner.models.gan import GAN as GAN
     from runner.models.gpt import GPT as GPT
     from runner.models.image_inputs import ImageInputs as ImageInputs
     from runner.models.linear import Linear as Linear

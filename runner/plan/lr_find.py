@@ -47,6 +47,10 @@ def find_rate(
             Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", f"--from {highest:g} --to {lowest:g}")
         )
     cfg, folder = composed(flags, overrides)
+    if turns := cfg.optimizer.get("turns"):
+        problem = "optimizers that take turns have a rate each, and no loss that says which is right"
+        fix = f"a sweep instead: -m {' '.join(f'+optimizer.turns.{name}.lr=1e-3,1e-4' for name in turns)}"
+        raise RunnerError(Fault("lr-find with optimizer.turns", problem, fix))
     choice = check(cfg, probe())
     made = build.prepare(cfg, torch.device(choice.here))
     rates, losses = _tried(

@@ -20,6 +20,7 @@ from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal
 from runner.sweep.jobs.ledger import Job, Sweep
 from runner.sweep.jobs.progress import Watch
+from runner.tasks.metric_names import is_rate
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted
 SECONDS_BETWEEN_FRAMES = 0.5
@@ -102,5 +103,5 @@ class Table:
         watch.look()
         share = f"{100 * watch.step / watch.num_steps:.0f} %" if watch.num_steps else "starting"
         names = sorted(watch.values, key=lambda name: not name.startswith("val/"))
-        shown = [name for name in names if name.startswith(("val/", "train/")) and name != "train/lr"][:2]
+        shown = [name for name in names if name.startswith(("val/", "train/")) and not is_rate(name)][:2]
         return share, "  ".join(f"{name} {readable(watch.values[name])}" for name in shown)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 #: public name -> the module that defines it
 HOMES = {
+    "Adversarial": "adversarial",
     "Autoencoding": "autoencoding",
     "Classification": "classification",
     "Language": "language",
@@ -15,6 +16,7 @@ HOMES = {
 __all__ = [*HOMES]
 
 if TYPE_CHECKING:
+    from runner.tasks.adversarial import Adversarial as Adversarial
     from runner.tasks.autoencoding import Autoencoding as Autoencoding
     from runner.tasks.classification import Classification as Classification
     from runner.tasks.custom import Own as Own

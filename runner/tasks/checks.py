@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -56,6 +57,26 @@ def trains_nothing(task: Any) -> None:
         problem = f"it has parameters to learn ({', '.join(learned[:3])}), and only the model's are trained and kept"
         fix = "them as parameters of your model, which the task gets (model.log_scale), or requires_grad=False"
         raise RunnerError(Fault(f"task={type(task).__name__}", problem, fix))
+
+
+def check_turns(task: Any, turns: Sequence[str]) -> None:
+    """Refuses a task whose losses are not those of the optimizers that take turns; turns: their names, none of one alone.
+
+    Raises: RunnerError.
+    """
+    name, wanted = type(task).__name__, getattr(task, "turns", None)
+    if wanted is not None and set(wanted) != set(turns):
+        has = f"optimizer.turns has {', '.join(turns)}" if turns else "there is one optimizer"
+        example = ", ".join(f"{each}: {{params: {each}}}" for each in wanted)
+        problem = f"it has a loss for each of {' and '.join(wanted)}, and {has}"
+        raise RunnerError(Fault(f"task={name}", problem, f"optimizer.turns={{{example}}}"))
+    call = getattr(task, "function", task)
+    known = inspect.signature(call).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+    if turns and not takes_any and ("turn" not in known or known["turn"].default is inspect.Parameter.empty):
+        problem = f"it does not say which loss is that of {' and which that of '.join(turns)}"
+        fix = f"def loss(model, batch, turn=None), where turn is {' or '.join(turns)}, or None to measure; or optimizer.turns=null"
+        raise RunnerError(Fault(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
 
 
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:

@@ -18,6 +18,7 @@ FORM = 'def loss(model, batch): return {"loss": ..., "what else is reported": ..
 class Own(nn.Module):
     """function(model, batch) -> {"loss": ..., name: ...}, 0-d tensors, means over the batch; or the loss alone.
 
+    With optimizer.turns it has a third parameter, turn=None: the name of the optimizer whose loss is asked for.
     What it is not to do: read a tensor (.item(), if tensor > 0). A module is placed with the model; its parameters are not
     trained, so it may have none that learn. For metrics, pictures and `predict` a task tells more than a loss: a
     class with the methods of runner.tasks.task.Predicting, named as the task itself (task._target_=my_tasks.MyTask).
@@ -29,8 +30,8 @@ class Own(nn.Module):
         self.function: Callable[[nn.Module, Any], Any] = _callable(function)
         trains_nothing(self)
 
-    def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
-        return _checked(self.function(model, batch), self.function)
+    def __call__(self, model: nn.Module, batch: Any, /, **turn: str) -> dict[str, Tensor]:
+        return _checked(self.function(model, batch, **turn), self.function)
 
 
 def _callable(function: Any) -> Callable[[nn.Module, Any], Any]:

@@ -33,6 +33,7 @@ PLOTS: dict[str, tuple[str, ...]] = {
     "multilabel": ("roc", "calibration", "samples"),
     "regression": ("residuals", "samples", "boundary"),
     "autoencoding": ("reconstructions",),
+    "generation": ("generated",),
     "language": (),
 }
 
@@ -43,8 +44,14 @@ def is_rising(name: str) -> bool:
     return not any(word in FALLING for word in words) and any(word.startswith(RISING) for word in words)
 
 
+def is_rate(name: str) -> bool:
+    """Whether it is a learning rate, which is noted where it changes: the optimizer's, or one's of those that take turns."""
+    return name == "train/lr" or name.startswith("train/lr_")
+
+
 #: of the tasks that come with the package; what another task reports, only its first trial tells
 REPORTED = {
+    "runner.tasks.Adversarial": ("loss",),
     "runner.tasks.Classification": ("loss", "accuracy"),
     "runner.tasks.Regression": ("loss", "mae"),
     "runner.tasks.Autoencoding": ("loss", "mae"),

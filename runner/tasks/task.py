@@ -2,6 +2,9 @@
 
 A task is any callable `task(model, batch) -> {"loss": ..., name: ...}`: its first entry is the loss, all are means over
 the batch, and nothing in it reads the device. Yours stands on the same footing: name it by `_target_`.
+
+With optimizers that take turns (optimizer.turns) it is called as `task(model, batch, turn=NAME)` for the loss of each, and
+without a turn where a split is measured. Losses of certain names alone are told by an attribute `turns` of these names.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class Predicting(Protocol):
     `task(model, batch)` is `task.judge(task.outputs(model, batch), batch)`.
     """
 
-    #: multiclass | multilabel | regression | language | autoencoding
+    #: multiclass | multilabel | regression | language | autoencoding | generation
     kind: str
     #: by name, objects with update(predictions, targets), compute() and reset(): torchmetrics' or a person's own
     metrics: Mapping[str, Any]

@@ -166,6 +166,55 @@ def warmup_cosine(
     return LambdaLR(optimizer, factor)
 
 
+class Turns(Optimizer):
+    """Several optimizers with names, each with parameters of its own, that take turns in each step.
+
+    To a schedule, a checkpoint or the guard they are one, with the groups and the state of all. each: the optimizers, by
+    name, in their order; every: of which steps each takes part, the first of so many. values: what each turn's last step
+    came to, for steps in which it has none.
+    """
+
+    def __init__(self, each: Mapping[str, Optimizer], every: Mapping[str, int]) -> None:
+        """each: whose parameters differ, and which have taken no step yet."""
+        self.each, self.every, self.taken = dict(each), dict(every), 0
+        self.values: dict[str, Mapping[str, torch.Tensor]] = {}
+        super().__init__([group for one in each.values() for group in one.param_groups], {})
+        first, *others = each.values()  # a schedule looks there for what it may move
+        self.defaults = {
+            name: value for name, value in first.defaults.items() if all(name in o.defaults for o in others)
+        }
+        self._share()
+
+    def is_due(self, name: str) -> bool:
+        """Whether an optimizer takes part in the next step. All do in the first."""
+        return self.taken % self.every[name] == 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """After the turns: counts them as one step."""
+        self.taken += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "taken": self.taken,
+            "values": {name: dict(of) for name, of in self.values.items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.taken = state_dict["taken"]
+        device = self.param_groups[0]["params"][0].device
+        self.values = {
+            name: {key: value.to(device) for key, value in of.items()} for name, of in state_dict["values"].items()
+        }
+        self._share()
+
+    def _share(self) -> None:
+        """Has each see its groups and its state in those of all."""
+        groups = iter(self.param_groups)
+        for one in self.each.values():
+            one.state, one.param_groups = self.state, [next(groups) for _ in one.param_groups]
+
+
 def wants_metric(schedule: Any) -> bool:
     """Whether a schedule is stepped with a metric, at the ends of epochs (ReduceLROnPlateau); the others are at each step."""
     parameters = inspect.signature(schedule.step).parameters.values()

@@ -209,6 +209,7 @@ def test_the_options_that_comments_list_are_those_of_the_code():
         "runner.data.text": {"windows": windows.WINDOWS},
         "runner.data.tokens": {"windows": windows.WINDOWS, "dtype": token_files.DTYPES},
         "runner.models.Autoencoder": {"kind": ("auto", "conv", "mlp"), "activation": mlp.ACTIVATIONS},
+        "runner.models.GAN": {"activation": mlp.ACTIVATIONS},
         "runner.models.GPT": {"positions": attention.POSITIONS},
         "runner.models.MLP": {"activation": mlp.ACTIVATIONS},
         "runner.models.Recurrent": {"pooling": recurrent.POOLINGS},

@@ -54,6 +54,7 @@ RUNS = [
     *(f"experiment=sklearn_{name} {QUIET}" for name in ("breast_cancer", "diabetes", "digits", "wine")),
     f"experiment=digits_mlp {QUIET}",
     f"experiment=spiral {QUIET}",
+    f"experiment=gan_rings model=gan task=adversarial {QUIET}",
 ]
 #: what an option needs that is an extra
 PACKAGES = {"model=timm": "timm", "model=huggingface": "transformers"}

@@ -32,7 +32,7 @@ def playground(
 ) -> Source:
     """Points (num_rows, 2) within about 6 of the origin, half of them of each class (of xor by chance); the seed decides.
 
-    shape: circle | xor | gauss | spiral. noise: 0 to 0.5, of the points, or of where the border is (circle, xor).
+    shape: circle | xor | gauss | spiral | rings. noise: 0 to 0.5, of the points, or of where the border is (circle, xor).
     features: what the model is given of a point, computed by a layer before it: x1, x2, x1_squared, ...
     Raises: RunnerError for another shape, noise, feature, or no rows.
     """
@@ -112,6 +112,14 @@ def _spiral(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator
     return torch.cat(arms) + noise / RADIUS * _square(num_rows, uniform), targets
 
 
+def _rings(num_rows: int, noise: float, uniform: Uniform, draw: torch.Generator) -> Points:
+    """Not the Playground's: two circles around the origin, of radius 5 and 2; each point is normally off by the noise."""
+    targets = (torch.arange(num_rows) < num_rows // 2).long()
+    radii, angles = torch.where(targets > 0, 2.0, RADIUS), uniform(num_rows, 0, 2 * math.pi)
+    points = torch.stack([radii * angles.sin(), radii * angles.cos()], 1)
+    return points + noise * torch.randn(num_rows, 2, generator=draw, dtype=torch.float64), targets
+
+
 def _square(num_rows: int, uniform: Uniform) -> Tensor:
     """(N, 2) from -5 to 5 each."""
     return torch.stack([uniform(num_rows, -RADIUS, RADIUS), uniform(num_rows, -RADIUS, RADIUS)], 1)
@@ -122,4 +130,5 @@ SHAPES: dict[str, Callable[[int, float, Uniform, torch.Generator], Points]] = {
     "xor": _xor,
     "gauss": _gauss,
     "spiral": _spiral,
+    "rings": _rings,
 }

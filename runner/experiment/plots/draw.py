@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runner.errors import first_line
-from runner.experiment.plots import boundary, calibration, confusion, residuals, roc, samples
+from runner.experiment.plots import boundary, calibration, confusion, generated, residuals, roc, samples
 from runner.experiment.plots.predictions import Results
 
 Draw = Callable[[Results, Path], bool]
@@ -44,4 +44,5 @@ def _drawing(name: str) -> Draw:
         "samples": samples.draw,
         "reconstructions": samples.draw_reconstructions,
         "boundary": boundary.draw,
+        "generated": generated.draw,
     }[name]

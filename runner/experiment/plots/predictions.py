@@ -35,7 +35,7 @@ class Plane:
 class Results:
     """What a model said of the rows of a split, and what is so."""
 
-    kind: str  # of the task: multiclass | multilabel | regression | autoencoding
+    kind: str  # of the task: multiclass | multilabel | regression | autoencoding | generation
     predictions: Floats  # (N, C) probabilities, or (N, T) values
     targets: NDArray[np.generic]  # (N,) classes, (N, C) of 0 and 1, or (N, T) values
     classes: tuple[str, ...] = ()  # names, by index

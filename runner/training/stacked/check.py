@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.device import backends
 from runner.errors import first_line
+from runner.training.optimizer import Turns
 from runner.training.stacked.fit import Member, stacked_batches, world
 from runner.training.stacked.size import Size, choose_size
 from runner.training.stacked.stack import CannotStackError, Stack
@@ -64,8 +65,8 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
 def _check_parts(member: Member) -> None:
     """What needs no step to be known."""
     parts, train = member.parts, member.settings.train
-    check_optimizer(parts.optimizer)
     for reason, holds in {
+        "optimizer.turns has several optimizers": isinstance(parts.optimizer, Turns),
         "several processes": parts.shards is not None,
         "placement.map": bool(parts.elsewhere),
         "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
@@ -76,6 +77,7 @@ def _check_parts(member: Member) -> None:
     }.items():
         if holds:
             raise CannotStackError(reason)
+    check_optimizer(parts.optimizer)
 
 
 def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[Tensor], Size]:

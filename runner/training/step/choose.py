@@ -20,6 +20,7 @@ from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.training.loop import Epochs
 from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 from runner.training.step.compiled import Compiling, Repeated, make_compiled
@@ -27,7 +28,7 @@ from runner.training.step.cuda_graphs import Graphs, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
 from runner.training.step.on_device import OnDevice, Repeater, Repeating, Steps
 from runner.training.step.split_batch import SplitBatch
-from runner.training.step.train_step import Step, StepOptions, make_step
+from runner.training.step.train_step import Step, StepOptions, in_turn, make_step, take_turns
 
 #: batches an epoch, below which the last, smaller one is worth being compiled by itself: else it is under a twentieth
 FEW_BATCHES = 20
@@ -50,17 +51,21 @@ def choose_steps(
     task = several.task if several else parts.task
     batches = Sharded(parts.train, Shard(ranks.rank, ranks.num)) if several else parts.train
 
-    def make(**options: Any) -> Step:
+    turns = parts.optimizer.each if isinstance(parts.optimizer, Turns) else {}
+
+    def make(turn: str | None = None, **options: Any) -> Step:
+        """turn: whose step it is, of optimizers that take turns (None: the whole step)."""
         return make_step(
             parts.model,
-            task,
-            optimizer=parts.optimizer,
+            in_turn(task, turn) if turn else task,
+            optimizer=turns[turn] if turn else parts.optimizer,
             precision=parts.precision,
             clip_grad_norm=train.clip_grad_norm,
-            average=parts.average,
+            average=None if turn else parts.average,
             options=StepOptions(
                 wrap_forward_backward=split.wrap if split else None,
                 own_batches=several.own_batches if several else None,
+                is_a_turn=turn is not None,
                 **options,
             ),
         )
@@ -72,7 +77,12 @@ def choose_steps(
     step = first = guard.on(make(), of_groups=True)
     if train.compile:
         is_first = progress.step == 0 and repeater is None  # else it is taken before, as it is written
-        step = make_compiled(make, optimizer=parts.optimizer, is_first=is_first, kind=compiling, say=say)
+        compiled = partial(make_compiled, is_first=is_first, kind=compiling, say=say)
+        if isinstance(parts.optimizer, Turns):
+            each = {name: compiled(partial(make, name), optimizer=one) for name, one in turns.items()}
+            step = take_turns(parts.optimizer, each, average=parts.average)
+        else:
+            step = compiled(make, optimizer=parts.optimizer)
         step = step if repeater else guard.on(step, of_groups=True)
     one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
     if repeater is None:
@@ -101,7 +111,8 @@ def _repeater(
     compiled = partial(Repeated, say=say, options=compiling.options)
     if train.cuda_graph:
         return lambda steps: Graphs((compiled(steps) if train.compile else steps).take, cuda_graphs())
-    can_repeat = device.type == "cpu" and train.on_oom != "split" and parts.train.indexed() is not None
+    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns)
+    can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
     return compiled if train.compile and can_repeat else None
 
 

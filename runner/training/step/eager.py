@@ -15,18 +15,24 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from runner.data.loading.loaders import Batches
 from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import Turns
 from runner.training.progress import Progress
 from runner.training.step.train_step import Step
 
 
 class Rates:
-    """The learning rates of an optimizer, a schedule's or constant ones; the first group's are noted where they change."""
+    """The learning rates of an optimizer, a schedule's or constant ones; the first group's are noted where they change.
+
+    Of optimizers that take turns, those of each one's first group are noted with it, as train/lr_NAME.
+    """
 
     def __init__(
         self, optimizer: Optimizer, schedule: LRScheduler | None, *, buffer: MetricBuffer, progress: Progress
     ) -> None:
         self.optimizer, self.buffer, self.progress = optimizer, buffer, progress
         self._groups, self._schedule = optimizer.param_groups, schedule
+        turns = optimizer.each if isinstance(optimizer, Turns) else {}
+        self._of_turns = {f"train/lr_{name}": one.param_groups[0] for name, one in turns.items()}
 
     def note(self, *, ahead: int = 0) -> None:
         """Before a step is taken, `ahead` steps after the next one."""
@@ -34,6 +40,8 @@ class Rates:
         if rate != self.progress.rate:
             self.progress.rate = float(rate)
             self.buffer.note("train/lr", self.progress.rate, ahead=ahead)
+            for name, group in self._of_turns.items():
+                self.buffer.note(name, float(group["lr"]), ahead=ahead)
 
     def go_on(self) -> None:
         """After a step was taken."""

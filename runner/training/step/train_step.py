@@ -6,16 +6,18 @@ It returns the step's values as 0-d tensors and waits for nothing. choose.py dec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runner.device.backends import Precision
 from runner.device.placement import num_rows
 from runner.tasks.task import Task
-from runner.training.optimizer import AveragedWeights
+from runner.training.optimizer import AveragedWeights, Turns
 from runner.training.step.fused_update import Update, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
@@ -35,6 +37,8 @@ class StepOptions:
     update: Update | None = None
     #: what of a group of batches is learnt in this process, and how much each counts, in the place of all by their rows
     own_batches: OwnBatches | None = None
+    #: whether the model has parameters of other optimizers, which this one's loss leaves without a gradient
+    is_a_turn: bool = False
 
 
 def make_step(
@@ -51,9 +55,18 @@ def make_step(
 
     More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
+    Of optimizers that take turns each takes a step of its own, see take_turns().
     """
+    if isinstance(optimizer, Turns):
+        make = partial(make_step, model, precision=precision, clip_grad_norm=clip_grad_norm)
+        options = replace(options, is_a_turn=True)
+        steps = {
+            name: make(in_turn(task, name), optimizer=one, options=options) for name, one in optimizer.each.items()
+        }
+        return take_turns(optimizer, steps, average=average)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     scaler, update = precision.scaler, options.update or make_update(optimizer)
+    inputs = parameters if options.is_a_turn else None  # None: of all that takes part in the loss
     is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
 
     def forward(batch: Any) -> Mapping[str, Tensor]:
@@ -67,7 +80,7 @@ def make_step(
         loss = next(iter(values.values()))
         if share is not None:
             loss = loss * share
-        (scaler.scale(loss) if scaler else loss).backward()
+        (scaler.scale(loss) if scaler else loss).backward(inputs=inputs)
         return values
 
     def move() -> Tensor | None:
@@ -109,6 +122,31 @@ def make_step(
             return values
         loss = next(iter(values.values()))
         return {**values, "grad_norm": norm.to(loss.device)}  # it is made where the first weights lie
+
+    return step
+
+
+def in_turn(task: Any, name: str) -> Task:
+    """A task as one of the optimizers that take turns has it."""
+    return partial(task, turn=name)
+
+
+def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: AveragedWeights | None) -> Step:
+    """The step of several optimizers: that of each which is due, in their order, on the same batches.
+
+    Its values are those of all, NAME_TURN, and first `loss`, the sum of their losses; of a turn that was not due, the last.
+    """
+
+    def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
+        for name, take in steps.items():
+            if optimizer.is_due(name):
+                optimizer.values[name] = take(batches)
+        optimizer.step()
+        if average:
+            average.update()
+        losses = [next(iter(values.values())) for values in optimizer.values.values()]
+        found = {f"{key}_{name}": value for name in steps for key, value in optimizer.values[name].items()}
+        return {"loss": torch.stack(losses).sum(), **found}
 
     return step
 

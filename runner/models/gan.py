@@ -1,0 +1,41 @@
+"""Two networks that learn against each other: a generator of rows, and a critic that tells them from real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runner.models.checks import count
+from runner.models.mlp import MLP
+
+
+class GAN(nn.Module):
+    """Goodfellow et al. 2014, with a multi-layer perceptron for each. Called with rows, it is the critic.
+
+    `generator` and `critic` are the names that optimizer.turns divides the parameters by.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        latent_size: int = 2,
+        *,
+        hidden_sizes: Sequence[int] = (128, 128),
+        activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        self.latent_size = count(latent_size, key="model.latent_size", example=2)
+        self.generator = MLP(self.latent_size, in_features, hidden_sizes, activation=activation)
+        self.critic = MLP(in_features, 1, hidden_sizes, activation=activation)
+
+    def generate(self, real: Tensor, *, draw: torch.Generator | None = None) -> Tensor:  # (B, ...) -> (B, ...)
+        """As many rows as there are real ones, in their shape. draw: where they come from (None: the run's generator)."""
+        latents = torch.randn(len(real), self.latent_size, device=real.device, generator=draw)
+        rows: Tensor = self.generator(latents)
+        return rows.view(real.shape)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, ...) -> (B, 1)
+        logits: Tensor = self.critic(inputs)
+        return logits

@@ -1,0 +1,67 @@
+"""Task: a generator and a critic learn against each other; reports how far generated rows are from real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from runner.tasks.checks import plots_of
+from runner.tasks.metrics import make_metrics
+
+
+class Adversarial(nn.Module):
+    """Relativistic losses (Jolicoeur-Martineau 2019), one for each of the optimizers `critic` and `generator`: which of a
+    real row and a generated one is the real one. The generator has to find all kinds of rows, not one that passes.
+
+    A batch is (inputs, anything) or the inputs alone; a model has generate(real) and critic(rows), as runner.models.GAN.
+    A split is measured by the energy distance of generated rows to its own (Szekely and Rizzo 2013): 0 where both are
+    alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
+    """
+
+    kind = "generation"
+    turns = ("critic", "generator")
+
+    def __init__(self, *, metrics: Any = None, plots: Any = True) -> None:
+        super().__init__()
+        self.metrics = make_metrics(metrics, kind=self.kind, reported=("loss",))
+        self.plots = plots_of(plots, kind=self.kind)
+
+    def __call__(self, model: Any, batch: Any, /, turn: str | None = None) -> dict[str, Tensor]:
+        if turn is None:
+            return self.judge(self.outputs(model, batch), batch)
+        real = _real(batch)
+        with torch.set_grad_enabled(turn == "generator"):
+            generated = model.generate(real)
+        more_real = model.critic(real) - model.critic(generated)
+        return {"loss": softplus(more_real if turn == "generator" else -more_real).mean()}
+
+    def outputs(self, model: Any, batch: Any, /) -> Tensor:
+        real = _real(batch)
+        rows: Tensor = model.generate(real, draw=torch.Generator(real.device).manual_seed(0))
+        return rows
+
+    def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
+        return {"loss": energy_distance(outputs.float().flatten(1), _real(batch).float().flatten(1))}
+
+    def predictions(self, outputs: Tensor, /) -> Tensor:
+        return outputs.float().flatten(1)
+
+    def targets(self, batch: Any, /) -> Tensor:
+        return _real(batch).flatten(1)
+
+    def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
+        return {}
+
+
+def energy_distance(one: Tensor, other: Tensor) -> Tensor:  # (N, F), (M, F)
+    """Twice the mean distance between rows of both, less the mean distances within each."""
+    return 2 * torch.cdist(one, other).mean() - torch.cdist(one, one).mean() - torch.cdist(other, other).mean()
+
+
+def _real(batch: Any) -> Tensor:
+    rows: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return rows / 255 if rows.dtype == torch.uint8 else rows  # images

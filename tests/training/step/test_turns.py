@@ -1,0 +1,183 @@
+"""Optimizers that take turns: the textbook's GAN loop, to the bit, whatever stands around it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from runner.device.backends import precision
+from runner.models.gan import GAN
+from runner.tasks.adversarial import Adversarial
+from runner.training.optimizer import AveragedWeights, Turns
+from runner.training.step.compiled import Compiling, make_compiled
+from runner.training.step.train_step import StepOptions, in_turn, make_step, take_turns
+
+CPU = torch.device("cpu")
+FP32 = precision("fp32", device=CPU)
+LOSSES = ("loss", "loss_critic", "loss_generator")
+
+
+def gan():
+    torch.manual_seed(0)
+    return GAN(2, 3, hidden_sizes=[16])
+
+
+def batches(num, rows=32):
+    draw = torch.Generator().manual_seed(1)
+    return [(torch.randn(rows, 2, generator=draw),) for _ in range(num)]
+
+
+def optimizers(model):
+    return {
+        "critic": torch.optim.SGD(model.critic.parameters(), lr=0.1, momentum=0.9),
+        "generator": torch.optim.Adam(model.generator.parameters(), lr=0.01, betas=(0.5, 0.999), fused=True),
+    }
+
+
+def by_hand(model, groups, *, every=1, clip=None):
+    """Two optimizers as everybody writes them; every: of the generator."""
+    torch.manual_seed(2)
+    critic, generator = optimizers(model).values()
+    told, on_generator = [], torch.zeros(())
+    for number, (real,) in enumerate(groups):
+        fake = model.generator(torch.randn(len(real), 3)).detach()
+        on_critic = torch.nn.functional.softplus(model.critic(fake) - model.critic(real)).mean()
+        critic.zero_grad()
+        on_critic.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.critic.parameters(), clip)
+        critic.step()
+        if number % every == 0:
+            fake = model.generator(torch.randn(len(real), 3))
+            on_generator = torch.nn.functional.softplus(model.critic(real) - model.critic(fake)).mean()
+            generator.zero_grad()
+            on_generator.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.generator.parameters(), clip)
+            generator.step()
+        told.append([value.item() for value in (on_critic + on_generator, on_critic, on_generator)])
+    return told
+
+
+def in_turns(model, groups, *, every=1, make=make_step, optimizer=None, **settings):
+    torch.manual_seed(2)
+    optimizer = optimizer or Turns(optimizers(model), {"critic": 1, "generator": every})
+    step = make(model, Adversarial(), optimizer=optimizer, precision=FP32, **settings)
+    told = []
+    for group in groups:
+        values = step([group])
+        told.append([values[name].item() for name in LOSSES])
+        assert all(parameter.grad is None for parameter in model.parameters())
+    return told
+
+
+def assert_same(model, other):
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_it_is_the_loop_that_is_written_by_hand_to_the_bit(every, clip):
+    model, other = gan(), gan()
+    told = in_turns(model, batches(20), every=every, clip_grad_norm=clip)
+    assert told == by_hand(other, batches(20), every=every, clip=clip)
+    assert_same(model, other)
+
+
+def test_a_turn_that_is_not_due_keeps_its_last_values_and_its_weights():
+    model = gan()
+    optimizer = Turns(optimizers(model), {"critic": 1, "generator": 2})
+    step = make_step(model, Adversarial(), optimizer=optimizer, precision=FP32, clip_grad_norm=1.0)
+    (first, second, third) = batches(3)
+    before = step([first])
+    assert list(before) == [*LOSSES[:2], "grad_norm_critic", LOSSES[2], "grad_norm_generator"]
+    weights = copy.deepcopy(model.generator)
+    after = step([second])
+    assert after["loss_generator"] is before["loss_generator"]
+    assert after["loss_critic"] != before["loss_critic"]
+    assert after["loss"] == after["loss_critic"] + after["loss_generator"]
+    assert_same(model.generator, weights)
+    assert step([third])["loss_generator"] is not before["loss_generator"]
+
+
+def test_its_state_goes_on_in_other_optimizers_to_the_bit():
+    whole, first = gan(), gan()
+    expected = in_turns(whole, batches(7), every=3)
+    optimizer = Turns(optimizers(first), {"critic": 1, "generator": 3})
+    told = in_turns(first, batches(7)[:2], optimizer=optimizer)
+    drawn = torch.get_rng_state()
+    again = gan()
+    again.load_state_dict(copy.deepcopy(first.state_dict()))
+    taken_up = Turns(optimizers(again), {"critic": 1, "generator": 3})
+    taken_up.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert taken_up.each["critic"].param_groups[0] is taken_up.param_groups[0]
+    step = make_step(again, Adversarial(), optimizer=taken_up, precision=FP32)
+    torch.set_rng_state(drawn)
+    for group in batches(7)[2:]:
+        values = step([group])
+        told.append([values[name].item() for name in LOSSES])
+    assert told == expected
+    assert_same(again, whole)
+
+
+def test_a_schedule_moves_the_rates_of_all():
+    optimizer = Turns(optimizers(gan()), {"critic": 1, "generator": 1})
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    optimizer.step()
+    schedule.step()
+    assert [each.param_groups[0]["lr"] for each in optimizer.each.values()] == [0.05, 0.005]
+
+
+def test_accumulated_batches_count_as_one_in_each_turn():
+    model, other = gan(), gan()
+    (whole,) = batches(1)
+    halves = [(half,) for half in whole[0].split(16)]
+
+    def make(model, *args, **settings):
+        step = make_step(model, *args, **settings)
+        return lambda groups: step(groups if groups[0] is whole else halves)
+
+    told = in_turns(model, [whole], make=make)
+    split = in_turns(other, [None], make=make)
+    torch.testing.assert_close(told, split)
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_the_average_is_updated_once_a_step():
+    model = gan()
+    average, before = AveragedWeights(model, decay=0.5), model.critic.output.weight.detach().clone()
+    in_turns(model, batches(1), average=average)
+    torch.testing.assert_close(average.model.critic.output.weight, (before + model.critic.output.weight.detach()) / 2)
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Traced and differentiated as ever, and run by torch's own kernels: no C++ is compiled, which takes seconds."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    yield
+    torch._dynamo.reset()
+
+
+def test_each_turn_is_compiled_by_itself(traced):
+    """SGD without fused takes its steps itself: that turn's forward pass alone is compiled, and the other's is one function."""
+    said, model, other = [], gan(), gan()
+
+    def make(model, task, *, optimizer, precision):
+        def one(name, **options):
+            own = StepOptions(is_a_turn=True, **options)
+            each = optimizer.each[name]
+            return make_step(model, in_turn(task, name), optimizer=each, precision=precision, options=own)
+
+        steps = {
+            name: make_compiled(partial(one, name), optimizer=each, is_first=True, kind=Compiling(), say=said.append)
+            for name, each in optimizer.each.items()
+        }
+        return take_turns(optimizer, steps, average=None)
+
+    told, expected = in_turns(model, batches(5), make=make), in_turns(other, batches(5))
+    torch.testing.assert_close(told, expected)
+    assert any("one function; made" in line for line in said) and any("forward pass alone" in line for line in said)
