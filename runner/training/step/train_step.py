@@ -80,7 +80,11 @@ def make_step(
         loss = next(iter(values.values()))
         if share is not None:
             loss = loss * share
-        (scaler.scale(loss) if scaler else loss).backward(inputs=inputs)
+        loss = scaler.scale(loss) if scaler else loss
+        if inputs is None:  # not backward(inputs=None): torch.compile takes that for an empty list (2.13)
+            loss.backward()
+        else:
+            loss.backward(inputs=inputs)
         return values
 
     def move() -> Tensor | None:
