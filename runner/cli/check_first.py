@@ -105,10 +105,18 @@ def check_written(hydra: DictConfig, folder: Path) -> list[Path]:
     return found
 
 
+def passing_folder(folder: Path) -> Path:
+    """For a run that is only to be tried: on the disk of the one that was asked for, where no command looks for runs."""
+    folder, here = folder.absolute(), Path.cwd()
+    near = here if folder.is_relative_to(here) else next(path for path in folder.parents if path.is_dir())
+    return Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
+
+
 class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     folder: Path | None = None  # of the run that has begun last
+    passing: Path | None = None  # the same, where it is to be taken away: of a check
     checked: Checked | None = None  # its machine and its device
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -118,8 +126,14 @@ class CheckFirst(Callback):
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
             check_folder(folder, key="hydra.run.dir")
             name_data(config, config.hydra)
+            anew = config.hydra.job.config_name == RERUN
+            if config.train.check:
+                claim.refuse_used(folder, config, anew=anew)
+                folder = CheckFirst.passing = passing_folder(folder)
+                with read_write(config.hydra):
+                    config.hydra.run.dir = str(folder)
             CheckFirst.folder = folder.absolute()
-            claim.begin(folder, config, anew=config.hydra.job.config_name == RERUN)
+            claim.begin(folder, config, anew=anew)
             try:
                 claim.expect(folder, check_written(config.hydra, CheckFirst.folder))
             except RunnerError:

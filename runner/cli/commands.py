@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from runner.cli import answer, unexpected
 from runner.cli.arguments import MULTIRUN, sorted_words
 from runner.cli.check_first import CheckFirst, check
-from runner.cli.train import train, train_composed
+from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, validate
 from runner.config.compose import (
     CONF,
@@ -52,6 +52,7 @@ def resume(words: list[str]) -> int:
             cfg = composed_with(compose, overrides)
         except Exception as error:
             raise override_errors.explain(error, overrides, compose=compose, check=check) from None
+        refuse_check(cfg, f"resume {wanted}")
         resuming.check(before, cfg)
         if is_over(read_summary(folder), overrides):
             print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")

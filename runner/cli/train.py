@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from omegaconf import DictConfig
 from runner.cli import answer, completion, notebook, unexpected
 from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, sorted_words
 from runner.cli.check_first import CheckFirst, check, check_folder
-from runner.config import override_errors
+from runner.config import override_errors, validate
 from runner.config.compose import (
     CONF,
     asks_for_a_sweep,
@@ -33,6 +35,7 @@ from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
 from runner.errors import SECRETS, Fault, RunnerError
 from runner.experiment import claim
+from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
 
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
@@ -83,15 +86,17 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
     def job(cfg: DictConfig) -> None:
         composed.append(True)
         with loading():
-            from runner.experiment.given import Given
             from runner.experiment.run import run as run_experiment  # torch: not on the way to --help
 
         name_data(cfg)
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
-            with unexpected.noting(folder):
+            with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder goes
                 given = Given(checked=CheckFirst.checked, owns_process=True)
-                summary = run_one(cfg, folder) if run_one else run_experiment(cfg, folder, given=given)
+                if cfg.train.check:
+                    summary = _checked(cfg, folder, given, stays=run_one is not None)
+                else:
+                    summary = run_one(cfg, folder) if run_one else run_experiment(cfg, folder, given=given)
         except KeyboardInterrupt:  # before the training began
             claim.leave_nothing(folder)
             raise
@@ -100,13 +105,13 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             mistaken.extend(fault for fault in error.faults if fault not in mistaken)
             return
         summaries.append(summary)
-        answer.give({"folder": str(folder), **summary})
+        answer.give({"folder": None if cfg.train.check else str(folder), **summary})
         if summary["ending"] == "out_of_memory":
             _say_what_fits(cfg)
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
-    CheckFirst.folder = CheckFirst.checked = None
+    CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = None
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
@@ -120,11 +125,29 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             raise override_errors.explain(error, overrides, compose=composer(flags), check=check) from None
         finally:
             claim.let_go()
+            if CheckFirst.passing is not None:
+                shutil.rmtree(CheckFirst.passing, ignore_errors=True)
     if mistaken and not summaries:
         raise RunnerError(*mistaken)
     if mistaken:
         answer.report(RunnerError(*mistaken))
     return int(bool(mistaken) or any(summary["status"] == "failed" for summary in summaries))
+
+
+def refuse_check(cfg: DictConfig, asked: str) -> None:
+    """Raises: RunnerError where a check is asked of a command whose run stays."""
+    if validate.value(cfg, "train.check"):
+        problem = "a check leaves nothing behind, and the run of this command stays"
+        fix = f"{asked} without it; to check a configuration: python -m runner [KEY=VALUE ...] train.check=true"
+        raise RunnerError(Fault(f"{asked} train.check=true", problem, fix))
+
+
+def _checked(cfg: DictConfig, folder: Path, given: Given, *, stays: bool) -> dict[str, Any]:
+    if stays:
+        refuse_check(cfg, "reproduce")
+    from runner.runs.check import check_run  # torch
+
+    return check_run(cfg, folder, given=given)
 
 
 def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
@@ -158,6 +181,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
             raise RunnerError(
                 Fault("hydra.mode=MULTIRUN", "run() is one run", "hydra.mode=RUN, or python -m runner -m ...")
             )
+        refuse_check(cfg, "run()")
         with loading():
             from runner.experiment.run import run as run_experiment
 

@@ -142,6 +142,7 @@ class EarlyStopping:
 
 @dataclass
 class Train:
+    check: bool = MISSING
     num_epochs: int = _at_least(1)
     num_steps: int | None = _at_least(1)
     batch_size: int = _at_least(1)

@@ -23,6 +23,7 @@ from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.first_batch import FirstBatch
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
 from runner.data.sampler import sampler_of
@@ -41,6 +42,7 @@ from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
+from runner.training.checklist import STEPS as STEPS_OF_A_CHECK
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
 from runner.training.parts import Parts
@@ -176,7 +178,7 @@ def prepare_training(
         precision=backends.precision(cfg.train.precision, device=device),
         limits=Limits(
             num_epochs=math.ceil(num_steps / steps_per_epoch),
-            num_steps=num_steps,
+            num_steps=min(num_steps, STEPS_OF_A_CHECK) if cfg.train.check else num_steps,
             max_seconds=cfg.train.max_seconds,
             patience=cfg.train.early_stopping.patience,
             save_every_seconds=cfg.train.checkpoint_every_seconds,
@@ -270,6 +272,8 @@ def _loaders(
         given: dict[str, Any] = {"is_training": True, "sampler": sampler} if name == "train" else {}
         loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
         reason = reason or why
+        if cfg.train.check and name != "train":
+            loaders[name] = FirstBatch(loaders[name])
     return loaders, reason
 
 

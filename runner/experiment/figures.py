@@ -5,7 +5,7 @@ Called by session.py in the process that tracks. What is drawn, and how, is in p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from runner.experiment.plots.draw import draw_results
 from runner.models.generate import sample
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting
-from runner.tracking.journal_reader import read_series
+from runner.tracking.journal_reader import Series
 from runner.training import checkpoint
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -31,7 +31,9 @@ from runner.training.result import Result
 Say = Callable[[str], None]
 
 
-def illustrate(parts: Parts, result: Result, folder: Path, *, of: str, say: Say) -> list[Path]:
+def illustrate(
+    parts: Parts, result: Result, folder: Path, *, series: Mapping[str, Series], of: str, say: Say
+) -> list[Path]:
     """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
 
     What can't be drawn of the predictions is told by `say` and left out. Raises: OSError for curves on a full disk.
@@ -41,7 +43,7 @@ def illustrate(parts: Parts, result: Result, folder: Path, *, of: str, say: Say)
     with loading():
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
-    drawn = draw_curves(read_series(folder), plots, title=of, best=best)
+    drawn = draw_curves(series, plots, title=of, best=best)
     if result.status != "finished" or not isinstance(task, Predicting):
         return drawn
     try:

@@ -132,15 +132,20 @@ def data_digest(parts: Parts) -> str:
     return parts.splits.fingerprint[:32]
 
 
-def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, *, step: int) -> None:
+def example_rows(parts: Parts) -> Any:
+    """A few of the model's inputs, on the device."""
+    batches = parts.val or parts.train
+    batch = next(iter(batches.epoch(0)))
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    return map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach())
+
+
+def log_model(journal: Journal, parts: Parts, settings: Settings, folder: Path, rows: Any, *, step: int) -> None:
     """Leaves the best weights' recipe, a few rows and their graph; the publisher makes the model of MLflow from them.
 
     And of the other checkpoints that stay (train.keep_checkpoints), which it builds by itself. step: that the best are of.
     """
-    batches = parts.val or parts.train
-    batch = next(iter(batches.epoch(0)))
-    inputs = batch[0] if isinstance(batch, tuple | list) else batch
-    torch.save(map_tensors(inputs, lambda t: t[:NUM_EXAMPLE_ROWS].detach().cpu().clone()), folder / EXAMPLE)
+    torch.save(map_tensors(rows, lambda t: t.cpu().clone()), folder / EXAMPLE)
     dataset = [parts.source.name, data_digest(parts)]
     event = model_event(folder, parts.card, EXAMPLE, step=step, dataset=dataset)
     event["params"] = texts(defaults.main(settings.experiment))
@@ -199,6 +204,7 @@ def summarise(settings: Settings, parts: Parts, record: Record, result: Result, 
         "samples_per_second": result.num_samples * per_second,
         "peak_memory_bytes": peak_bytes,
         "peak_memory_of": whose,
+        "hints": [],
         "host_reads": {"pulls": result.pulls, "points": record.points, "unexpected": num_reads},
         "tracker": {"points_written": 0, "points_pending": record.points if settings.tracking.enabled else 0},
         "versions": provenance.versions(),

@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from runner.config import origin
 from runner.config.importing import loading
@@ -24,16 +25,18 @@ from runner.config.secrets import for_disk, mask_folder
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.distributed.group import Ranks
+from runner.experiment import hints
 from runner.experiment.console import Screen, parts_in_words, what_next
 from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
 from runner.experiment.reporter import Reporter
-from runner.experiment.run_record import Record, log_model, log_start, restore, summarise
+from runner.experiment.run_record import Record, example_rows, log_model, log_start, restore, summarise
 from runner.experiment.shown import show
 from runner.experiment.summary import write_summary
 from runner.experiment.terminal import short
 from runner.models.card import write_card
 from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import Series, read_series
 from runner.tracking.mlflow_model import GRAPH
 from runner.tracking.model_graph import forget_graph
 from runner.tracking.publisher import LOG, Publisher
@@ -72,6 +75,7 @@ class Session:
         self._journal: Journal
         self._reporter: Reporter
         self._parts: Parts
+        self._before: Mapping[str, Tensor]  # of the weights, for hints
         self._record: Record
         self._result: Result
 
@@ -99,7 +103,7 @@ class Session:
         given, folder = self._given, self.folder
         if given.repetition is not None:
             given.repetition.check(parts)
-        self._parts, self._result = parts, Result(best=parts.best)
+        self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)
         self._journal = self._open.enter_context(Journal(folder, say=self.say))
         (folder / "rerun.yaml").write_text(self._rerun)
         write_card(folder, parts.card)
@@ -109,8 +113,10 @@ class Session:
         grace, end_now = self.settings.train.grace_seconds, self._end_now if given.owns_process else None
         self.stop = self._open.enter_context(listening(grace_seconds=grace, end_now=end_now))
         log_start(self._journal, cfg, parts, record, folder=folder, machine=self._machine, given=given)
-        for line in (*parts_in_words(self.settings, parts), f"folder: {short(folder)}"):
+        for line in parts_in_words(self.settings, parts):
             self.say(line)
+        if not self.settings.train.check:
+            self.say(f"folder: {short(folder)}")
         rows = parts.train.batch_size * self.settings.train.accumulate_steps
         self._reporter = Reporter(
             record, journal=self._journal, publisher=self._publisher, screen=self.screen, batch_rows=rows
@@ -118,6 +124,8 @@ class Session:
         self.window, self.values = self._reporter.window, self._reporter.values
         self.settle, self.means = self._reporter.settle, self._reporter.means
         self._clock.lap("setup")
+        if self.settings.train.check:
+            self.say(f"check:  data, model, optimizer ({self._clock.seconds['setup']:.2f} s)")
 
     def shown(self, shown: Shown, *, step: int, time_ms: int) -> None:
         """Images and tables of hooks."""
@@ -134,20 +142,42 @@ class Session:
             ranks.leave()
         self.summary["num_processes"] = ranks.num
         self._clock.lap("")
-        tracking = self.settings.tracking
+        tracking, parts = self.settings.tracking, self._parts
+        has_model = result.status == "finished" and bool(tracking.log_model) and shows
+        has_rows = has_model or (result.status == "finished" and (parts.val or parts.train).indexed() is not None)
+        rows: Any = None
+        series: Mapping[str, Series] = {}
         with self._failing():
-            if result.status == "finished" and tracking.log_model and shows:
-                log_model(self._journal, self._parts, self.settings, self.folder, step=result.best.step)
+            series = read_series(self.folder)
+            rows = example_rows(parts) if has_rows else None
+            if has_model:
+                log_model(self._journal, parts, self.settings, self.folder, rows, step=result.best.step)
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
-            of = f"{self.settings.model} on {self._parts.source.name}, {self._parts.device}"
-            if shows and illustrate(self._parts, result, self.folder, of=of, say=self.say):
+            of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
+            left_out: list[str] = []
+            drawn = illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append) if shows else []
+            if drawn:
                 self._journal.event("artifact", path="plots", to="plots")
+            for line in left_out:
+                self.say(line)
+            if self.settings.train.check and result.status == "finished":
+                self._tell_of_pictures(drawn, left_out)
             if (self.folder / TRACES).is_dir():
                 self._journal.event("artifact", path=TRACES, to=TRACES)
         with self._failing():
             self._journal.event("end", status=MLFLOW_STATUS[result.status], end_ms=int(time.time() * 1000))
+        if result.status == "finished":
+            ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
+            self.summary["hints"] = hints.find(ended)
+
+    def _tell_of_pictures(self, drawn: list[Path], left_out: list[str]) -> None:
+        """Of a check, which fails where one of them can't be drawn."""
+        if left_out:
+            self._result.status, self._result.error = "failed", left_out[0]
+        else:
+            self.say(f"check:  pictures: {', '.join(path.name for path in drawn)} ({self._clock.since():.2f} s)")
 
     def _sum_up(self) -> None:
         """summary.json is there even if nobody waits for the tracker; then it is waited for."""
@@ -163,9 +193,14 @@ class Session:
         with self._failing():
             write_summary(self.folder, self.summary)
         self.summary |= {"status": self._result.status, "error": self._result.error}
-        self.screen.result(
-            self.summary, folder=short(self.folder), next_lines=what_next(self.settings, self.summary, self.folder)
-        )
+        if self.settings.train.check:  # nothing stays of it
+            if self._result.status != "finished":
+                self.say(f"status  {self._result.status}: {self._result.error or self._result.ending}")
+        else:
+            next_lines = what_next(self.settings, self.summary, self.folder)
+            self.screen.result(self.summary, folder=short(self.folder), next_lines=next_lines)
+        for hint in self.summary["hints"]:
+            self.say(f"hint:   {hint}")
 
     def _summarise(self) -> dict[str, Any]:
         summary = summarise(self.settings, self._parts, self._record, self._result, self._machine.choice)
@@ -249,6 +284,10 @@ class Clock:
         """Ends a lap, which counts as `name`."""
         before, self._lap = self._lap, time.perf_counter()
         self.seconds[name] = self._lap - before
+
+    def since(self) -> float:
+        """The last lap."""
+        return time.perf_counter() - self._lap
 
     def total(self) -> float:
         return self.before + time.perf_counter() - self._began

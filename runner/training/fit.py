@@ -14,12 +14,14 @@ from typing import Protocol
 
 from runner.config.settings import Settings
 from runner.device.backends import is_out_of_memory, use_in_thread
+from runner.device.host_memory import size_in_words
 from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
 from runner.errors import RunnerError
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
 from runner.training.background import Background
+from runner.training.checklist import Checklist, TimedSteps
 from runner.training.evaluate import Evaluation
 from runner.training.failure import fail
 from runner.training.hooks import Hooks
@@ -107,7 +109,11 @@ class Training:
             others=parts.elsewhere,
         )
         self.evaluation = Evaluation(parts, self.guard, stop=stop, ranks=ranks)
-        self.hooks = Hooks(parts.hooks if ranks.is_first else (), parts, folder, say=observer.say)
+        is_check = settings.train.check
+        own_hooks = parts.hooks if ranks.is_first else ()
+        self.hooks = Hooks(own_hooks, parts, folder, say=observer.say, must_work=is_check)
+        self.checklist = Checklist(parts.device, say=observer.say) if is_check else None
+        self.timed: TimedSteps | None = None
         self._began = time.perf_counter()
 
     def run(self) -> Generator[None, None, Result]:
@@ -118,6 +124,7 @@ class Training:
             if result.ending == "stopped":
                 result.status = "killed"
             else:
+                self.read_back()
                 self.checkpoints.use_best(self.progress)
                 self.values = self.measure("test")
                 self.call_hooks("end")
@@ -170,6 +177,8 @@ class Training:
                 say=self.observer.say,
                 left=limits.num_steps - self.progress.step,
             )
+        if self.checklist is not None:
+            epochs = self.timed = TimedSteps(epochs, parts.device)
         parts.model.train()
         if not self.progress.step:
             self.call_hooks("start")
@@ -193,13 +202,18 @@ class Training:
     def validate(self) -> Mapping[str, float]:
         """Measures the validation split, has the hooks look, and tells of it."""
         parts = self.parts
+        if self.checklist is not None and self.timed is not None:
+            is_alike = not (self.settings.train.compile or self.settings.train.cuda_graph)
+            num_steps = parts.card.facts["num_steps"] if is_alike else None
+            self.checklist.passed(self.timed.in_words(self.progress.step, of=num_steps))
         measured = self.values = self.measure("val")
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)
         if parts.falls_by_metric and values:
             parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
-        self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
+        if self.checklist is None:
+            self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
@@ -208,19 +222,24 @@ class Training:
         now = int(time.time() * 1000)
         if values:
             self.background.do(partial(self.observer.values, values, step=self.progress.step, time_ms=now))
+            if self.checklist is not None:
+                numbers = (f"{name.partition('/')[2]} {value:.4g}" for name, value in values.items())
+                self.checklist.passed(f"a batch of {split}: {', '.join(numbers)}")
         return values
 
     def call_hooks(self, when: str) -> Mapping[str, float]:
         """Tells what they return; the numbers, which all processes get."""
-        progress = self.progress
+        progress, parts = self.progress, self.parts
         epoch = progress.epoch + (when == "epoch")
         shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
         now = int(time.time() * 1000)
+        if self.checklist is not None and (called := [hook.name for hook in parts.hooks if when in hook.at]):
+            self.checklist.passed(f"hooks at {when}: {', '.join(called)}")
         if shown.numbers:
             self.background.do(partial(self.observer.values, shown.numbers, step=progress.step, time_ms=now))
         if shown.images or shown.tables:
             self.background.do(partial(self.observer.shown, shown, step=progress.step, time_ms=now))
-        return self.ranks.broadcast_object(shown.numbers) if self.parts.hooks else {}
+        return self.ranks.broadcast_object(shown.numbers) if parts.hooks else {}
 
     def _miss(self, values: Mapping[str, float]) -> None:
         """Raises: RunnerError where something goes by the metric that was not measured."""
@@ -238,6 +257,14 @@ class Training:
             self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
         else:
             self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
+
+    def read_back(self) -> None:
+        """Of a check: what a run would go on from is written, read and put back. Raises: what of it fails."""
+        if self.checklist is None or not self.ranks.is_first:
+            return
+        self.background.wait()
+        num_bytes = self.checkpoints.read_back()
+        self.checklist.passed(f"checkpoint of {size_in_words(num_bytes)}: written, read, put back, the same")
 
     def gives_up(self, values: Mapping[str, float]) -> bool:
         """Whether the search's pruner sees no sense in going on."""

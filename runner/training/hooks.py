@@ -24,8 +24,18 @@ log = logging.getLogger("runner")
 class Hooks:
     """Those of a training; keeps which have failed, and the seconds that they took."""
 
-    def __init__(self, hooks: Sequence[Hook], parts: Parts, folder: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        hooks: Sequence[Hook],
+        parts: Parts,
+        folder: Path,
+        *,
+        say: Callable[[str], None],
+        must_work: bool = False,
+    ) -> None:
+        """must_work: whether what a hook raises ends the training."""
         self.seconds = 0.0
+        self._must_work = must_work
         self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
 
     def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
@@ -48,6 +58,8 @@ class Hooks:
                     with torch.no_grad():
                         found = found.with_(sorted_out(hook.call(view)), taken=known)
                 except Exception as error:
+                    if self._must_work:
+                        raise
                     self._hooks.remove(hook)
                     log.warning("hook %s failed at step %d", hook.name, step, exc_info=error)
                     problem = f"{type(error).__name__}: {first_line(error)}"

@@ -18,6 +18,7 @@ from runner.data.loading.served import Served
 from runner.device import backends
 from runner.distributed.group import Ranks
 from runner.errors import Fault, RunnerError, first_line
+from runner.training import checkpoint
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
 from runner.training.kept import Keeping
@@ -51,7 +52,7 @@ class Checkpoints:
         self._parts, self._ranks, self._experiment = parts, ranks, experiment
         devices = (parts.device, *parts.elsewhere)
         best = parts.best
-        self._keeps_measured = keep is not None
+        self._keeps_measured, self._file = keep is not None, folder / "checkpoints" / "last.pt"
         self._keeper = CheckpointWriter(
             folder / "checkpoints",
             background,
@@ -78,6 +79,24 @@ class Checkpoints:
             fix = "the run in a new folder, or the checkpoint that its own run wrote"
             raise RunnerError(Fault("the folder's checkpoint", problem, fix)) from error
         return progress
+
+    def read_back(self) -> int:
+        """Reads last.pt and puts it into the parts, as a run that goes on does; returns its bytes. Waits for the device.
+
+        Raises: RunnerError for a file, or parts, that are not as they were.
+        """
+        state, kept, file = checkpoint.load(self._file), self._keeper.newest("last"), self._file.stat().st_size
+        asked, write = (
+            "train.check=true",
+            "a model and an optimizer whose state_dict() holds all that load_state_dict() takes",
+        )
+        if different := _different(kept, state):
+            raise RunnerError(Fault(asked, f"the checkpoint holds another {different} than was written", write))
+        if self._parts.shards is None:
+            _put_parts_back(state, self._parts)
+            if different := _different(state["model"], self._parts.model.state_dict()):
+                raise RunnerError(Fault(asked, f"the model has another {different} than its checkpoint gave it", write))
+        return file
 
     @property
     def notes(self) -> list[str]:
@@ -184,16 +203,7 @@ def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:
 def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: CheckpointWriter, buffer: Rows) -> None:
     if not all(type(state[key]) is int and state[key] >= 0 for key in NUMBERS):
         raise ValueError("its steps and epochs are no numbers")
-    _load_model(parts, parts.model, state["model"])
-    if parts.shards is None:
-        parts.optimizer.load_state_dict(state["optimizer"])
-    else:
-        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
-    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
-        if part is not None:
-            part.load_state_dict(state[key])
-    if parts.average is not None:
-        _load_model(parts, parts.average.model, state["average"])
+    _put_parts_back(state, parts)
     if state.get("loader") is not None and isinstance(parts.train, Served):
         parts.train.load_state(state["loader"])
     buffer.step = progress.step = state["step"]
@@ -206,6 +216,40 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: C
     if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
+
+
+def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
+    _load_model(parts, parts.model, state["model"])
+    if parts.shards is None:
+        parts.optimizer.load_state_dict(state["optimizer"])
+    else:
+        parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
+    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
+        if part is not None:
+            part.load_state_dict(state[key])
+    if parts.average is not None:
+        _load_model(parts, parts.average.model, state["average"])
+
+
+def _different(one: Any, other: Any, key: str = "") -> str:
+    """The first place, dotted, at which two trees of tensors and plain values are not the same; empty where they are."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        pairs = [(name, one.get(name), other.get(name)) for name in dict.fromkeys([*one, *other])]
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = [(at, *both) for at, both in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return "" if _same(one, other) else key
+    else:
+        return "" if one == other else key
+    return next(filter(None, (_different(mine, its, f"{key}.{name}".lstrip(".")) for name, mine, its in pairs)), "")
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the bit, and where NaN is NaN."""
+    one, other = one.detach().cpu(), other.detach().cpu()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _draw_on(state: dict[str, Any], parts: Parts, ranks: Ranks) -> None:

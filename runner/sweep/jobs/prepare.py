@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from runner.config import validate
 from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
@@ -270,6 +271,9 @@ def examine(
                 missing, faults = error.faults[0], []
             else:
                 faults += error.faults
+        if validate.value(config, "train.check") is True:
+            fix = "python -m runner ... train.check=true, for the words of one job; or python -m runner plan -m ... for all"
+            faults.append(Fault("train.check=true in a sweep", "a check is of one run, and a sweep's jobs stay", fix))
         try:
             check_config(config, hardware if is_here else None, choice=Choice(devices[0] if devices else "cpu", ""))
         except RunnerError as error:

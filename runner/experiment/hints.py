@@ -1,0 +1,245 @@
+"""Finds at a run's end what it shows of a mistake that nobody was told of: one line each, with a figure, where it is sure.
+
+Called by session.py. It looks at what is there by then: points, weights, the optimizer's state, a few rows. A step knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.config.settings import Settings
+from runner.models.with_preprocessing import Prepared
+from runner.tasks.classification import Classification
+from runner.tasks.language import Language
+from runner.tracking.journal_reader import Series
+from runner.training.parts import Parts
+from runner.training.result import Result
+
+NUM_SAMPLED = 256  # values of each parameter that are kept from the start
+MOST_NAMED = 3
+#: steps after which a parameter without a gradient, and a loss that stays, are no accident
+ENOUGH_STEPS, MANY_STEPS = 10, 50
+#: of the weights, below which nothing has moved: Adam's usual rate moves them by that in a step or two
+TINY_CHANGE = 1e-4
+#: a class is rare with so many of the training rows, and so many of its even part
+RARE, RARE_OF_EVEN = 0.01, 0.1
+#: a validation loss has risen, and a training loss is far below it
+RISEN, FAR_BELOW, ENOUGH_MEASURED, MEASURED_SINCE = 1.2, 0.5, 5, 3
+#: that rows of probabilities may be away from 1: where the last operation says what they are, and where it does not
+LOOSE, EXACT = 0.05, 1e-4
+#: what hands values on as they are, on the way from a model's last operation to its outputs
+PASSING = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "Slice",
+    "ToCopy",
+    "Alias",
+    "Clone",
+    "Stack",
+)
+#: of an optimizer's state, what is zero only if each gradient was
+SQUARES = ("exp_avg_sq", "momentum_buffer")
+
+log = logging.getLogger("runner")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has come to its end.
+
+    before: sample() of its model, from the start. rows: a few of the model's inputs (None: they would take a while to have).
+    """
+
+    parts: Parts
+    settings: Settings
+    result: Result
+    series: Mapping[str, Series]
+    before: Mapping[str, Tensor]
+    rows: Any
+
+
+def sample(parts: Parts) -> dict[str, Tensor]:
+    """A few values of each parameter that trains, copied where it lies; nothing waits. {} for a model in parts."""
+    if parts.shards is not None:
+        return {}
+    return {name: _some(value) for name, value in parts.model.named_parameters() if value.requires_grad}
+
+
+def find(run: Ended) -> list[str]:
+    """What is to be said of a run that has finished, in the order of its weight; a few reads of the device, some ms."""
+    hints: list[str] = []
+    for look in (_softmax_twice, _without_gradients, _stood_still, _rare_class, _learnt_by_heart):
+        try:
+            said = look(run)
+        except Exception as error:  # of a model or an optimizer that nobody foresaw: then it is not sure
+            log.info("%s could not be looked for: %s", look.__name__.strip("_"), error)
+            continue
+        if said and not (look is _stood_still and hints):  # what is said already is why
+            hints.append(said)
+    return hints
+
+
+def _softmax_twice(run: Ended) -> str | None:
+    """Probabilities where the loss takes logits."""
+    task, model = run.parts.task, run.parts.model
+    if not isinstance(task, Classification | Language) or run.parts.shards is not None or run.rows is None:
+        return None
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.enable_grad(), run.parts.precision.autocast():
+            outputs = task.outputs(model, (run.rows, run.rows))  # of which it takes the inputs alone
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    last, found = _last_operation(outputs), outputs.detach().float()
+    classes = -1 if task.kind == "language" else 1
+    sums = found.sum(classes)
+    least, most, away = torch.stack([found.min(), found.max(), (sums - 1).abs().max()]).tolist()
+    if least < 0 or most > 1:
+        return None
+    if last == "Sigmoid" and task.kind == "multilabel":
+        problem = "the loss takes a sigmoid of them again: a label that is 0 costs 0.69 at least"
+    elif last == "Sigmoid":
+        problem = f"the loss takes a softmax of them: {least:.2g} to {most:.2g} are no logits"
+    elif task.kind != "multilabel" and away < (LOOSE if last == "Softmax" else EXACT):
+        last = "Softmax"
+        lowest = math.log1p((found.shape[classes] - 1) / math.e)
+        problem = f"the loss takes a softmax of them again: for no row it comes below {lowest:.2f}"
+    else:
+        return None
+    return f"the model's outputs are a {last.lower()}'s, and {problem}; write the model without its last {last.lower()}"
+
+
+def _without_gradients(run: Ended) -> str | None:
+    """Parameters that the loss does not depend on."""
+    model, state = run.parts.model, run.parts.optimizer.state
+    if run.result.num_steps < ENOUGH_STEPS or run.parts.shards is not None or not state:
+        return None
+    names = {value: name for name, value in model.named_parameters()}
+    trained = [value for group in run.parts.optimizer.param_groups for value in group["params"]]
+    has_state = [value for value in trained if state.get(value)]
+    if not has_state or run.parts.precision.scaler is not None:  # its first steps may be left out
+        return None
+    squares = [
+        (value, state[value][key]) for value in has_state for key in SQUARES if _is_square(state[value].get(key))
+    ]
+    largest = (
+        torch.stack([square.abs().max().to(run.parts.device) for _, square in squares]).tolist() if squares else []
+    )
+    zero = {value for (value, _), most in zip(squares, largest, strict=True) if most == 0}
+    left = [value for value in trained if not state.get(value) or value in zero]
+    if not left or len(left) == len(trained):
+        return None
+    prefix = "model." if isinstance(model, Prepared) else ""
+    shown = [names.get(value, "?").removeprefix(prefix) for value in left]
+    listed = ", ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
+    return (
+        f"{len(left)} of {len(trained)} parameters never got a gradient other than 0 in {run.result.num_steps:,} steps: {listed}; "
+        f"use them in forward(), or write model.freeze=[{','.join(shown[:MOST_NAMED])}]"
+    )
+
+
+def _stood_still(run: Ended) -> str | None:
+    """A learning rate at which nothing moved."""
+    losses = _values(run, "train/loss")[1]
+    group = run.parts.optimizer.param_groups[0]
+    rate = float(group.get("initial_lr", group["lr"]))
+    if run.result.num_steps < MANY_STEPS or len(losses) < ENOUGH_STEPS or rate <= 0 or run.parts.precision.scaler:
+        return None
+    num = max(5, len(losses) // 5)
+    first, last = losses[:num], losses[-num:]
+    noise = 2 * max(first.std(), last.std()) / math.sqrt(num) + 1e-3 * abs(first.mean())
+    if abs(last.mean() - first.mean()) > noise:
+        return None
+    now = {name: value for name, value in run.parts.model.named_parameters() if name in run.before}
+    moved = torch.stack(
+        [(_some(value) - run.before[name]).float().square().sum().to("cpu") for name, value in now.items()]
+    )
+    size = torch.stack([run.before[name].float().square().sum().to("cpu") for name in now])
+    change = math.sqrt(float(moved.sum() / size.sum()))
+    if not change < TINY_CHANGE:
+        return None
+    return (
+        f"nothing has moved: in {run.result.num_steps:,} steps the weights changed by {change:.0e} of themselves, and train/loss "
+        f"stayed at {last.mean():.4g}; a larger rate than optimizer.lr={rate:g}: python -m runner lr-find tells one"
+    )
+
+
+def _rare_class(run: Ended) -> str | None:
+    """A class that the accuracy does not notice."""
+    task, facts, asked = run.parts.task, run.parts.card.facts, run.settings.experiment
+    counts, names = facts.get("class_counts"), run.parts.source.classes
+    if not isinstance(task, Classification) or task.kind != "multiclass" or not counts or not names:
+        return None
+    if task.class_weights is not None or task.metrics or asked.get("data.sampler") is not None:
+        return None  # somebody has thought of it
+    total, there = sum(counts), [count for count in counts if count]
+    least = min(there)
+    if least > RARE * total or least > RARE_OF_EVEN * total / len(there):
+        return None
+    name = names[counts.index(least)]
+    return (
+        f"class {name} is in {least:,} of {total:,} training rows ({least / total:.2%}), and the accuracy hardly notices it; "
+        "write task.metrics=[f1], and data.sampler=balanced or task.class_weights=balanced"
+    )
+
+
+def _learnt_by_heart(run: Ended) -> str | None:
+    """Training far better than validation, which has become worse for long."""
+    (at, measured), (steps, losses) = _values(run, "val/loss"), _values(run, "train/loss")
+    if len(measured) < ENOUGH_MEASURED or run.parts.limits.patience is not None or run.parts.best.metric != "val/loss":
+        return None
+    best = int(measured.argmin())
+    best_step, lowest, now = int(at[best]), float(measured[best]), float(measured[-1])
+    recent = losses[steps > at[-2]]
+    if len(measured) - 1 - best < MEASURED_SINCE or not len(recent) or lowest <= 0:
+        return None
+    train = float(recent.mean())
+    if now < RISEN * lowest or train > FAR_BELOW * now:
+        return None
+    return (
+        f"val/loss rose from {lowest:.4g} (step {best_step:,}, whose weights are kept) to {now:.4g}, and train/loss is {train:.4g}: "
+        "it learns the rows by heart; write train.early_stopping.patience=5, and more optimizer.weight_decay, dropout or data"
+    )
+
+
+def _values(run: Ended, name: str) -> tuple[Any, Any]:
+    """(N,) each: the steps and the values of a metric."""
+    steps, _, values = run.series.get(name, (np.zeros(0), np.zeros(0), np.zeros(0)))
+    return steps, values
+
+
+def _last_operation(outputs: Tensor) -> str:
+    """As autograd calls it, without Backward0; empty where nothing of it is known."""
+    node: Any = outputs.grad_fn
+    while node is not None and _name(node) in PASSING:
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return "" if node is None else _name(node)
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0].removesuffix("Alias") or "Alias"
+
+
+def _is_square(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype is not torch.float16  # there a square may be too small to be seen
+
+
+@torch.no_grad()
+def _some(value: Tensor) -> Tensor:
+    """Evenly spread over it."""
+    flat = value.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // NUM_SAMPLED)][:NUM_SAMPLED].clone()

@@ -1,0 +1,112 @@
+"""`train.check=true`: takes a run through all its parts in little, and says of each that it works. Called by cli/train.py.
+
+The run itself is experiment/run.py's, of two steps (training/checklist.py says their lines); what is done with a run that
+has trained comes after it here. Its folder is the caller's to take away.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
+
+from runner.config.validate import without_password
+from runner.device.host_memory import size_in_words
+from runner.errors import Fault, RunnerError
+from runner.experiment.claim import LOG
+from runner.experiment.given import Given
+from runner.experiment.run import run
+from runner.experiment.terminal import say
+from runner.runs.export import FOLDER, FORMS, export_to
+from runner.runs.load import BEST, Trained, open_run
+from runner.tracking.store_uri import sqlite_path
+from runner.version import IMPORTED
+
+SECONDS_FOR_STORE = 2.0  # that a server may take to answer
+
+
+def check_run(cfg: DictConfig, folder: Path, *, given: Given) -> dict[str, Any]:
+    """Returns the summary of the two steps. Says line by line what works; some seconds.
+
+    Raises: RunnerError for a model that can't be loaded again or exported, and as experiment.run.
+    """
+    uri = str(cfg.tracking.uri) if cfg.tracking.enabled else None
+    cfg.tracking.enabled, cfg.tracking.log_model = False, True  # it leaves a few rows to export by
+    summary = run(cfg, folder, given=given)
+    if summary["status"] != "finished":
+        _keep_log(folder)
+        return summary
+    _export(folder)
+    if uri is not None:
+        say(f"check:  store {without_password(uri)}: {_reached(uri)}")
+    say(f"check: everything works ({time.perf_counter() - IMPORTED:.1f} s)")
+    return summary
+
+
+def _export(folder: Path) -> None:
+    """The model of model.json with the best weights, which all that is done with a run begins with, and its files."""
+    began = time.perf_counter()
+    trained = open_run((folder, BEST), device="cpu", precision="fp32")
+    say(f"check:  model: loaded again from its run ({time.perf_counter() - began:.2f} s)")
+    if find_spec("safetensors") is not None:
+        _export_as("safetensors", trained)
+    try:
+        _export_as("pt2", trained)
+    except RunnerError as error:  # MLflow's model is a pickle then
+        pickled = _pickled(trained)
+        say(f"check:  export as pickle of {size_in_words(pickled)}, as for a graph {error.faults[0].problem}")
+
+
+def _export_as(form: str, trained: Trained) -> None:
+    began, target = time.perf_counter(), trained.folder / FOLDER / FORMS[form][0]
+    report = export_to(trained, form, target, predictions=False)
+    difference = (report["checked"] or {}).get("largest_difference", 0.0)
+    say(f"check:  export as {form}: largest difference {difference:.0e} ({time.perf_counter() - began:.2f} s)")
+
+
+def _pickled(trained: Trained) -> int:
+    """Bytes. Raises: RunnerError."""
+    try:
+        return len(pickle.dumps(trained.model))
+    except Exception as error:
+        problem = f"the model has no graph, and no pickle: {type(error).__name__}: {error}"
+        fix = "a model of modules and tensors alone, or tracking.log_model=false"
+        raise RunnerError(Fault("tracking.log_model=true", problem, fix)) from error
+
+
+def _reached(uri: str) -> str:
+    """Whether a run could be tracked there, in words; nothing is made or asked of it."""
+    path, parts = sqlite_path(uri), urlsplit(uri)
+    if path is not None:
+        is_free = os.access(path if path.exists() else path.parent, os.W_OK)
+        return (
+            "it can be written" if is_free else "it can't be written: the run goes on without, and sync sends it later"
+        )
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return "not asked"
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
+    except OSError as error:
+        return f"nobody answers ({error.strerror or error}): the run goes on without, and sync sends it later"
+    return "it answers"
+
+
+def _keep_log(folder: Path) -> None:
+    """A traceback in the run's log outlives its folder."""
+    log = folder / LOG
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    if "Traceback" not in text:
+        return
+    number, name = tempfile.mkstemp(prefix="runner-", suffix=".log")
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        file.write(text)
+    say(f"log     {name}")

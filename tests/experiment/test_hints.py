@@ -1,0 +1,181 @@
+"""Hints at the end of a run: each is there where its cause was planted, and its healthy twin gets none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+
+PARTS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self, inputs=4, outputs=3, last=None, unused=False, detached=False):
+        super().__init__()
+        self.last, self.detached = last, detached
+        self.inner, self.out = nn.Linear(inputs, 16), nn.Linear(16, outputs)
+        if unused:
+            self.unused = nn.Linear(3, 3)
+            self.aside = nn.Linear(inputs, outputs)
+
+    def forward(self, inputs):
+        found = self.out(self.inner(inputs).relu())
+        if self.detached:
+            found = found + 0 * self.aside(inputs)
+        return found if self.last is None else getattr(self, self.last)(found)
+
+    def softmax(self, found):
+        return found.softmax(1)
+
+    def module(self, found):
+        return nn.Softmax(dim=1)(found).view(found.shape)
+
+    def sigmoid(self, found):
+        return torch.sigmoid(found)
+
+    def log_softmax(self, found):
+        return F.log_softmax(found, 1)
+
+    def gate(self, found):
+        return 4 * torch.sigmoid(found)
+
+    def between(self, found):  # as logits may be, where little is learnt
+        return found.softmax(1) * 0.5
+
+class Words(nn.Sequential):
+    def __init__(self, vocab, last=False):
+        super().__init__(nn.Embedding(vocab, 8), nn.Linear(8, vocab), *[nn.Softmax(-1)] * last)
+
+def rows(num=400, classes=3, rare=0, noise=False, labels=False):
+    made = torch.Generator().manual_seed(0)
+    inputs = torch.randn(num, 4, generator=made)
+    if labels:
+        return inputs, (inputs[:, :3] > 0).float()
+    targets = torch.randint(classes, (num,), generator=made) if noise else inputs[:, :classes].argmax(1)
+    if rare:
+        targets = targets.clamp(max=1)
+        targets[:: num // rare] = 2
+    return inputs, targets
+"""
+WORDS = ["model=net", "data=own", "tracking.enabled=false", "hydra.run.dir=run", "train.batch_size=32"]
+
+
+@pytest.fixture
+def hints(own_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(own_folder))
+    (own_folder / "my_parts.py").write_text(PARTS)
+    (own_folder / "text.txt").write_text("a line of text.\n" * 100)
+    for group, name, lines in (
+        ("model", "net", "_target_: my_parts.Net\nlast: null\nunused: false\ndetached: false\noutputs: 3\n"),
+        ("model", "words", "_target_: my_parts.Words\nvocab: ${facts.vocab_size}\nlast: false\n"),
+        (
+            "data",
+            "own",
+            "_target_: my_parts.rows\nnum: 400\nclasses: 3\nrare: 0\nnoise: false\nlabels: false\n",
+        ),
+    ):
+        file = own_folder / "conf" / group / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(lines)
+
+    def of(words, num_steps=12):
+        quiet = [] if "task=language" in words else ["task.plots=false"]
+        assert cli.main([*WORDS, *quiet, f"train.num_steps={num_steps}", *words.split()]) == 0
+        found = json.loads(Path("run/summary.json").read_text())["hints"]
+        log = Path("run/runner.log").read_text()
+        assert all(f"hint:   {hint}" in log for hint in found) and log.count("hint:   ") == len(found)
+        return found
+
+    return of
+
+
+TWO = "data.classes=2 model.outputs=1"
+HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
+
+
+@pytest.mark.parametrize(
+    ("words", "num_steps", "said"),
+    [
+        (
+            "model.last=softmax",
+            12,
+            "are a softmax's, and the loss takes a softmax of them again: for no row it comes below 0.55",
+        ),
+        ("model.last=module train.ema_decay=0.9", 12, "a softmax's"),
+        ("model.last=module train.precision=bf16", 12, "a softmax's"),
+        ("model.last=sigmoid", 12, "are a sigmoid's, and the loss takes a softmax of them: "),
+        (f"model.last=sigmoid {TWO}", 12, "write the model without its last sigmoid"),
+        (
+            "model.last=sigmoid data.labels=true task.kind=multilabel",
+            12,
+            "a sigmoid of them again: a label that is 0 costs 0.69 at least",
+        ),
+        (
+            "data=text data.path=text.txt data.context_length=8 task=language model=words model.last=true",
+            12,
+            "a softmax's",
+        ),
+        (
+            "model.unused=true",
+            12,
+            "4 of 8 parameters never got a gradient other than 0 in 12 steps: unused.weight, unused.bias,",
+        ),
+        ("model.unused=true model.detached=true", 12, "write model.freeze=[unused.weight,unused.bias,aside.weight]"),
+        ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more; use them in forward()"),
+        ("data.num=1000 data.rare=5", 12, "class 2 is in 5 of 800 training rows (0.62%)"),
+        ("optimizer.lr=1e-9", 60, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
+        (
+            "optimizer.lr=1e-9 scheduler=cosine optimizer=sgd",
+            60,
+            "nothing has moved: in 60 steps the weights changed by",
+        ),
+        (HEAVY, 400, "it learns the rows by heart; write train.early_stopping.patience=5"),
+    ],
+)
+def test_a_planted_cause_is_told(hints, words, num_steps, said):
+    (found,) = hints(words, num_steps)
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    ("words", "num_steps"),
+    [
+        ("", 60),
+        ("model.last=log_softmax", 12),
+        ("model.last=gate", 12),
+        ("model.last=between", 12),
+        (f"model.last=null {TWO}", 12),
+        ("data.labels=true task.kind=multilabel", 12),
+        ("data=text data.path=text.txt data.context_length=8 task=language model=words", 12),
+        ("model.unused=true model.freeze=[unused,aside]", 12),
+        ("model.unused=true", 5),
+        ("optimizer=sgd optimizer.momentum=0 optimizer.nesterov=false", 60),
+        ("data.num=1000 data.rare=5 task.class_weights=balanced", 12),
+        ("data.num=1000 data.rare=5 task.metrics=[f1]", 12),
+        ("data.num=1000 data.rare=40", 12),
+        ("data=synthetic data.num_rows=3000 data.num_classes=100 model=linear", 12),  # each has a hundredth
+        ("optimizer.lr=1e-9", 30),
+        ("data.noise=true", 60),  # there is nothing to learn, and the weights move
+        (f"{HEAVY} train.early_stopping.patience=300", 400),
+        (f"{HEAVY} train.early_stopping.metric=val/accuracy", 400),
+        (f"{HEAVY} data.noise=false data.num=4000", 400),
+    ],
+)
+def test_a_healthy_run_gets_none(hints, words, num_steps):
+    assert hints(words, num_steps) == []
+
+
+def test_a_run_that_failed_gets_none(hints, capsys):
+    assert cli.main([*WORDS, "model.last=softmax", "optimizer.lr=1e30", "train.num_epochs=3"]) == 1
+    assert "hint:" not in capsys.readouterr().out
+
+
+def test_a_run_that_goes_on_is_judged_as_a_whole(hints, capsys):
+    hints("model.unused=true optimizer.lr=1e-9", 30)
+    assert cli.main(["resume", "run", "train.num_steps=60"]) == 0
+    (found,) = json.loads(Path("run/summary.json").read_text())["hints"]
+    assert "never got a gradient other than 0 in 60 steps" in found
+    assert capsys.readouterr().out.splitlines()[-1] == f"hint:   {found}"

@@ -1,0 +1,218 @@
+"""`train.check=true`: what it says and leaves, and that a planted fault in each part is found by it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from runner import cli, run
+from runner.errors import RunnerError
+
+PARTS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Sequential):
+    def __init__(self, inputs=2, outputs=2):
+        super().__init__(nn.Flatten(), nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+class Branching(Net):
+    def forward(self, inputs):  # which no graph has
+        return super().forward(inputs if float(inputs.sum()) > 0 else -inputs)
+
+class NoPickle(Branching):
+    def __init__(self):
+        super().__init__()
+        self.key = lambda rows: rows
+
+class Another(Net):  # each is of another size than the one before
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Another.made += 1
+        self.own = nn.Parameter(torch.zeros(Another.made))
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.own.sum()
+
+class Forgets(Net):
+    def load_state_dict(self, state, *args, **kwargs):
+        return super().load_state_dict({name: value * 0 for name, value in state.items()}, *args, **kwargs)
+
+def at_validation(model, batch):
+    if not model.training and len(batch[0]) != 7:
+        raise ValueError("no validation")
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+def fails(predictions, targets):
+    raise ValueError("no metric")
+
+class OnSecondUse:
+    calls = 0
+
+    def update(self, predictions, targets):
+        OnSecondUse.calls += 1
+        if OnSecondUse.calls == 2:
+            raise ValueError("no test")
+
+    def compute(self):
+        return torch.tensor(1.0)
+
+    def reset(self):
+        pass
+
+def hook(view):
+    if view.when == "end":
+        raise ValueError("no hook")
+    return {"norm": 1.0}
+
+def good_hook(view):
+    return {"norm": view.model[1].weight.norm()}
+"""
+WORDS = ["train.check=true", "data=playground", "data.num_rows=700", "data.test_fraction=0.2", "task.plots=[confusion]"]
+NET = [*WORDS, "model=mlp", "model.hidden_sizes=[8]", "train.batch_size=32"]
+
+
+@pytest.fixture
+def here(own_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(own_folder))
+    (own_folder / "my_parts.py").write_text(PARTS)
+    for name in ("Net", "Branching", "NoPickle", "Another", "Forgets"):
+        file = own_folder / "conf" / "model" / f"{name.lower()}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"_target_: my_parts.{name}\n")
+    return own_folder
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts)
+
+
+def test_each_part_is_told_and_nothing_is_left(here, capsys):
+    before = left(here)
+    assert cli.main([*WORDS, "model=net", "train.hooks=[my_parts.good_hook]", "tracking.uri=sqlite:///here.db"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [re.split(r"[:(]", line[8:])[0].strip() for line in lines if line.startswith("check:  ")]
+    assert told == [
+        *("data, model, optimizer", "2 optimizer steps", "a batch of val"),
+        *("hooks at epoch", "checkpoint of 23.1 KiB", "a batch of test", "pictures", "model"),
+        *("export as safetensors", "export as pt2", "store sqlite"),
+    ]
+    assert "all 40 take" in lines[4] and lines[-1].startswith("check: everything works (")
+    assert "store sqlite:///here.db: it can be written" in lines[-2]
+    assert not any(line.startswith(("folder", "next", "again", "MLflow")) for line in lines)
+    assert left(here) == before
+
+
+def test_last_stays_what_it_was(here, capsys):
+    words = [word for word in NET if word != "train.check=true"]
+    assert cli.main([*words, "train.num_steps=1", "tracking.enabled=false"]) == 0
+    (folder,) = Path("outputs").glob("*/*")
+    before = left(here)
+    assert cli.main(NET) == 0
+    capsys.readouterr()
+    assert cli.main(["resume", "last", "train.num_steps=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str(folder.absolute())
+    assert len(left(here)) >= len(before) and [*Path("outputs").glob("*/*")] == [folder]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["model=net", "task=own", "task.function._target_=my_parts.at_validation"], 1, "ValueError: no validation"),
+        (["model=net", "task.metrics={own:{_target_:my_parts.fails,_partial_:true}}"], 1, "no metric"),
+        (["model=net", "task.metrics={own:{_target_:my_parts.OnSecondUse}}"], 1, "ValueError: no test"),
+        (["model=net", "train.hooks=[{_target_: my_parts.hook, at: [epoch, end]}]"], 1, "ValueError: no hook"),
+        (["model=another"], 2, "its weights are not those of the model in model.json"),
+        (["model=forgets"], 1, "the model has another 1.weight than its checkpoint gave it"),
+        (["model=nopickle"], 2, "the model has no graph, and no pickle"),
+        (["model=net", "optimizer.lr=1e30"], 1, "train/loss is"),
+        (["model=net", "optimizer.lr=1e-3", "model.weights=none.pt"], 2, "none.pt"),
+    ],
+)
+def test_a_fault_in_any_part_is_found(here, capsys, more, code, said):
+    words = [word for word in WORDS if not (word.startswith("task.plots") and "task=own" in more)]
+    before = left(here)
+    assert cli.main([*words, *more, "tracking.enabled=false"]) == code
+    out, err = capsys.readouterr()
+    assert said in " ".join((out + err).split()) and "everything works" not in out
+    assert left(here) == before
+    if said.startswith("ValueError"):
+        log = Path(out.splitlines()[-1].removeprefix("log").strip())
+        assert "Traceback" in log.read_text()
+        log.unlink()
+
+
+def test_a_model_without_a_graph_works_as_its_pickle_does(here, capsys):
+    assert cli.main([*WORDS, "model=branching", "tracking.enabled=false"]) == 0
+    assert "export as pickle of" in capsys.readouterr().out
+
+
+def test_pictures_that_can_not_be_drawn_are_a_fault(here, capsys, monkeypatch):
+    monkeypatch.setattr("runner.experiment.plots.confusion.draw", lambda results, path: 1 / 0)
+    assert cli.main([*NET, "tracking.enabled=false"]) == 1
+    assert "status  failed: plots: confusion.png left out: ZeroDivisionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["-m", *NET, "seed=1,2"], "train.check=true in a sweep"),
+        (["resume", "FOLDER", "train.check=true"], "resume FOLDER train.check=true"),
+        (["reproduce", "FOLDER", "train.check=true", "--trust"], "reproduce train.check=true"),
+    ],
+)
+def test_a_run_that_stays_is_not_checked(here, capsys, words, asked):
+    run_words = [word for word in NET if word != "train.check=true"]
+    assert cli.main([*run_words, "train.num_steps=1", "tracking.enabled=false", "hydra.run.dir=FOLDER"]) == 0
+    before = left(here)
+    assert cli.main(words) == 2
+    assert f"asked: {asked}" in capsys.readouterr().err
+    assert left(here) == before
+
+
+def test_a_run_of_a_notebook_is_not_checked(here):
+    with pytest.raises(RunnerError, match=r"run\(\) train\.check=true"):
+        run(NET)
+
+
+def test_the_answer_for_a_program(here, capsys):
+    assert cli.main([*NET, "tracking.enabled=false", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["folder"] is None and found["num_steps"] == 2 and found["status"] == "finished"
+
+
+def test_the_traceback_of_what_fails_before_the_first_step_is_kept(here, capsys):
+    (here / "my_data.py").write_text("def rows():\n    raise KeyError('no rows')\n")
+    (here / "conf" / "data").mkdir()
+    (here / "conf" / "data" / "mine.yaml").write_text("_target_: my_data.rows\n")
+    assert cli.main(["train.check=true", "data=mine", "model=mlp", "tracking.enabled=false"]) != 0
+    assert "no rows" in capsys.readouterr().err and not [*here.glob(".runner-check-*")]
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:///none/here.db"])
+def test_a_store_that_is_not_there_is_told_and_no_fault(here, capsys, uri):
+    assert cli.main([*NET, f"tracking.uri={uri}"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check:  store"))
+    assert line.endswith("the run goes on without, and sync sends it later")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "experiment=spiral",
+        "experiment=sklearn_diabetes",
+        "experiment=digits_mlp data.residency=stream data.num_workers=1 train.keep_checkpoints=best:1",
+        "model=mlp train.num_processes=2 device=cpu",
+        "data=iris model=mlp task.metrics=[f1] train.eval_batch_size=1 scheduler=plateau",
+        "data=mnist1d data.num_rows=300 data.num_test_rows=50 model=gru model.hidden_size=8 train.ema_decay=0.9",
+    ],
+)
+def test_recipes_and_settings_pass(here, capfd, words):
+    assert cli.main([*words.split(), "train.check=true", "tracking.enabled=false"]) == 0
+    assert "check: everything works (" in capfd.readouterr().out
+    assert not [*here.glob(".runner-check-*")]
