@@ -142,7 +142,7 @@ class EarlyStopping:
 
 @dataclass
 class Train:
-    check: bool = MISSING
+    check: bool = False  # a run from before has no word of it
     num_epochs: int = _at_least(1)
     num_steps: int | None = _at_least(1)
     batch_size: int = _at_least(1)

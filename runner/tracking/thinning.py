@@ -23,6 +23,9 @@ SPENT = 0.75
 #: its beginning as well as one that was planned so short
 EARLY = 0.4
 OF_A_STRETCH = 3  # points, at the most
+#: of a metric's share, what stops leave for the run's end: each sends what waits, so that its last point shows, and 200 kills
+#: had taken all of tracking.points=200 (2026-11)
+KEPT_FOR_THE_END = 0.25
 UNKNOWN = (
     40  # of what is left: 1 part and 3 for each time that the run grows e-fold; enough for one 10**5 times as long
 )
@@ -42,6 +45,8 @@ def begin(before: Mapping[str, Any], plan: Mapping[str, int | None] | None) -> d
     if plan is None or plan["most"] is None:
         return {}
     state = {"most": plan["most"], "expected": plan.get("expected"), "left_out": before.get("left_out", 0)}
+    if all(before.get(key) == state[key] for key in ("most", "expected")):  # it was stopped, and goes on as planned
+        return {**state, "series": before["series"]}
     state["series"] = {name: _expecting(name, one, state) for name, one in before.get("series", {}).items()}
     return state
 
@@ -78,13 +83,17 @@ def choose(state: Mapping[str, Any], records: Iterable[Record]) -> tuple[Chosen,
     return [point[2:] for point in chosen], state
 
 
-def close(state: Mapping[str, Any]) -> tuple[Chosen, dict[str, Any]]:
-    """What waits for the end of its stretch, at the end of a run."""
+def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str, Any]]:
+    """What waits for the end of its stretch, when a run ends. is_over: not by a stop, after which it may go on."""
+    kept = 0 if is_over else int(KEPT_FOR_THE_END * state["most"])
     chosen: Chosen = []
     series = {}
     for name, one in state["series"].items():
-        room = max(0, state["most"] - one["sent"])
-        waiting = _by_step(one["open"])[-room:] if room else []
+        waiting, room = _by_step(one["open"]), state["most"] - one["sent"]
+        if room - len(waiting) < kept:
+            series[name] = one
+            continue
+        waiting = waiting[-room:] if room else []
         chosen += [(name, time_ms, step, value) for step, time_ms, value in waiting]
         series[name] = {**one, "open": [], "num": 0, "sent": one["sent"] + len(waiting)}
     return chosen, {**state, "series": series, "left_out": state["left_out"] - len(chosen)}

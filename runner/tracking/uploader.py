@@ -120,7 +120,7 @@ class Uploader:
             return True
         try:
             self._stop_measuring()
-            self._end_points(self._open())
+            self._end_points(self._open(), is_over=False)
             mlflow_events.abandon(self._open(), self.ack.run_id, last_ms=int(self._journal.stat().st_mtime * 1000))
         except Exception as error:
             self._progress.fail(error)
@@ -196,10 +196,10 @@ class Uploader:
             points_rejected=self.ack.points_rejected + len(refused),
         )
 
-    def _end_points(self, client: MlflowClient) -> None:
+    def _end_points(self, client: MlflowClient, *, is_over: bool) -> None:
         """What waits of the chosen points, and all of them as a file, where the store got a part."""
         if self.ack.thinning:
-            chosen, state = thinning.close(self.ack.thinning)
+            chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
             self._note_points(client, as_metrics(chosen), state, offset=self.ack.offset)
         if self.ack.points_left_out:
             history.write(self._folder)
@@ -238,7 +238,7 @@ class Uploader:
                 done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
             self._stop_measuring()
-            self._end_points(client)
+            self._end_points(client, is_over=event["status"] == "FINISHED")
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:

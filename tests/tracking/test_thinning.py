@@ -44,7 +44,7 @@ def sent(values, *, most, expected, pieces, name=LOSS):
         chosen, state = thinning.choose(state, [record])
         state = json.loads(json.dumps(state))
         found += chosen
-    chosen, state = thinning.close(state)
+    chosen, state = thinning.close(state, is_over=True)
     assert state["left_out"] == len(values) - len(found + chosen)
     return found + chosen
 
@@ -93,12 +93,30 @@ def test_a_run_that_goes_on_has_room_again():
     values = np.random.default_rng(0).normal(size=2000)
     first, second = records(values, [1000, 1000])
     chosen, state = thinning.choose(state, [first])
-    waiting, state = thinning.close(state)
+    waiting, state = thinning.close(state, is_over=True)
     state = thinning.begin(state, {"most": 200, "expected": 2000})
     more, state = thinning.choose(state, [second])
-    more += thinning.close(state)[0]
+    more += thinning.close(state, is_over=True)[0]
     assert len(chosen + waiting) > 100 and len(more) > 20 and len(chosen + waiting + more) <= 200
     assert more[-1][2] == 2000
+
+
+@pytest.mark.parametrize("most", [100, 200, 2000])
+def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
+    values = np.random.default_rng(0).normal(size=60_000)
+    plan = {"most": most, "expected": 60_000}
+    state, found = {}, []
+    for record in records(values, [300] * 200):
+        state = thinning.begin(state, plan)
+        for step in (thinning.choose(state, [record]), None):
+            chosen, state = step or thinning.close(state, is_over=False)
+            found += chosen
+    chosen, state = thinning.close(state, is_over=True)
+    steps = [step for _, _, step, _ in found + chosen]
+    assert steps == sorted(set(steps)) and len(steps) <= most
+    assert {1, 60_000, int(values.argmin()) + 1, int(values.argmax()) + 1} <= set(steps)
+    if most == 2000:  # each stop's last point shows
+        assert sum(step % 300 == 0 for step in steps) > 150
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def background():
 def parts():
     model = nn.Linear(2, 2)
     return SimpleNamespace(
+        train=None,
         device=CPU,
         model=model,
         kept_model=model,
