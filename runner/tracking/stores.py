@@ -14,7 +14,6 @@ from runner.config import origin, secrets
 from runner.config.validate import HIDDEN, without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking import store_uri
-from runner.tracking.ack import read_ack
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 USUAL = "sqlite:///mlflow.db"
@@ -62,6 +61,8 @@ def page_of(uri: str, folders: Iterable[Path]) -> str:
     It says that this is model training: MLflow 3.17 opens as for language models where neither the address nor the
     browser's memory says so, whatever the experiment's mlflow.experimentKind.
     """
+    from runner.tracking.ack import read_ack  # numpy
+
     of_store = (ack.experiment_id for ack in map(read_ack, folders) if ack.uri == store_uri.shown(uri))
     found = next(filter(None, of_store), None)
     return f"/#/experiments/{found}/runs?workflowType=machine_learning" if found else ""

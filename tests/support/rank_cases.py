@@ -75,7 +75,7 @@ def main(root: Path) -> None:
     from torch.distributed.run import main as torchrun
 
     for num in (4, 2):
-        torchrun(["--nproc-per-node", str(num), __file__, str(root)])
+        torchrun(["--standalone", "--nproc-per-node", str(num), __file__, str(root)])
     train(root / "1")
 
 

@@ -197,7 +197,7 @@ def test_a_mistake_is_told_once_and_leaves_nothing(start, person):
 
 
 def test_under_torchrun_the_first_process_speaks(start, person, undisturbed):
-    torchrun = ("--nproc-per-node", "2", "-m", "runner")
+    torchrun = ("--standalone", "--nproc-per-node", "2", "-m", "runner")
     process = start(*torchrun, *WORDS, *UNTRACKED, module="torch.distributed.run")
     told, _ = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, told
