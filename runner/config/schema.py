@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
+PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "auto")
 #: what an editor offers; runner.device.choose knows all forms
 DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
 DIRECTIONS = ("minimize", "maximize")

@@ -70,12 +70,11 @@ def set_switches(
         # torch looks once a process, at its first product: a deterministic run after another would be refused (32 MiB)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    set_float32(is_tf32=precision == "tf32")
     if device.type == "cpu":
         torch.set_num_threads(num_threads or automatic_threads())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
         torch.cuda.set_per_process_memory_fraction(memory_fraction or 1.0, device)
@@ -88,17 +87,30 @@ def set_switches(
         _told(torch.accelerator.reset_peak_memory_stats, device)
 
 
-def idle_units(device: torch.device, precision: str) -> str:
-    """What a precision leaves idle of a device, with what to write; "" for nothing. Tensor cores take float32 as TF32, six
-    times as fast on an H100 by NVIDIA's figures."""
-    if (
-        device.type != "cuda"
-        or precision != "fp32"
-        or torch.version.hip
-        or torch.cuda.get_device_capability(device) < AMPERE
-    ):
+def set_float32(*, is_tf32: bool) -> None:
+    """Whether products of float32 may be TF32, of matrices, convolutions and recurrent layers alike, whatever was set before.
+
+    torch has two interfaces, and reading one raises where the other alone has been used; Inductor and torch.export read the
+    first one. So it is that one, by which torch sets both for each operation; and what the second one (from torch 2.9 on)
+    has above the operations, and hands down to them, is taken back to nothing, as torch begins.
+    """
+    for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
+        if hasattr(backend, "fp32_precision"):
+            backend.fp32_precision = "none"  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def about_precision(device: torch.device, precision: str) -> str:
+    """What a person is told of a precision on a device, with what to write; "" for nothing. Tensor cores take float32 as
+    TF32, six times as fast on an H100 by NVIDIA's figures."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < AMPERE:
         return ""
-    return "fp32 leaves the tensor cores idle: train.precision=tf32 or train.precision=bf16 takes them"
+    said = {
+        "fp32": "fp32 leaves the tensor cores idle: train.precision=tf32 or train.precision=bf16 takes them",
+        "tf32": "tf32 rounds what is multiplied to 10 bits, and takes the tensor cores: train.precision=fp32 keeps 23",
+    }
+    return said.get(precision, "")
 
 
 def takes_channels_last(

@@ -42,12 +42,17 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
-def check_precision(precision: str, device: str, hardware: Hardware) -> None:
-    """Raises a RunnerError when the device does not compute in `precision`, with the nearest one that it does."""
+def check_precision(precision: str, device: str, hardware: Hardware) -> str:
+    """The same; and what `auto` is there: tf32 where tensor cores take float32 as that, with its range and 10 bits, else fp32.
+
+    Raises: RunnerError where the device does not compute in it, with the nearest one that it does."""
     answers = precisions(device, hardware)
+    if precision == "auto":
+        return "fp32" if answers["tf32"] else "tf32"
     if why := answers[precision]:
         near = next(name for name in NEAREST[precision] if not answers[name])
         does = ", ".join(name for name, no in answers.items() if not no)
         raise RunnerError(
             Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", f"train.precision={near}")
         )
+    return precision

@@ -33,18 +33,18 @@ def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
 
 def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None = None) -> Choice:
     """Everything that can be told to be wrong before any work starts, at once; else the device and the reason for it.
+    Fills in what `train.precision=auto` is there.
 
     hardware: None for a sweep's job on a machine that nobody sees from here.
     choice: the device, where a sweep has chosen it already.
     Raises: RunnerError with every fault.
     """
-    found = validate.faults(cfg)
+    found, precision = validate.faults(cfg), validate.value(cfg, "train.precision")
     try:
         if choice is None and hardware is not None:
             choice = choose(validate.value(cfg, "device"), hardware)
-        precision = validate.value(cfg, "train.precision")
         if precision in PRECISIONS and hardware is not None and choice is not None:
-            check_precision(precision, choice.here, hardware)
+            precision = check_precision(precision, choice.here, hardware)
     except RunnerError as error:
         found += error.faults
     for key in validate.BUILT:
@@ -65,6 +65,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         found += rehearsed(cfg, mode=best_of(cfg).mode)
     if found or choice is None:
         raise RunnerError(*found)
+    if precision != cfg.train.precision:
+        cfg.train.precision = precision
     return choice
 
 
@@ -106,12 +108,14 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
         found.append(Fault(asked, problem, "train.compile=true, or device=cuda"))
     for setting, value, problem, fix in (
         ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
-        ("train.precision", "fp16", "the scale of fp16 is not captured in this version", "train.precision=bf16"),
         ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),
         ("placement.guard", "always", "a captured step can't be watched", "placement.guard=first_step"),
     ):
         if validate.value(cfg, setting) == value:
             found.append(Fault(f"{asked} {setting}={value}", problem, fix))
+    if validate.value(cfg, "train.compile") is True and validate.value(cfg, "train.precision") == "fp16":
+        problem = "a compiled update knows no scale of gradients"
+        found.append(Fault(f"{asked} train.compile=true train.precision=fp16", problem, "train.precision=bf16"))
     return found
 
 

@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.data.balance import balance
-from runner.device.backends import idle_units
+from runner.device.backends import about_precision
 from runner.device.capabilities import slow_layers
 from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.readable_numbers import readable
@@ -172,7 +172,7 @@ def parts_in_words(settings: Settings, parts: Parts) -> list[str]:
     precision = settings.train.precision
     words = (settings.model, f"{parts.num_parameters:,} parameters", precision, parts.layout, parts.threads)
     lines.append(f"model:  {', '.join(word for word in words if word)}")
-    notes = (*slow_layers(parts.model, parts.device), idle_units(parts.device, precision))
+    notes = (*slow_layers(parts.model, parts.device), about_precision(parts.device, precision))
     lines += [f"model:  {note}" for note in notes if note]
     if parts.weights:
         lines.append(f"starts: {parts.weights}")

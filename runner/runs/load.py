@@ -91,7 +91,7 @@ def open_run(
     if choice is None:
         hardware = probe()
         choice = choose("auto" if device is None else device, hardware)
-        check_precision(name, choice.here, hardware)
+        name = check_precision(name, choice.here, hardware)
     there = torch.device(choice.here)
     kept = (
         state.get("average") or state["model"]

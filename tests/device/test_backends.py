@@ -211,4 +211,32 @@ def test_a_mac_counts_its_fast_cores_alone(monkeypatch):
 )
 def test_tensor_cores_that_stay_idle_are_told(kind, precision, capability, is_told, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert ("train.precision=tf32" in backends.idle_units(torch.device(kind), precision)) is is_told
+    said = backends.about_precision(torch.device(kind), precision)
+    assert ("train.precision=tf32" in said) is is_told
+    assert ("train.precision=fp32" in said) is (precision == "tf32")
+
+
+TF32_BY_BACKEND = ["cudnn.conv", "cudnn.rnn", "cudnn", "cuda.matmul", "mkldnn"]
+
+
+@pytest.mark.parametrize("key", ["", *TF32_BY_BACKEND])
+@pytest.mark.parametrize("is_tf32", [False, True])
+def test_what_a_module_said_of_tf32_does_not_go_on(key, is_tf32):
+    """Nor are torch's two interfaces at odds, whose getters raise then: Inductor and torch.export ask them."""
+    at = torch.backends
+    try:
+        for word in filter(None, key.split(".")):
+            at = getattr(at, word)
+        at.fp32_precision = "ieee" if is_tf32 else "tf32"
+        backends.set_float32(is_tf32=is_tf32)
+        with torch.backends.cudnn.flags():  # as torch.export does it: what is put back afterwards is the same
+            pass
+        assert torch.get_float32_matmul_precision() == ("high" if is_tf32 else "highest")
+        assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is is_tf32
+        cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+        for operation in (cudnn.conv, cudnn.rnn, cuda.matmul):
+            assert (operation.fp32_precision == "tf32") is is_tf32
+        assert torch.backends.fp32_precision == cudnn.fp32_precision == torch.backends.mkldnn.fp32_precision == "none"
+    finally:
+        backends.set_float32(is_tf32=False)
+        torch.backends.cudnn.allow_tf32 = True  # torch's beginning

@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runner.device import Driver, Gpu, Hardware, check_precision, choose, diagnose, parse, precisions, probe, resolve
+from runner.device import (
+    Driver,
+    Gpu,
+    Hardware,
+    check_precision,
+    choose,
+    diagnose,
+    parse,
+    precisions,
+    probe,
+    resolve,
+)
 from runner.device import hardware as looking
 from runner.device.hardware import GIB
 from runner.errors import RunnerError
@@ -248,6 +259,14 @@ def test_the_precisions_of_each_kind():
     assert not any(precisions("cuda:0", ONE).values())
     assert precisions("mps", MAC)["bf16"] == ""
     check_precision("fp16", "cpu", LAPTOP)
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "expected"),
+    [("cuda:0", ONE, "tf32"), ("cuda:0", OLD, "fp32"), ("cpu", ONE, "fp32"), ("mps", MAC, "fp32")],
+)
+def test_the_automatic_precision_takes_tensor_cores_where_they_are(device, machine, expected):
+    assert check_precision("auto", device, machine) == expected
 
 
 def test_this_machine_is_described_and_the_cpu_is_always_there():

@@ -111,7 +111,7 @@ def _repeater(
     compiled = partial(Repeated, say=say, options=compiling.options)
     if train.cuda_graph:
         return lambda steps: Graphs((compiled(steps) if train.compile else steps).take, cuda_graphs())
-    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns)
+    is_one = device.type == "cpu" and not isinstance(parts.optimizer, Turns) and parts.precision.scaler is None
     can_repeat = is_one and train.on_oom != "split" and parts.train.indexed() is not None
     return compiled if train.compile and can_repeat else None
 
@@ -126,10 +126,11 @@ def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradient
 
 
 def _compiling(parts: Parts, *, is_alone: bool) -> Compiling:
+    in_part = "a compiled update knows no scale of gradients" if parts.precision.scaler else ""
     return Compiling(
         fixed_shapes=not isinstance(parts.splits.train, Dataset),
         usual_rows=_usual_rows(parts.train) if is_alone else None,
-        in_part="" if is_alone else "processes exchange gradients in the middle of the step",
+        in_part=in_part if is_alone else "processes exchange gradients in the middle of the step",
         keeps_layout=parts.device.type == "cpu" and bool(overruns(parts.model)),
     )
 

@@ -117,7 +117,7 @@ class _Whole:
             raise CannotTraceError(f"torch {torch.__version__} compiles no backward pass with what is around it")
         config.trace_autograd_ops = True  # for good: what is compiled holds only as long as the settings do
         self._update = FixedUpdate(optimizer, as_formula=True)
-        self._step = compile(make(update=self._update.update), fullgraph=True)
+        self._step = compile(make(update=self._update), fullgraph=True)
         self._say, self._is_new = say, True
         self._taken = 0
 

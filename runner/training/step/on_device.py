@@ -235,7 +235,7 @@ class OnDevice:
 
         Raises: CannotTraceError for an optimizer that takes its steps itself."""
         self._update = FixedUpdate(self._optimizer, as_formula=self._as_formula)
-        self._step = self._make(update=self._update.update)
+        self._step = self._make(update=self._update)
         self._fixed_at = self._progress.step
         self._table = self._update.numbers.repeat(MOST_AT_ONCE, 1, 1)
         self._table_rows = list(self._table)

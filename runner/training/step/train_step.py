@@ -18,7 +18,7 @@ from runner.device.backends import Precision
 from runner.device.placement import num_rows
 from runner.tasks.task import Task
 from runner.training.optimizer import AveragedWeights, Turns
-from runner.training.step.fused_update import Update, make_update
+from runner.training.step.fused_update import FixedUpdate, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Forward = Callable[[Any], Mapping[str, Tensor]]
@@ -33,8 +33,8 @@ class StepOptions:
     wrap_forward_backward: Callable[[Step], Step] | None = None
     #: what the forward pass with its loss is put through: torch.compile
     compile_forward: Callable[[Forward], Forward] | None = None
-    #: what takes the optimizer's step and leaves no gradients, in the place of fused_update.make_update's
-    update: Update | None = None
+    #: what takes the optimizer's step and leaves no gradients, in its place
+    update: FixedUpdate | None = None
     #: what of a group of batches is learnt in this process, and how much each counts, in the place of all by their rows
     own_batches: OwnBatches | None = None
     #: whether the model has parameters of other optimizers, which this one's loss leaves without a gradient
@@ -65,7 +65,8 @@ def make_step(
         }
         return take_turns(optimizer, steps, average=average)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    scaler, update = precision.scaler, options.update or make_update(optimizer)
+    scaler, update = precision.scaler, options.update.update if options.update else make_update(optimizer)
+    scaled: Any = options.update or optimizer  # what the scaler has take its step
     inputs = parameters if options.is_a_turn else None  # None: of all that takes part in the loss
     is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
 
@@ -91,12 +92,12 @@ def make_step(
         norm = None
         if clip_grad_norm is not None:
             if scaler:
-                scaler.unscale_(optimizer)
+                scaler.unscale_(scaled)
             norm = nn.utils.clip_grad_norm_(parameters, clip_grad_norm)
             if is_in_parts:
                 norm = norm.full_tensor()  # type: ignore[attr-defined]  # a DTensor
         if scaler:
-            scaler.step(optimizer)
+            scaler.step(scaled)
             scaler.update()
             optimizer.zero_grad()
         else:

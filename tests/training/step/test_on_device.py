@@ -66,7 +66,10 @@ def assert_close(ours, expected):
     assert [step for step, _ in ours["kept"]] == [step for step, _ in expected["kept"]]
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+COMPILED = {name: settings for name, settings in SETTINGS.items() if "half" not in settings}  # fp16's update is not
+
+
+@pytest.mark.parametrize("settings", COMPILED.values(), ids=COMPILED)
 def test_the_same_as_step_by_step_but_for_rounding(settings):
     watched = Watched()
     assert_close(trained(CPU, repeater=watched, as_formula=True, **settings), trained(CPU, **settings))
