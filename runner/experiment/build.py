@@ -299,8 +299,16 @@ def batches_of(
     )
     if source.finish is not None:  # a copy each: one is in training mode, the others are not
         finish = place(copy.deepcopy(source.finish), device)
+        if is_training and compiles_alone(device, is_compiled=train.compile, is_captured=train.cuda_graph):
+            finish.compile(dynamic=False)
         batches = TransformedBatches(batches, finish, device=device, seed=cfg.seed, is_training=is_training)
     return batches, why
+
+
+def compiles_alone(device: torch.device, *, is_compiled: bool, is_captured: bool) -> bool:
+    """Whether what augments the batches is a compiled function of its own: some 35 kernels of a GPU are three then. In a
+    step that reads its rows by itself it is a part of that: in a graph, and on a CPU (whose own is no faster)."""
+    return device.type == "cuda" and is_compiled and not is_captured
 
 
 def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from simulated import run_simulated
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.models.image_inputs import ImageInputs
 
@@ -32,3 +34,29 @@ def test_its_numbers_travel_with_the_weights_and_are_not_learned():
 
 def test_half_precision_models_get_their_own_type():
     assert ImageInputs([0.5], [0.25]).bfloat16()(torch.zeros(1, 1, 2, 2, dtype=torch.uint8)).dtype == torch.bfloat16
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names = [*getattr(self, "names", []), func.overloadpacket.__name__]
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_and_values(device):
+    """After another's numbers were loaded."""
+    module = ImageInputs([0.0, 0.0], [1.0, 1.0])
+    module.load_state_dict(ImageInputs([0.5, 0.1], [0.25, 0.3]).state_dict())
+    module, images = module.to(device), torch.arange(16, dtype=torch.uint8).mul(16).view(2, 2, 2, 2).to(device)
+    values = []
+    for given in (images, images / 255):
+        with Seen() as seen:
+            found = module(given)
+        values.append(found.cpu().flatten().tolist())
+    return seen.names, values
+
+
+def test_a_gpu_takes_one_kernel_for_scaling_and_shifting():
+    names, values = run_simulated("cuda:0", kernels_and_values)
+    assert [name for name in names if name.strip("_") in ("addcmul", "add", "sub", "mul", "div")] == ["addcmul"]
+    expected = kernels_and_values("cpu")[1]
+    assert values[0] == pytest.approx(expected[0], abs=1e-5) and values[1] == pytest.approx(expected[1], abs=1e-5)
