@@ -1,6 +1,7 @@
 """What a careful hand reaches: resident tensors, fused Adam, a preallocated metric tensor that a thread sends to MLflow.
 
---variant compiled: a step is one compiled function.
+--variant compiled: forward, loss and backward are one compiled function. graph: eight steps are one CUDA graph, and all that
+changes from step to step lies on the device; elsewhere than on CUDA the same steps one by one. compiled+graph: both.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from work import Clock, Work, accuracy, adam, arguments, network, tell, tensors
+from work import LEARNING_RATE, Clock, Work, accuracy, adam, arguments, network, tell, tensors
 
 ROWS_AT_ONCE = 100  # that the thread gets
+STEPS_A_REPLAY = 8
+WARM_UPS = 3  # as torch asks for before a capture
 
 
 def main() -> None:
@@ -32,7 +35,8 @@ def main() -> None:
         client = MlflowClient(work.uri)
         writer = threading.Thread(target=write, args=(work, client, metrics, filled))
         writer.start()
-    train(work, model, clock, metrics, filled.put)
+    by_graphs = "graph" in work.variant
+    (train_by_graphs if by_graphs else train)(work, model, clock, metrics, filled.put)
     if work.log_every:
         filled.put(None)
         writer.join()
@@ -45,15 +49,7 @@ def train(
     inputs, targets = (part.to(work.device) for part in tensors(work))
     optimizer = adam(model)
     rows_of = list(metrics)  # the views, made once
-
-    def learn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        logits = model(x)
-        loss = F.cross_entropy(logits, y)
-        loss.backward()
-        return loss.detach(), accuracy(logits, y)
-
-    if work.variant == "compiled":
-        learn = torch.compile(learn)
+    learn = learning(model, is_compiled=work.variant == "compiled")
     step = 0
     clock.begin()
     while step < work.steps:
@@ -68,6 +64,93 @@ def train(
             if step == work.steps:
                 break
     clock.end()
+
+
+def train_by_graphs(
+    work: Work, model: nn.Module, clock: Clock, metrics: Tensor, hand_over: Callable[[tuple[int, int]], None]
+) -> None:
+    """Whole batches alone, an epoch's rest is left out."""
+    inputs, targets = (part.to(work.device) for part in tensors(work))
+    num_rows, size = len(inputs) // work.batch_size * work.batch_size, work.batch_size
+    order = torch.zeros(num_rows, dtype=torch.int64, device=work.device)
+    place = torch.zeros((), dtype=torch.int64, device=work.device)  # of the next batch in the order
+    row = torch.zeros(1, dtype=torch.int64, device=work.device)  # of the metrics
+    offsets = torch.arange(size, device=work.device)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=LEARNING_RATE, fused=True, capturable=work.device.type == "cuda"
+    )
+    learn = learning(model, is_compiled="compiled" in work.variant)
+
+    def take() -> None:
+        rows = order.index_select(0, place + offsets)
+        found = learn(inputs.index_select(0, rows), targets.index_select(0, rows))
+        metrics.index_copy_(0, row, torch.stack(found)[None])
+        optimizer.step()
+        optimizer.zero_grad()
+        place.add_(size)
+        row.add_(1)
+
+    replays: dict[int, Callable[[], None]] = {}
+    step = 0
+    clock.begin()
+    while step < work.steps:
+        order.copy_(torch.randperm(len(inputs))[:num_rows])
+        place.zero_()
+        left = min(num_rows // size, work.steps - step)
+        while left:
+            num = 1 if step < WARM_UPS or left < STEPS_A_REPLAY else STEPS_A_REPLAY
+            if step < WARM_UPS:
+                warm(take, work.device)
+            else:
+                replays[num] = replays.get(num) or captured(take, num, work.device)
+                replays[num]()
+            for _ in range(num):
+                clock.tick()
+                step += 1
+                if work.log_every and (step % ROWS_AT_ONCE == 0 or step == work.steps):
+                    hand_over(((step - 1) // ROWS_AT_ONCE * ROWS_AT_ONCE, step))
+            left -= num
+    clock.end()
+
+
+def learning(model: nn.Module, *, is_compiled: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Forward, loss and backward; what they give is to be logged."""
+
+    def learn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()
+        return loss.detach(), accuracy(logits, y)
+
+    return torch.compile(learn) if is_compiled else learn
+
+
+def warm(take: Callable[[], None], device: torch.device) -> None:
+    """A step on a stream of its own, as torch asks for before a capture."""
+    if device.type != "cuda":
+        take()
+        return
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        take()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def captured(take: Callable[[], None], num: int, device: torch.device) -> Callable[[], None]:
+    """`num` steps, as one graph; elsewhere than on CUDA one after the other."""
+
+    def several() -> None:
+        for _ in range(num):
+            take()
+
+    if device.type != "cuda":
+        return several
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: the thread that sends the metrics may copy meanwhile
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        several()
+    return graph.replay
 
 
 def write(work: Work, client: Any, metrics: Tensor, filled: SimpleQueue[tuple[int, int] | None]) -> None:

@@ -41,11 +41,27 @@ REFERENCE = Peer("hand-written limit", "limit.py", is_slow=False)
 PEERS = {
     "limit": REFERENCE,
     "limit_compiled": Peer("hand-written limit, compiled", "limit.py", variant="compiled", only_logged=0),
+    "limit_graph": Peer("hand-written limit, CUDA graphs", "limit.py", variant="graph", only_logged=0, only_on="cuda"),
+    "limit_compiled_graph": Peer(
+        "hand-written limit, compiled and CUDA graphs",
+        "limit.py",
+        variant="compiled+graph",
+        only_logged=0,
+        only_on="cuda",
+    ),
     "ours": Peer("runner", "ours.py", is_slow=False),
     "ours_compiled": Peer("runner, train.compile=true", "ours.py", variant="compiled", only_logged=1, is_slow=False),
     "jax": Peer("JAX, an epoch as one jitted scan", "with_jax.py", "jax", only_logged=0, only_on="cpu"),
     "ours_graph": Peer(
         "runner, train.cuda_graph=true", "ours.py", variant="graph", only_logged=1, only_on="cuda", is_slow=False
+    ),
+    "ours_compiled_graph": Peer(
+        "runner, train.compile=true train.cuda_graph=true",
+        "ours.py",
+        variant="compiled+graph",
+        only_logged=1,
+        only_on="cuda",
+        is_slow=False,
     ),
     "ours_two": Peer(
         "runner, train.num_processes=2", "ours.py", variant="two", only_logged=1, only_on="cpu", is_slow=False

@@ -31,6 +31,7 @@ TOLD = {
 PEERS = [
     ("textbook.py", "torch", 2),
     ("limit.py", "torch", 2),
+    ("limit.py --variant=graph", "torch", 2),
     ("with_lightning.py", "lightning", 3),  # its epoch, too
     ("with_accelerate.py", "accelerate", 2),
     ("with_transformers.py", "accelerate", 3),  # its epoch, too
@@ -74,7 +75,7 @@ def told(tmp_path, empty_store, warm):
 def test_a_peer_trains_logs_and_tells(file, package, points, told, device):
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed here (pip install -c .constraints.txt -e '.[bench]')")
-    result = told(file, "--steps=60", "--log-every=20", f"--device={device}")
+    result = told(*file.split(), "--steps=60", "--log-every=20", f"--device={device}")
     assert set(result) == TOLD
     assert (result["num_steps"], result["num_steps_steady"], result["points"]) == (60, 10, 3 * points)
     assert 0 < result["seconds_steady"] < result["seconds"]

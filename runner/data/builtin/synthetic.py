@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
+from runner.data.vision.augment import augmented
 from runner.errors import Fault, RunnerError
 
 #: of the teacher's answers, in parts of their spread: what no model can learn
@@ -23,11 +25,12 @@ def synthetic(
     shape: Sequence[int] | None = (1, 8, 8),
     num_classes: int | None = 10,
     seed: int = 0,
+    augment: Mapping[str, Any] | Sequence[Any] | None = None,
 ) -> Source:
     """Normal inputs, (num_rows, *shape), and what a random linear teacher says of them, with a little noise.
 
     num_features: rows of so many numbers; wins over shape. num_classes: the teacher's highest answer is the class;
-    None for a regression, the answer itself, (num_rows, 1) with a spread of about 1.
+    None for a regression, the answer itself, (num_rows, 1) with a spread of about 1. augment: see runner.data.vision.augment.
     Raises: RunnerError for sizes that are none.
     """
     size = [num_features] if num_features is not None else list(shape or ())
@@ -39,7 +42,7 @@ def synthetic(
     answers = inputs.flatten(1) @ teacher  # (N, C)
     answers += NOISE * torch.randn(answers.shape, generator=draw)
     targets = answers if num_classes is None else answers.argmax(1)
-    return Source(
+    source = Source(
         "synthetic",
         (inputs, targets),
         facts_of(inputs, targets, num_classes=num_classes),
@@ -47,6 +50,7 @@ def synthetic(
         origin=f"made up, seed {seed}",
         classes=tuple(map(str, range(num_classes or 0))),
     )
+    return augmented(source, augment)
 
 
 def _check(num_rows: int, num_features: int | None, size: Sequence[int], num_classes: int | None) -> None:
