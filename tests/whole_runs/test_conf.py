@@ -46,6 +46,7 @@ RUNS = [
     f"model=autoencoder task=autoencoding {QUIET}",
     "task=own task.function._target_=my_tasks.loss",
     "experiment=gpt_characters data.path=text.txt data.context_length=16",
+    f"experiment=cifar10_94 data.num_rows=300 model.channels=[8,8] {QUIET}",
     f"experiment=overhead data.num_rows=300 {QUIET}",
     *(
         f"experiment=mnist1d_{name} data.num_rows=300 data.num_test_rows=50 {QUIET}"
