@@ -164,6 +164,12 @@ def automatic_threads(num_processes: int = 1) -> int:
     return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, free // num_processes)
 
 
+def share_threads(num_processes: int) -> None:
+    """Says that this process is one of so many that compute at a time, each with its part of the cores."""
+    global THREADS
+    THREADS = max(1, THREADS // num_processes)
+
+
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy and torch on every device; weights and permutations draw from CPU generators only."""
     random.seed(seed)

@@ -14,6 +14,15 @@ GROUPS = (
 )
 
 
+_num_processes = 1
+
+
+def share(num_processes: int) -> None:
+    """Says that this process is one of so many that take the machine's memory alike."""
+    global _num_processes
+    _num_processes = num_processes
+
+
 def memory_left() -> tuple[int, str]:
     """Bytes, and what holds them to that."""
     import psutil
@@ -24,6 +33,7 @@ def memory_left() -> tuple[int, str]:
             left.append((int(most.read_text()) - int(now.read_text()), "left to this container"))
         except (OSError, ValueError):  # no such group, or "max"
             continue
+    left = [(free // _num_processes, why) for free, why in left]
     try:
         import resource  # not on Windows
     except ImportError:

@@ -64,8 +64,8 @@ class Hands:
     is_here: bool
     devices_for: DevicesFor
     say: Callable[[str], None]
-    trains_together: bool = False  # whether one process may train several jobs
     num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
+    num_groups: Callable[[Sequence[str]], int] | None = None  # likewise of jobs that one process trains; None: it trains one
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:
@@ -77,8 +77,9 @@ class Hands:
 
     def in_groups(self, prepared: Sequence[Prepared]) -> list[Prepared]:
         """The jobs, those that differ in numbers alone as one, as sweep.batch says."""
-        batch = self.config.sweep.batch if self.trains_together else "off"
-        found = in_groups(prepared, batch=batch, num_slots=self.num_slots or 1)
+        if self.num_groups is None:
+            return list(prepared)
+        found = in_groups(prepared, batch=self.config.sweep.batch, num_slots=self.num_groups)
         if words := in_words(found):
             self.say(f"batch:  {words}")
         return found
@@ -118,7 +119,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 hands.prepared = _enlist(prepared, hands)
             slots = launcher.open(hardware, {name for job in prepared for name in job.devices})
             hands.num_slots = getattr(launcher, "num_slots", None)
-            hands.trains_together = not plan.objectives and getattr(launcher, "trains_together", False)
+            hands.num_groups = None if plan.objectives else getattr(launcher, "num_groups", None)
             hands.prepared = hands.in_groups(hands.prepared)
             source = plan.source(hands)
             here = hardware if launcher.is_here else None

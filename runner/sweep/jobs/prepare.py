@@ -46,6 +46,7 @@ class Prepared:
     missing: Fault | None = None
     assigned: dict[str, Any] = field(default_factory=dict)  # what only this job is told: fields of Assignment
     others: tuple[Prepared, ...] = ()  # that are trained together with it, see sweep.jobs.together
+    num_groups: int = 0  # of such jobs, that there are of the sweep
 
     @property
     def jobs(self) -> tuple[Job, ...]:

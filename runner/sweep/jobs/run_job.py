@@ -66,10 +66,13 @@ def run_pickled(payload: bytes) -> int:
 
 def run_pickled_together(payload: bytes) -> int:
     """The same for jobs that are trained together: (configuration, Assignment.as_text()) of each. ALONE where they can't be."""
-    each, context = pickle.loads(payload)  # from our own parent
+    each, context, num_processes = pickle.loads(payload)  # from our own parent
+    from runner.device import backends, host_memory
     from runner.experiment.summary import write_summary
     from runner.experiment.together import CannotStackError, Job, failed, run_together
 
+    backends.share_threads(num_processes)
+    host_memory.share(num_processes)
     jobs = []
     for config, text in each:
         returned = run_composed(config, context, begun)  # its folder and Hydra's files

@@ -13,6 +13,8 @@ from pathlib import Path
 from runner.device import Choice, Hardware, resolve
 from runner.device.unavailable import why_not
 
+#: of free memory, for each process that trains a group of jobs on the CPU
+GROUP_BYTES = 2**30
 #: a policy and the machine that asks → the devices that a job may take where it runs
 DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
@@ -23,6 +25,7 @@ class Slot:
 
     device: str  # cpu, cuda:1, mps, xpu:0
     number: int = 0  # among the slots of its device
+    for_groups: bool = False  # whether jobs that are trained together may take it, and no others
 
     @property
     def kind(self) -> str:
@@ -32,14 +35,18 @@ class Slot:
         return self.device if self.number == 0 else f"{self.device} ({self.number + 1})"
 
 
-def places(hardware: Hardware, slots: Mapping[str, int]) -> list[Slot]:
-    """Every slot of the machine: the devices with the most free memory first, the CPU last."""
+def places(hardware: Hardware, slots: Mapping[str, int], *, cpu_groups: int = 1) -> list[Slot]:
+    """Every slot of the machine: the devices with the most free memory first, the CPU last.
+
+    cpu_groups: of jobs that are trained together, how many may share the CPU, see groups_of_cpu().
+    """
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
     usable.sort(key=lambda name: (name == "cpu", -(devices[name].free_bytes or 0)))
     most = max((slots.get(_kind(name), 1) for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
-    return [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
+    found = [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
+    return found + [Slot("cpu", number, for_groups=True) for number in range(1, cpu_groups) if "cpu" in usable]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -59,11 +66,16 @@ def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     return ()
 
 
-def pick(devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot]) -> Slot | None:
-    """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory."""
+def pick(
+    devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot], *, is_group: bool = False
+) -> Slot | None:
+    """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory.
+
+    is_group: whether it is several that are trained together.
+    """
     jobs = Counter(place.device for place in busy)
     wanted = set(devices)
-    fitting = [place for place in free if place.device in wanted]
+    fitting = [place for place in free if place.device in wanted and (is_group or not place.for_groups)]
     return min(fitting, key=lambda place: jobs[place.device], default=None)  # min keeps the order of `free`
 
 
@@ -98,6 +110,15 @@ def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
 def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
     """Threads of each job on the CPU, so that slots don't fight; None leaves a lone job to itself."""
     return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
+
+
+def groups_of_cpu(slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int) -> int:
+    """How many groups of jobs that are trained together may compute on the CPU at a time: one for each core, since a group
+    fills one and hardly ever two. num_threads: of each, where somebody has said it. Where there are several slots, as many.
+    """
+    if slots["cpu"] > 1:
+        return slots["cpu"]
+    return max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
 
 
 def _kind(device: str) -> str:

@@ -5,7 +5,7 @@ Called by sweep.py and until.py. What else may be in the way is found out in the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +23,12 @@ NUMBERS = ("seed", "optimizer.", "scheduler.", "train.clip_grad_norm", "train.em
 FREE = ("name", "hydra.", "sweep.")
 
 
-def in_groups(prepared: Sequence[Prepared], *, batch: str | int, num_slots: int) -> list[Prepared]:
+def in_groups(
+    prepared: Sequence[Prepared], *, batch: str | int, num_slots: Callable[[Sequence[str]], int]
+) -> list[Prepared]:
     """The jobs in their order, those that are trained together as one: its first, with the others.
 
-    batch: sweep.batch, auto, off, or how many at the most. num_slots: groups that may run at a time.
+    batch: sweep.batch, auto, off, or how many at the most. num_slots: of some devices, groups that may run there at a time.
     """
     if batch == "off":
         return list(prepared)
@@ -35,11 +37,12 @@ def in_groups(prepared: Sequence[Prepared], *, batch: str | int, num_slots: int)
         alike.setdefault(_key(job) if _may(job) else job.job.number, []).append(job)
     found = []
     for jobs in alike.values():
-        size = _size(len(jobs), batch, num_slots)
+        size = _size(len(jobs), batch, num_slots(jobs[0].devices))
         for at in range(0, len(jobs), size):
             first, *others = jobs[at : at + size]
             found.append(replace(first, others=tuple(others)))
-    return sorted(found, key=lambda each: each.job.number)
+    num_groups = sum(bool(each.others) for each in found)
+    return sorted((replace(each, num_groups=num_groups) for each in found), key=lambda each: each.job.number)
 
 
 def _size(count: int, batch: str | int, num_slots: int) -> int:

@@ -19,6 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from runner.device import Hardware
+from runner.device.host_memory import memory_left
 from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment
@@ -28,6 +29,7 @@ from runner.sweep.jobs.slots import (
     choice_at,
     devices_for,
     environment_of,
+    groups_of_cpu,
     pick,
     places,
     taking_turns,
@@ -44,7 +46,6 @@ class Slots(Launcher):
 
     is_here = True
     follows = True
-    trains_together = True
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
@@ -58,6 +59,12 @@ class Slots(Launcher):
         self._slots = {kind: int(settings.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
         self._grace_seconds = float(settings.grace_seconds)
         self._threads = threads_of(self._slots, num_cpus=_num_cpus())
+        self._cpu_groups = groups_of_cpu(
+            self._slots,
+            num_cpus=_num_cpus(),
+            num_threads=config.backends.cpu.num_threads,
+            free_bytes=memory_left()[0],
+        )
         self._folder = Path(config.hydra.sweep.dir).absolute()
 
     @property
@@ -76,21 +83,27 @@ class Slots(Launcher):
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         """Opens the slots of the devices that the jobs may take, and says in words which they are."""
-        self._order = [place for place in places(hardware, self._slots) if place.device in devices]
+        all_places = places(hardware, self._slots, cpu_groups=self._cpu_groups)
+        self._order = [place for place in all_places if place.device in devices]
         self._free = list(self._order)
         for place in self._free:
             self.process_pool(place)
         pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))  # where MPS has its own by default
-        return (", ".join(map(str, self._free)) or "none") + taking_turns(self._free, pipes=pipes)
+        words = ", ".join(str(place) for place in self._free if not place.for_groups)
+        return (words or "none") + taking_turns(self._free, pipes=pipes)
 
     @property
     def num_slots(self) -> int:
         """Jobs at a time, once it is open."""
-        return len(self._order)
+        return sum(not place.for_groups for place in self._order)
+
+    def num_groups(self, devices: Sequence[str]) -> int:
+        """Groups of jobs that are trained together, at a time, where they may take these devices."""
+        return sum(place.device in devices for place in self._order)
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Starts the job and returns its device; None when no slot is free for it now."""
-        place = pick(prepared.devices, self._free, self._busy.values())
+        place = pick(prepared.devices, self._free, self._busy.values(), is_group=bool(prepared.others))
         if place is None:
             return None
         self._free.remove(place)
@@ -104,7 +117,8 @@ class Slots(Launcher):
         function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
         if prepared.others:
             told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
-            function, payload = "run_pickled_together", pickle.dumps((told, self._context))
+            at_a_time = min(self._cpu_groups, prepared.num_groups) if place.kind == "cpu" else 1
+            function, payload = "run_pickled_together", pickle.dumps((told, self._context, at_a_time))
         self.process_pool(place).start(
             Request(
                 number,
