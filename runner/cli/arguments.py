@@ -58,6 +58,7 @@ NAMES = (
     "devices",
     "report",
     "compare",
+    "try",
     "history",
     "schema",
     "sync",

@@ -161,6 +161,25 @@ def compare(words: list[str]) -> int:
     return 0
 
 
+def try_out(words: list[str]) -> int:
+    """A change of a configuration, for as many seeds as it takes to tell whether it is better. Exit code 0 if it was kept."""
+    from runner.cli import try_out as trying
+
+    words, against = _taken_out(words, "--against", "RUN, or best")
+    words, budget = _taken_out(words, "--budget", "SECONDS")
+    metrics = [word.partition("=")[2] for word in words if word.startswith("metric=")]
+    try:
+        seconds = float(budget) if budget is not None else None
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise RunnerError(Fault(f"--budget {budget}", "it is a number of seconds above 0", "--budget 600"))
+    rest = [word for word in words if not word.startswith("metric=")]
+    line = trying.try_out(rest, budget=seconds, against=against or "best", metric=metrics[-1] if metrics else None)
+    answer.give(line)
+    return int(line["verdict"] != "kept")
+
+
 def history(words: list[str]) -> int:
     """All points of a run: how many of each metric, or with --output a file with a row for each, from its folder or MLflow."""
     from runner.runs import history as reading
@@ -197,7 +216,7 @@ def schema(words: list[str]) -> int:
     return 0
 
 
-def _taken_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
+def _taken_out(words: list[str], flag: str, what: str = "FILE") -> tuple[list[str], str | None]:
     """The other words, and the value of a flag: `flag VALUE` or `flag=VALUE`. Raises: RunnerError for one without a value."""
     rest, value, given = [], None, iter(words)
     for word in given:
@@ -207,7 +226,7 @@ def _taken_out(words: list[str], flag: str) -> tuple[list[str], str | None]:
             continue
         value = text if equals else next(given, "")
         if not value:
-            raise RunnerError(Fault(flag, "it has no value", f"{flag} FILE"))
+            raise RunnerError(Fault(flag, "it has no value", f"{flag} {what}"))
     return rest, value
 
 
@@ -308,6 +327,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices,
     "report": report_sweep,
     "compare": compare,
+    "try": try_out,
     "history": history,
     "schema": schema,
     "sync": sync,

@@ -41,7 +41,7 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
         return _of_a_sweep(words[0], metric, uri)
     if len(words) != 2:
         raise RunnerError(Fault(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
-    a, b = (_one(word, uri) for word in words)
+    a, b = (one(word, uri) for word in words)
     names = _names(a.name, b.name, words)
     found = [compared(a, b, goal, names) for goal in _metrics(a, b, metric)]
     together = [each for each in found if each is not None]
@@ -86,7 +86,7 @@ def show(found: Sequence[Comparison]) -> None:
 def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     results, goals = _read(word, uri)
     groups = configurations(results)
-    goal = _goal(metric, goals) if metric is not None else goals[0] if goals else None
+    goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
     found = against_best(groups, goal) if goal is not None else []
     if not found:
         problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
@@ -96,30 +96,30 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     return found
 
 
-def _one(word: str, uri: str) -> Configuration:
-    """Raises: RunnerError where it is not one configuration."""
-    results, goals = _read(word, uri)
+def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configuration:
+    """The run, or the jobs of a sweep, that a word names. Raises: RunnerError where it is not one configuration."""
+    results, goals = _read(word, uri, verb)
     groups = configurations(results)
     if len(groups) != 1:
         names = [name for name in groups if name != "all"]
         fix = (
-            f"compare {word.partition(':')[0]}:{','.join(names[0].split())} ..." if names else "a run that has finished"
+            f"{verb} {word.partition(':')[0]}:{','.join(names[0].split())} ..." if names else "a run that has finished"
         )
         problem = f"it has {len(groups)} configurations: {', '.join(names)}" if names else "no job of it has finished"
-        raise RunnerError(Fault(f"compare {word}", problem, fix))
+        raise RunnerError(Fault(f"{verb} {word}", problem, fix))
     (results_of_it,) = groups.values()
     return Configuration(word, tuple(results_of_it), goals)
 
 
-def _read(word: str, uri: str) -> tuple[list[Result], tuple[Goal, ...]]:
+def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...]]:
     """The jobs that a word names, and what they are judged by."""
     place, _, chosen = word.partition(":") if not Path(word).exists() else (word, "", "")
-    folder = _sweep_folder(place)
+    folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
     if folder is None and ID.fullmatch(place) and not Path(place).exists() and not find.with_id(place):
         results = read_stored(place, uri=uri)
     elif folder is None:
-        run = find.find(place, verb="compare")
+        run = find.find(place, verb=verb)
         state = str(read_summary(run).get("status") or "running")
         job = ledger.Job(0, (), run.name, state=state, folder_name=run.name)
         results = read_results(ledger.Sweep(run.parent, "", 0, (), jobs={0: job}))
@@ -128,11 +128,11 @@ def _read(word: str, uri: str) -> tuple[list[Result], tuple[Goal, ...]]:
         sweep = ledger.read(folder)
         results, objectives = read_results(sweep), sweep.objectives
     if chosen:
-        results = _chosen(results, chosen, word)
+        results = _chosen(results, chosen, f"{verb} {word}")
     return results, find_goals(objectives, results)
 
 
-def _sweep_folder(place: str) -> Path | None:
+def sweep_folder(place: str) -> Path | None:
     """The folder of a sweep: by its path, its id in MLflow, or `last` where the newest run is a job of it."""
     folder = Path(place)
     if (folder / ledger.FILE).is_file():
@@ -146,29 +146,27 @@ def _sweep_folder(place: str) -> Path | None:
     return next((each for each in sweeps if (read_ack(each).run_id or "").startswith(place)), None) if place else None
 
 
-def _chosen(results: list[Result], chosen: str, word: str) -> list[Result]:
+def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
     """Those with all of KEY=VALUE,...  Raises: RunnerError where there are none."""
     wanted = dict(pair.partition("=")[::2] for pair in chosen.split(","))
     found = [each for each in results if all(each.keys.get(key) == value for key, value in wanted.items())]
     if not found:
         known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
         near = [hit for pair in chosen.split(",") for hit in nearest(pair, known)] or known[:6]
-        raise RunnerError(
-            Fault(f"compare {word}", "no job of it has these values", " or ".join(near) or "no :KEY=VALUE")
-        )
+        raise RunnerError(Fault(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
     return found
 
 
 def _metrics(a: Configuration, b: Configuration, metric: str | None) -> list[Goal]:
     """What both are judged by, and then what is measured on their test splits."""
     if metric is not None:
-        return [_goal(metric, (*a.goals, *b.goals))]
+        return [goal_of(metric, (*a.goals, *b.goals))]
     tests = [name for name in _metric_names(a) if name.startswith("test/") and name in _metric_names(b)]
     goals = [goal for goal in a.goals if goal in b.goals or goal.metric in _metric_names(b)]
-    return goals + [_goal(name, ()) for name in tests]
+    return goals + [goal_of(name, ()) for name in tests]
 
 
-def _goal(metric: str, known: Sequence[Goal]) -> Goal:
+def goal_of(metric: str, known: Sequence[Goal]) -> Goal:
     own = Goal(metric, "max" if is_rising(metric) else "min")
     return next((goal for goal in known if goal.metric == metric), own)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.hydra import Hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -21,8 +22,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import RunMode
-from omegaconf import DictConfig
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, schema, secrets, trust, untrusted, validate
@@ -193,21 +194,40 @@ def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
     """
     values = dict(pairwise(flags))
     name = values.get("--config-name") or values.get("-cn") or "config"
-    folder = values.get("--config-dir") or values.get("-cd")
 
     schema.register()
 
     def compose(overrides: list[str]) -> DictConfig:
-        OwnConf.given = Path(folder).absolute() if folder else None
-        try:
-            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-                composing = GlobalHydra.instance().hydra
-                assert composing is not None
-                return composing.compose_config(name, overrides, mode, from_shell=False, with_log_configuration=False)
-        finally:
-            OwnConf.given = None
+        with _initialized(flags) as composing:
+            return composing.compose_config(name, overrides, mode, from_shell=False, with_log_configuration=False)
 
     return compose
+
+
+@contextmanager
+def _initialized(flags: list[str]) -> Iterator[Hydra]:
+    """Hydra with the folders that flags name among those that it searches."""
+    values = dict(pairwise(flags))
+    folder = values.get("--config-dir") or values.get("-cd")
+    OwnConf.given = Path(folder).absolute() if folder else None
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            composing = GlobalHydra.instance().hydra
+            assert composing is not None
+            yield composing
+    finally:
+        OwnConf.given = None
+
+
+@contextmanager
+def sweep_context(flags: list[str], overrides: list[str]) -> Iterator[tuple[HydraContext, DictConfig]]:
+    """What Hydra gives a sweeper: the context, and what all jobs have in common; of a command that runs a sweep of its own."""
+    with hydra_session(["runner"]):
+        config = composer(flags, mode=RunMode.MULTIRUN)(overrides)
+        HydraConfig.instance().set_config(config)
+        OmegaConf.set_readonly(config.hydra, None)  # as Hydra's own multirun()
+        with _initialized(flags) as composing:
+            yield HydraContext(config_loader=composing.config_loader, callbacks=Callbacks(config)), config
 
 
 def asks_for_a_sweep(flags: list[str], overrides: list[str]) -> bool:

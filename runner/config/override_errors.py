@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import validate
-from runner.config.compose import Compose, WrongFile
+from runner.config.compose import CONF, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
@@ -86,12 +86,16 @@ def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, c
 
 def _singles(text: str) -> Iterator[str]:
     """An override with several values, as -m takes it, as one override a value; an interval as its ends."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import IntervalSweep
     from hydra.errors import HydraException
 
     try:
-        override = OverridesParser.create().parse_override(text)
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            loader = GlobalHydra.instance().config_loader()  # which knows what glob(*) is
+        (override,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         if not override.is_sweep_override():
             yield text
             return

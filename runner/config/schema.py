@@ -270,6 +270,7 @@ class Sweep:
     batch: Any = _count_or("auto", "off")
     until: str | None = _one_of("decided")
     max_seeds: int = _at_least(1)
+    max_seconds: float | None = _more_than_zero()
     zip: Any = _mapping("lists of values by key")
 
 

@@ -1,17 +1,23 @@
 """Finds what a run was made with: the commit of the current folder and its changes, and the versions of what is installed.
 
-For the run's record (run_record.py), `export`, and `reproduce`, which compares.
+For the run's record (run_record.py), `export`, and `reproduce` and `try`, which compare.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import platform
 import subprocess
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from runner.version import __version__
+
+#: what a person's code ends with, and where runs leave files that end so
+CODE = (".py", ".yaml", ".yml")
+OF_RUNS = (("outputs",), ("multirun",))
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,29 @@ def git_state() -> Git | None:
         return None
     changed = _git("status", "--porcelain", "--untracked-files=no") or ""
     return Git(commit.strip(), bool(changed.strip()), (_git("diff", "HEAD") or "") if changed.strip() else "")
+
+
+def code() -> dict[str, str | None]:
+    """What tells this folder's code from another state of it: the commit, a digest of what differs from it, and one of the
+    person's files that git does not follow. None for what is not there."""
+    git = git_state()
+    root = Path.cwd()
+    listed = _git("ls-files", "--others", "--exclude-standard", "-z") if git is not None else None
+    names = (
+        listed.split("\0") if listed is not None else [*map(str, root.glob("*.py")), *map(str, root.glob("conf/**/*"))]
+    )
+    own = [root / name for name in sorted(names) if name.endswith(CODE) and Path(name).parts[:1] not in OF_RUNS]
+    texts = [f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in own if path.is_file()]
+    return {
+        "git_commit": git.commit if git is not None else None,
+        "diff": digest(git.diff.encode()) if git is not None and git.diff else None,
+        "files": digest(b"\0".join(texts)) if texts else None,
+    }
+
+
+def digest(text: bytes) -> str:
+    """Of a diff, say; short enough to be read aloud."""
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 #: the distributions that decide a run's numbers

@@ -35,9 +35,10 @@ class Job:
     cfg: DictConfig
 
 
-def plan(jobs: Sequence[Job]) -> dict[str, Any]:
+def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> dict[str, Any]:
     """Plans, prints and writes; returns what is in plan.json. Starts a process for each, some 4 s.
 
+    search_seconds: for the largest batch sizes.
     Raises: RunnerError for mistakes of the configuration, those of all jobs at once.
     """
     began = time.monotonic()
@@ -49,7 +50,7 @@ def plan(jobs: Sequence[Job]) -> dict[str, Any]:
             child = children.pop()
             if len(found) + 1 < len(jobs):
                 children.append(stack.enter_context(Child()))
-            answer, fallback = _answer(child, job, target)
+            answer, fallback = _answer(child, job, target, search_seconds)
             found.append(report(job.name, job.cfg, target, answer, fallback=fallback, seconds=time.monotonic() - began))
             began = time.monotonic()
     from runner.plan.text import show
@@ -141,16 +142,18 @@ def _checked(jobs: Sequence[Job]) -> list[Target]:
     return targets
 
 
-def _answer(child: Child, job: Job, target: Target) -> tuple[dict[str, Any], str]:
+def _answer(
+    child: Child, job: Job, target: Target, search_seconds: float = SECONDS_TO_SEARCH
+) -> tuple[dict[str, Any], str]:
     """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
     from runner.plan.report import request
 
-    answer, why = child.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH))
+    answer, why = child.ask(request(job.cfg, target, seconds=search_seconds))
     fallback = ""
     if answer is None and not child.is_ready and target.device != "cpu":
         fallback = f"{target.device} could not be simulated here ({why}): placement and kernels were not checked"
         with Child() as second:
-            answer, why = second.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH) | {"device": "cpu"})
+            answer, why = second.ask(request(job.cfg, target, seconds=search_seconds) | {"device": "cpu"})
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
     if "faults" in answer:

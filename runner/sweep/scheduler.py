@@ -5,6 +5,7 @@ Called by sweep.py, in the sweep's process. What a source of jobs and a launcher
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -122,18 +123,31 @@ class Books:
         self.table.ended(job, summary)
 
 
-def conduct(source: Source, places: JobLauncher, books: Books, *, stop: Stop, grace_seconds: float) -> None:
-    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop."""
+def conduct(
+    source: Source,
+    places: JobLauncher,
+    books: Books,
+    *,
+    stop: Stop,
+    grace_seconds: float,
+    max_seconds: float | None = None,
+) -> None:
+    """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop.
+
+    max_seconds: then it is as if somebody did (sweep.max_seconds).
+    """
     deadline: float | None = None  # for jobs that were told to end
+    end = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
     while True:
-        if stop.signal is None:
+        is_stopped = stop.signal is not None or time.monotonic() > end
+        if not is_stopped:
             _start(source, places, books)
         elif deadline is None:
             places.stop()
             deadline = time.monotonic() + grace_seconds
         elif time.monotonic() > deadline:
             places.stop(signal.SIGKILL)
-        if not books.running and (not books.waiting or stop.signal is not None):
+        if not books.running and (not books.waiting or is_stopped):
             return
         books.table.show(books.sweep)
         try:
@@ -143,9 +157,9 @@ def conduct(source: Source, places: JobLauncher, books: Books, *, stop: Stop, gr
             continue
         for ended in found:
             prepared = books.running.pop(ended.number)
-            is_stopped = stop.signal is not None or ended.is_interrupted
+            was_told = is_stopped or stop.signal is not None or ended.is_interrupted
             for job in books.part(prepared):
-                summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=is_stopped, cause=ended.cause)
+                summary = settle(job, books.sweep.folder_of(job), ended.code, is_stopped=was_told, cause=ended.cause)
                 source.ended(job, summary)
                 books.note_end(job, summary)
 

@@ -127,7 +127,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:
                 publisher = parent.publisher if launcher.follows else None
                 books = Books(sweep, book, parent.assigned, publisher, table)
-                conduct(source, launcher, books, stop=stop, grace_seconds=config.sweep.grace_seconds)
+                limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
+                conduct(source, launcher, books, stop=stop, **limits)
                 _end(sweep, parent, stop)
     found = build.write(sweep.folder)
     text.show(found, table.console)

@@ -106,17 +106,23 @@ class UntilDecided:
         taken = {each.seed for each in read_results(self._hands.sweep)}
         first = max(taken, default=-1) + 1
         new = range(first, first + wanted - self._seeds_tried())
-        jobs = []
-        for seed in new:
-            for words in self._configurations:
-                overrides = (*words, f"seed={seed}")
-                apart = {word.partition("=")[0] for other in self._configurations for word in set(other) ^ set(words)}
-                job = Job(max(self._hands.sweep.jobs) + 1, overrides, name_of(overrides, apart | {"seed"}))
-                self._hands.sweep.jobs[job.number] = job
-                jobs.append(self._hands.prepare(job))  # names its folder
-        self._hands.ledger.plan(*(each.job for each in jobs))
-        self._left.extend(self._hands.in_groups(jobs))
+        apart = {
+            word.partition("=")[0] for other in self._configurations for word in set(other) ^ {*self._configurations[0]}
+        }
+        jobs = [(*words, f"seed={seed}") for seed in new for words in self._configurations]
+        self._left.extend(add_jobs(self._hands, jobs, apart | {"seed"}))
         self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
+
+
+def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:
+    """New jobs in a sweep that runs, noted in its ledger; those that are trained together as one. swept: what they differ in."""
+    prepared = []
+    for overrides in jobs:
+        job = Job(max(hands.sweep.jobs) + 1, overrides, name_of(overrides, swept))
+        hands.sweep.jobs[job.number] = job
+        prepared.append(hands.prepare(job))  # names its folder
+    hands.ledger.plan(*(each.job for each in prepared))
+    return hands.in_groups(prepared)
 
 
 def _without(keys: Words, overrides: Words) -> Words:

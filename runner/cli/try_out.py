@@ -1,0 +1,225 @@
+"""`python -m runner try`: runs a change of a configuration for as many seeds as it takes, and keeps it where it is better.
+
+The plan says first whether it would run. Its runs are a sweep below multirun/tries/, sweep/tries.py decides, and a line in
+tries.jsonl says what was tried, with which code, and what came of it.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig
+
+from runner.cli.arguments import sorted_words
+from runner.cli.tried_against import reference
+from runner.config import override_errors, validate
+from runner.config.compose import composed_with, composer, hydra_session, sweep_context
+from runner.errors import Fault, RunnerError, without_password
+from runner.experiment.provenance import code
+from runner.experiment.terminal import say
+from runner.sweep import hydra_plugins, tries
+from runner.sweep.jobs.prepare import OF_THE_SWEEP
+from runner.sweep.report import number_format
+from runner.sweep.tries import Decision
+from runner.sweep.trying import Side, measure
+
+#: what says how long a run is, by what ends it: both sides have the same
+LENGTHS = {"seconds": "train.max_seconds", "steps": "train.num_steps", "epochs": "train.num_epochs"}
+
+
+def try_out(words: Sequence[str], *, budget: float | None, against: str, metric: str | None) -> dict[str, Any]:
+    """One try; returns its line in the ledger. budget: seconds for all of it. against: see tried_against.reference().
+
+    Raises: RunnerError for mistakes; SystemExit when it was stopped.
+    """
+    began = time.monotonic()
+    flags, overrides = sorted_words(list(words))
+    settings = [word for word in overrides if word.startswith(OF_THE_SWEEP)]
+    overrides = [word for word in overrides if word not in settings]
+    _refuse(flags, overrides)
+    with _alone():
+        lines = tries.read(tries.LEDGER)
+        other = reference(against, lines, metric)
+        number = _number(lines)
+        folder = tries.FOLDER / str(number)
+        own = Side(f"try {number}", other.flags, _merged(other.words, overrides), other.goal, code())
+        by, length, cfg = _composed(own, other, overrides)
+        is_new = bool(overrides) or not other.may_add
+        if not other.may_add and len(other.values) < tries.LEAST:
+            raise RunnerError(_too_few(other, against))
+        say(
+            f"try:    {number}, {' '.join(overrides) or ('other code' if is_new else 'nothing new')}, against {other.name}"
+        )
+        say(f"fair:   {LENGTHS[by]}={length} on both sides, by {other.goal.metric} ({other.goal.mode})")
+        if is_new and (refused := _refused(cfg, folder)):
+            found = Decision(tries.DISCARDED, f"it would not run: {refused}", {}, {})
+        else:
+            left = [] if budget is None else [f"sweep.max_seconds={max(budget - (time.monotonic() - began), 1)}"]
+            limits = ["sweep.strict=true", f"sweep.batch={'off' if by == 'seconds' else 'auto'}", *left]
+            found = _found(own, other, [*limits, *settings, f"hydra.sweep.dir={folder.absolute()}"], is_new=is_new)
+        fair = {"by": by, "length": length, "budget": budget, "seconds": round(time.monotonic() - began, 3)}
+        line = _line(number, overrides, own, other, found) | {"fair": fair, "folder": str(folder)}
+        tries.write(tries.LEDGER, line)
+    _show(line)
+    return line
+
+
+def _found(own: Side, other: Side, settings: list[str], *, is_new: bool) -> Decision:
+    """Measures and decides; where there is nothing new, the other side's seeds alone, to begin with."""
+    seeds = _seeds(other)
+    size = next((size for size in tries.LOOKS[1:] if size > len(other.values)), tries.LOOKS[-1])
+    sides = [own, other] if is_new else [other]
+
+    def look(is_over: bool) -> Decision | list[int]:
+        if is_new:
+            return tries.look(own.goal, seeds, own.values, other.values, is_over=is_over or bool(own.failed))
+        if is_over or all(seed in other.values for seed in seeds[:size]):
+            return Decision(tries.KEPT, f"the beginning, with {len(other.values)} seeds", other.values, other.values)
+        return seeds[:size]
+
+    hydra_plugins.register()
+    with sweep_context(own.flags, [*own.words, *settings]) as (context, config):
+        if faults := hydra_plugins.part_faults(config.hydra):
+            raise RunnerError(*faults)
+        found = measure(sides, look, context, config)
+    if own.failed:
+        return Decision(tries.DISCARDED, f"a run of it has no value: {own.failed}", found.values, found.against)
+    if other.failed and found.verdict != tries.KEPT:
+        return Decision(
+            found.verdict, f"a run of {other.name} has no value: {other.failed}", found.values, found.against
+        )
+    return found
+
+
+def _seeds(other: Side) -> list[int]:
+    """Those that are known first; where more may be measured, as many as there are looks for."""
+    known = sorted(other.values)
+    new = [seed for seed in range(len(known) + tries.LOOKS[-1]) if seed not in other.values]
+    return [*known, *new][: max(len(known), tries.LOOKS[-1])] if other.may_add else known
+
+
+def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, DictConfig]:
+    """What ends a run, the value of that, and the try's configuration. Raises: RunnerError for mistakes, and unequal lengths."""
+    from runner.plan import command  # torch
+
+    compose = composer(own.flags)
+    with hydra_session(["runner"]):
+        try:
+            before, now = (composed_with(compose, side.words) for side in (other, own))
+        except RunnerError:
+            raise
+        except Exception as error:
+            raise override_errors.explain(error, overrides, compose=compose, check=command.check) from None
+    faults = []
+    for key in LENGTHS.values():
+        was, asked = validate.value(before, key), validate.value(now, key)
+        if asked != was:
+            problem = f"{other.name} has {key}={was}, and a longer training is no better configuration"
+            fix = f"{key}={was}; or a run of its own with {key}={asked}, and try --against that"
+            faults.append(Fault(f"{key}={asked}", problem, fix))
+    if faults:
+        raise RunnerError(*faults)
+    by = next(name for name, key in LENGTHS.items() if validate.value(now, key) is not None)
+    return by, validate.value(now, LENGTHS[by]), now
+
+
+def _refused(cfg: DictConfig, folder: Path) -> str:
+    """Why it would not run, for certain; else "". Its plan lies in the try's folder."""
+    from runner.inspection.findings import CERTAIN
+    from runner.plan import command  # torch
+    from runner.plan.report import RUNS_NOT
+
+    cfg.plan.folder = str(folder)
+    with redirect_stdout(io.StringIO()) as said:
+        plan = command.plan([command.Job("", cfg)], search_seconds=0.0)
+    say(f"plan:   {plan['verdict']}")
+    if plan["verdict"] != RUNS_NOT:
+        return ""
+    say(said.getvalue())
+    return next((str(finding["what"]) for finding in plan["findings"] if finding["grade"] == CERTAIN), "see its plan")
+
+
+def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The words of a configuration with others: a file that is chosen anew takes the values of the one before with it."""
+    new = {_key(word) for word in words}
+    files = tuple(f"{key}." for key in new if "." not in key)
+    left = [word for word in before if _key(word) not in new and not _key(word).startswith(files)]
+    added = {_key(word) for word in before if word.startswith("+")}  # which no file of conf/ has
+    return [*left, *(f"+{word}" if word.partition("=")[0] in added else word for word in words)]
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _refuse(flags: Sequence[str], overrides: Sequence[str]) -> None:
+    problem = "a try has the configuration of what it is tried against"
+    faults = [Fault(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
+    problem = "a try takes the seeds of what it is tried against, and more if need be"
+    faults += [Fault(word, problem, "the same without seed=") for word in overrides if _key(word) == "seed"]
+    if faults:
+        raise RunnerError(*faults)
+
+
+def _too_few(other: Side, against: str) -> Fault:
+    has = f"{other.name} has {len(other.values)} seeds, and fewer than {tries.LEAST} keep nothing"
+    problem = f"{has}; more can't be measured: its code is not what lies here"
+    fix = f"the code as it was (git stash), and python -m runner try --against {against}, for {tries.LOOKS[1]} seeds; then the change"
+    return Fault(f"try --against {against}", problem, fix)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Raises: RunnerError where another process is at a try in this folder."""
+    tries.FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(tries.FOLDER / "tries.lock", timeout=0):
+            yield
+    except Timeout:
+        raise RunnerError(Fault("try", "another process is at a try in this folder", "when that has ended")) from None
+
+
+def _number(lines: Sequence[Mapping[str, Any]]) -> int:
+    """One that no line and no folder has."""
+    folders = [int(path.name) for path in tries.FOLDER.iterdir() if path.name.isdecimal()]
+    return 1 + max([int(line["try"]) for line in lines] + folders, default=0)
+
+
+def _line(number: int, overrides: Sequence[str], own: Side, other: Side, found: Decision) -> dict[str, Any]:
+    """A try as the ledger has it."""
+    return {
+        "try": number,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "verdict": found.verdict,
+        "why": found.why,
+        "metric": own.goal.metric,
+        "mode": own.goal.mode,
+        "difference": asdict(found.difference) if found.difference is not None else None,
+        "words": list(map(without_password, overrides)),
+        "configuration": list(map(without_password, own.words)),
+        "flags": own.flags,
+        "code": dict(own.code),
+        "values": _texts(found.values),
+        "against": {"name": other.name, "code": dict(other.code), "values": _texts(other.values)},
+    }
+
+
+def _texts(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(seed): values[seed] for seed in sorted(values)}
+
+
+def _show(line: Mapping[str, Any]) -> None:
+    say(f"try {line['try']}:  {line['verdict']}: {line['why']}")
+    if (apart := line["difference"]) is not None:
+        theirs = [line["against"]["values"][seed] for seed in line["values"]]
+        a, b = (number_format.value(sum(side) / len(side)) for side in (list(line["values"].values()), theirs))
+        interval = f", {apart['low']:+.3g} to {apart['high']:+.3g}" if apart["low"] is not None else ""
+        say(f"        {line['metric']} {a} beside {b}: {apart['mean']:+.3g}{interval}, p {apart['p_value']:.2g}")
+    say(f"ledger  {tries.LEDGER}")

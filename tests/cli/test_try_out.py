@@ -1,0 +1,114 @@
+"""`python -m runner try`, as it is typed: real runs, kept and discarded; what is refused, and how to go about it instead."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner import cli
+
+SHORT = ("data=iris", "model=linear", "train.num_epochs=2", "tracking.enabled=false", "task.plots=false", "device=cpu")
+MODEL = """
+import torch
+
+class Salted(torch.nn.Linear):
+    def __init__(self, in_features, out_features, salt):
+        torch.rand(salt)  # other weights for the same seed: no better and no worse
+        super().__init__(in_features, out_features)
+"""
+
+
+@pytest.fixture
+def answer(own_folder, warm_jobs, warm_programs, capfd):
+    def run(*words):
+        capfd.readouterr()
+        code = cli.main([*words, "--json"])
+        out, said = capfd.readouterr()
+        return code, json.loads(out), said
+
+    return run
+
+
+def lines():
+    return [json.loads(line) for line in Path("multirun/tries/tries.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_night(answer, own_folder):
+    """A beginning, a gain that is kept, and then what is none: another salt, a rate that is too high, nothing at all."""
+    (own_folder / "own.py").write_text(MODEL)
+    model = ("model._target_=own.Salted", "+model.salt=0")
+    _, run, _ = answer(*SHORT, *model)
+    code, begun, _ = answer("try", "--against", "last")
+    assert (code, begun["verdict"], len(begun["values"])) == (0, "kept", 12)
+    assert begun["values"]["0"] == run["best"]["value"]
+    code, better, said = answer("try", "optimizer.lr=0.03")
+    assert (code, better["verdict"], better["against"]["name"]) == (0, "kept", "try 1"), said
+    assert better["difference"]["n"] == 12 and better["difference"]["high"] < 0 and better["fair"]["by"] == "epochs"
+    assert better["configuration"][-1] == "optimizer.lr=0.03" and "+model.salt=0" in better["configuration"]
+    for words, why in (
+        ("model.salt=1", ""),  # as good, with luck of its own
+        ("optimizer.lr=1e38", "a run of it has no value: seed 0: NotFiniteError"),
+        ("metrics.pull_every=7", "the same values, to the bit, with 4 seeds"),
+    ):
+        code, found, said = answer("try", words, "--against", "best")
+        assert code == 1 and found["verdict"] != "kept" and found["why"].startswith(why), said
+        assert found["against"]["name"] == "try 2" and found["words"] == [words]
+    assert [line["verdict"] for line in lines()][:2] == ["kept", "kept"] and len(lines()) == 5
+    assert lines()[-1] == found and Path(found["folder"], "report.json").is_file()
+
+
+@pytest.mark.slow
+def test_other_code_is_tried_by_its_seeds(answer, own_folder):
+    """Its words are the same; what it is tried against can't be run any more."""
+    (own_folder / "own.py").write_text(MODEL)
+    answer(*SHORT, "model._target_=own.Salted", "+model.salt=0")
+    (own_folder / "own.py").write_text(MODEL + "\n# changed\n")
+    answer("try", "--against", "last")  # of files outside a repository no run notes anything
+    (own_folder / "own.py").write_text(MODEL + "        self.weight.data *= 20\n")
+    code, found, said = answer("try")
+    assert (code, found["verdict"], found["words"]) == (1, "discarded", []), said
+    assert found["code"]["files"] != found["against"]["code"]["files"] and len(found["against"]["values"]) == 12
+
+
+@pytest.mark.slow
+def test_the_budget_and_what_would_not_run(answer):
+    answer(*SHORT)
+    code, found, said = answer("try", "optimizer.lr=0.02", "--budget", "0.5", "--against", "last")
+    assert (code, found["verdict"]) == (1, "undecided") and found["why"].startswith("the time was up"), said
+    assert found["fair"]["budget"] == 0.5
+    code, found, _ = answer("try", "plan.device_memory=1KiB", "--against", "last", "device=cuda:0")
+    assert (code, found["verdict"]) == (1, "discarded") and found["why"].startswith("it would not run: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "so", "write"),
+    [
+        ([], "nothing has been kept here yet", "try --against last"),
+        (["--against", "nowhere"], "there is no folder nowhere", "last"),
+        (["--against"], "it has no value", "--against RUN, or best"),
+        (["--budget", "soon"], "it is a number of seconds", "--budget 600"),
+        (["--budget=-1"], "it is a number of seconds", "--budget 600"),
+        (["seed=3"], "seeds of what it is tried against", "without seed="),
+        (["-m", "optimizer.lr=1,2"], "the configuration of what it is tried against", "KEY=VALUE"),
+        (["optimizer.lr=1,2"], "a comma between values", ""),
+        (["--agianst", "last"], "there is no flag --agianst", ""),
+    ],
+)
+def test_mistakes(words, so, write, own_folder, capsys):
+    assert cli.main(["try", *words]) == 2
+    said = capsys.readouterr().err
+    assert so in said and write in said, said
+    assert not list(Path("multirun/tries").glob("*.jsonl"))
+
+
+def test_mistakes_in_what_is_tried(at_home, run):
+    """Nothing of them is a try."""
+    for words, so in (
+        (["optimizer.lrr=1"], "optimizer.lr"),
+        (["train.num_epochs=3"], "a longer training is no better configuration"),
+        (["metric=val/accurcy"], "it has no val/accurcy"),
+    ):
+        code, _, said = run("try", "--against", "outputs/digits/run", *words)
+        assert code == 2 and so in said, said
+    assert not Path("multirun/tries/tries.jsonl").exists()
