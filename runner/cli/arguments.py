@@ -58,6 +58,7 @@ NAMES = (
     "devices",
     "report",
     "compare",
+    "diff",
     "history",
     "schema",
     "sync",

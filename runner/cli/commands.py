@@ -22,7 +22,7 @@ from runner.cli import answer, unexpected
 from runner.cli.arguments import MULTIRUN, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.train import refuse_check, train, train_composed
-from runner.config import override_errors, validate
+from runner.config import override_errors, untrusted, validate
 from runner.config.compose import (
     CONF,
     composed_with,
@@ -181,6 +181,21 @@ def history(words: list[str]) -> int:
     return 0
 
 
+def diff(words: list[str]) -> int:
+    """What differs between runs: configuration, code, data, versions, machine, and where their curves part."""
+    from runner.cli import diff as showing
+    from runner.runs import diff as comparing
+
+    ops = "--ops" in words
+    runs = [word for word in words if _may_be_a_folder(word)]
+    uri, rest = stores.named(words) or stores.USUAL, [word for word in words if word not in (*runs, "--ops")]
+    _only([word for word in rest if not word.startswith("tracking.uri=")], "diff", ("A B", "--ops", "tracking.uri=URI"))
+    with comparing.opened(showing.runs_of(runs), uri=uri, trusted=not ops or untrusted.is_trusted()) as originals:
+        showing.show(found := comparing.diff(originals))
+    answer.give(comparing.as_values(found))
+    return 0
+
+
 def schema(words: list[str]) -> int:
     """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
     from runner.config import json_schema
@@ -308,6 +323,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices,
     "report": report_sweep,
     "compare": compare,
+    "diff": diff,
     "history": history,
     "schema": schema,
     "sync": sync,
