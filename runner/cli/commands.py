@@ -186,13 +186,19 @@ def diff(words: list[str]) -> int:
     from runner.cli import diff as showing
     from runner.runs import diff as comparing
 
-    ops = "--ops" in words
+    with_ops = "--ops" in words
     runs = [word for word in words if _may_be_a_folder(word)]
-    uri, rest = stores.named(words) or stores.USUAL, [word for word in words if word not in (*runs, "--ops")]
-    _only([word for word in rest if not word.startswith("tracking.uri=")], "diff", ("A B", "--ops", "tracking.uri=URI"))
-    with comparing.opened(showing.runs_of(runs), uri=uri, trusted=not ops or untrusted.is_trusted()) as originals:
-        showing.show(found := comparing.diff(originals))
-    answer.give(comparing.as_values(found))
+    rest = [word for word in words if word not in (*runs, "--ops") and not word.startswith("tracking.uri=")]
+    if not with_ops or any(word.startswith("-") for word in rest):
+        _only(rest, "diff", ("A B", "--ops", "tracking.uri=URI"))
+    wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
+    with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
+        found = comparing.diff(originals)
+        showing.show(found)
+        told = comparing.as_values(found)
+        if with_ops:
+            told["first_operation"] = showing.show_operation(originals, found, rest)
+    answer.give(told)
     return 0
 
 

@@ -76,7 +76,11 @@ def diff(originals: Sequence[Original]) -> Diff:
     series = [_spelled(each, as_stored=any(other.store for other in originals)) for each in originals]
     chosen, makings = [each.chosen() for each in originals], [of_run(each) for each in originals]
     runs = [
-        Run(each, defaults.in_words(defaults.changed(values)), {name: _ends(name, points) for name, points in of.items()})
+        Run(
+            each,
+            defaults.in_words(defaults.changed(values)),
+            {name: _ends(name, points) for name, points in of.items()},
+        )
         for each, values, of in zip(originals, chosen, series, strict=True)
     ]
     return Diff(
@@ -122,7 +126,9 @@ def as_values(found: Diff) -> dict[str, Any]:
 
 def _spelled(original: Original, *, as_stored: bool) -> dict[str, Points]:
     """Its points; as_stored: by the names that MLflow has for them."""
-    return {valid_name(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])}
+    return {
+        valid_name(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])
+    }
 
 
 def _ends(name: str, points: Points) -> tuple[float, float, int]:

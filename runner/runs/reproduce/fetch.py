@@ -38,9 +38,7 @@ def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Ori
                 run, series = _copy(run_id, folder, uri)
         except Exception as error:
             problem = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError(
-                Fault(asked, problem, f"{asked} tracking.uri=URI, or the run's folder")
-            ) from error
+            raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or the run's folder")) from error
         rerun = folder / RERUN
         if not rerun.is_file():
             problem = (

@@ -70,7 +70,9 @@ def differing(makings: Sequence[Making]) -> list[Difference]:
         *_packages(makings),
         *notes,
         # the other one of a pair of devices is no other
-        _row("device", ["{} ({})".format(*each.device) for each in makings], key=lambda text: re.sub(r":\d+", "", text)),
+        _row(
+            "device", ["{} ({})".format(*each.device) for each in makings], key=lambda text: re.sub(r":\d+", "", text)
+        ),
         _row("data", [each.data for each in makings]),
     ]
     return [each for each in found if each is not None]

@@ -51,9 +51,7 @@ def _in_folder(folder: Path, *, asked: str) -> Original:
     events = read_events(folder)
     starts = [event for event in events if event["kind"] == "start"]
     if not starts:
-        raise RunnerError(
-            Fault(asked, f"{folder} has no journal", "a run that took a step, or -cn rerun")
-        )
+        raise RunnerError(Fault(asked, f"{folder} has no journal", "a run that took a step, or -cn rerun"))
     datasets = [event for event in events if event["kind"] == "dataset"]
     return Original(
         name=short(folder),

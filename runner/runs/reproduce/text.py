@@ -81,7 +81,9 @@ def write(
         "reproduced": same,
         "verdict": overall(found) if same else DIFFERENT,
         "sentence": said,
-        "differences": [dict(zip(("what", "was", "now"), (each.what, *each.values), strict=True)) for each in differences],
+        "differences": [
+            dict(zip(("what", "was", "now"), (each.what, *each.values), strict=True)) for each in differences
+        ],
         "metrics": {each.name: {key: _jsonable(value) for key, value in _fields(each)} for each in found},
     }
     (folder / FILE).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
