@@ -60,6 +60,7 @@ NAMES = (
     "compare",
     "diff",
     "history",
+    "watch",
     "schema",
     "sync",
     "ui",

@@ -202,6 +202,16 @@ def diff(words: list[str]) -> int:
     return 0
 
 
+def watch(words: list[str]) -> int:
+    """A run's or a sweep's curves in the terminal while it lasts; over a pipe, and of one that has ended, once."""
+    from runner.cli import watch as watching
+
+    runs = [word for word in words if _may_be_a_folder(word)][:1]
+    _only([word for word in words if word not in runs], "watch", ("RUN",))
+    answer.give(watching.watch(runs[0] if runs else "last", once=answer.is_asked()))
+    return 0
+
+
 def schema(words: list[str]) -> int:
     """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
     from runner.config import json_schema
@@ -331,6 +341,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "compare": compare,
     "diff": diff,
     "history": history,
+    "watch": watch,
     "schema": schema,
     "sync": sync,
     "ui": ui,

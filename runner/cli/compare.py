@@ -114,7 +114,7 @@ def _one(word: str, uri: str) -> Configuration:
 def _read(word: str, uri: str) -> tuple[list[Result], tuple[Goal, ...]]:
     """The jobs that a word names, and what they are judged by."""
     place, _, chosen = word.partition(":") if not Path(word).exists() else (word, "", "")
-    folder = _sweep_folder(place)
+    folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
     if folder is None and ID.fullmatch(place) and not Path(place).exists() and not find.with_id(place):
         results = read_stored(place, uri=uri)
@@ -132,7 +132,7 @@ def _read(word: str, uri: str) -> tuple[list[Result], tuple[Goal, ...]]:
     return results, find_goals(objectives, results)
 
 
-def _sweep_folder(place: str) -> Path | None:
+def sweep_folder(place: str) -> Path | None:
     """The folder of a sweep: by its path, its id in MLflow, or `last` where the newest run is a job of it."""
     folder = Path(place)
     if (folder / ledger.FILE).is_file():
