@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
@@ -24,7 +26,7 @@ class Canvas:
         self.down, self.across = (1, 1) if plain else DOTS.shape
         self.columns = width * self.across
         self._is_log = is_log
-        self._low, self._high = (np.log(low), np.log(high)) if is_log else (low, high)
+        self._low, self._high = (math.log(low), math.log(high)) if is_log else (low, high)
         self._dots = np.zeros((height, width), int)
         self._styles = np.full((height, width), "", object)
 
@@ -57,7 +59,8 @@ class Canvas:
         heights = np.log(values) if self._is_log else values
         share = (self._high - heights) / ((self._high - self._low) or 1.0)
         most = self.height * self.down - 1
-        return np.clip(np.rint(share * most), 0, most).astype(np.int64)
+        rows: NDArray[np.int64] = np.clip(np.rint(share * most), 0, most).astype(np.int64)
+        return rows
 
     def _fill(self, columns: NDArray[np.int64], top: NDArray[np.int64], bottom: NDArray[np.int64], style: str) -> None:
         """Sets the dots of each column from `top` to `bottom`, on an empty field."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.text import Text
@@ -12,11 +13,12 @@ from runner.cli.characters import Canvas
 from runner.experiment.readable_numbers import WIDTH, readable
 from runner.runs.live import Live, thin
 from runner.sweep.report.number_format import seconds
+from runner.tasks.metric_names import is_rate
 
 #: bright, and the band behind it
 COLORS = {"train": ("#6c9cff", "#2f4a80"), "val": ("#ee854a", ""), "test": ("#ffffff", "")}
 OTHERS = ("#8fd18f", "")
-LEAST_ROWS, LEAST_COLUMNS = 7, 56  # of a panel
+LEAST_ROWS, LEAST_COLUMNS, LEAST_SPARK = 7, 56, 8  # of a panel, and of a job's curve
 STATES = {"running": "green", "finished": "cyan", "failed": "red", "killed": "yellow"}
 
 
@@ -87,7 +89,7 @@ def panel(run: Live, kind: str, names: Sequence[str], width: int, height: int, *
         value, best = run.last(name), run.best(name)
         split = name.partition("/")[0]
         if value is not None:
-            title.append(f"  {split} {readable(value)}", _colors(name)[0])
+            title.append(f"  {f'{split} ' * (name != kind)}{readable(value)}", _colors(name)[0])
         if best is not None and split == "val":
             title.append(f" (best {readable(best[0])} at {best[1]:,})", _colors(name)[0])
     last = max(2, run.step)
@@ -126,6 +128,8 @@ def _field(
         min(float(np.nanmin(each.least)) for each in known),
         max(float(np.nanmax(each.greatest)) for each in known),
     )
+    if low == high:
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     is_log = kind == "loss" and low > 0 and high > 3 * low
     canvas = Canvas(width - WIDTH - 2, height, low=low, high=high, is_log=is_log, plain=plain)
     for key, curve in curves.items():
@@ -133,30 +137,44 @@ def _field(
         canvas.curve(curve, styles[key][0], band=styles[key][1] if is_many else "")
     middle = float(np.sqrt(low * high)) if is_log else (low + high) / 2
     labels = {0: high, height // 2: middle, height - 1: low}
-    edge = "|" if plain else "┤"
+    edge, mark = ("|", "|") if plain else ("│", "┤")
     return [
-        Text.assemble((f"{readable(labels[row]) if row in labels else '':>{WIDTH}}", "dim"), (edge, "dim"), line)
+        Text.assemble(
+            (f"{readable(labels[row]) if row in labels else '':>{WIDTH}}", "dim"),
+            (mark if row in labels else edge, "dim"),
+            line,
+        )
         for row, line in enumerate(canvas.lines())
     ]
 
 
 def _job_rows(rows: Sequence[Row], goal: str, width: int, *, plain: bool) -> list[Text]:
-    names = max([len(row.name) for row in rows] or [0])
-    of_name = max(8, min(names, width - 62))
-    spark = max(8, min(40, width - of_name - 54))
-    head = f"{'job':>4} {'name':<{of_name}} {'state':<9} {'step':>14} {goal[-WIDTH:]:>{WIDTH}} {'best':>{WIDTH}} "
-    lines = [_line(Text(head, "bold"), width)]
-    for row in rows:
-        line = Text(f"{row.number:>4} {row.name[:of_name]:<{of_name}} ", no_wrap=True, end="")
-        line.append(f"{row.state:<9} ", STATES.get(row.state, "dim"))
-        if row.live is not None and row.live.names:
-            of = f"/{row.live.num_steps:,}" if row.live.num_steps else ""
-            value, best = row.live.last(goal), row.live.best(goal)
-            line.append(f"{f'{row.live.step:,}{of}':>14} {readable(value) if value is not None else '':>{WIDTH}} ")
-            line.append(f"{readable(best[0]) if best else '':>{WIDTH}} ")
-            line.append_text(_spark(row.live, goal, spark, plain=plain))
+    cells = [("job", "name", "state", "step", goal, "best"), *map(partial(_cells, goal), rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    room = width - sum(widths) - len(widths) - LEAST_SPARK
+    widths[1] = max(LEAST_SPARK, widths[1] + min(0, room))
+    spark = min(40, width - sum(widths) - len(widths))
+    lines = []
+    for number, found in enumerate(cells):
+        line, live = Text(style="" if number else "bold"), rows[number - 1].live if number else None
+        for column, (cell, of) in enumerate(zip(found, widths, strict=True)):
+            shown = cell if len(cell) <= of else f"{cell[: of - 1]}…"
+            style = STATES.get(cell, "dim") if number and column == 2 else ""
+            line.append(f"{shown:<{of}} " if column in (1, 2) else f"{shown:>{of}} ", style)
+        if live is not None and spark >= LEAST_SPARK:
+            line.append_text(_spark(live, goal, spark, plain=plain))
         lines.append(_line(line, width))
     return lines
+
+
+def _cells(goal: str, row: Row) -> tuple[str, ...]:
+    live = row.live
+    if live is None or not live.names:
+        return str(row.number), row.name, row.state, "", "", ""
+    of = f"/{live.num_steps:,}" if live.num_steps else ""
+    value, best = live.last(goal), live.best(goal)
+    values = (readable(found) if found is not None else "" for found in (value, best[0] if best else None))
+    return str(row.number), row.name, row.state, f"{live.step:,}{of}", *values
 
 
 def _spark(run: Live, metric: str, width: int, *, plain: bool) -> Text:
@@ -189,12 +207,12 @@ def _kinds(run: Live) -> dict[str, list[str]]:
     kinds: dict[str, list[str]] = {}
     for name in run.names:
         split, _, kind = name.partition("/")
-        kinds.setdefault(kind if split in COLORS else name, []).append(name)
+        kinds.setdefault(kind if split in COLORS and not is_rate(name) else name, []).append(name)
     goal = run.goal.metric.partition("/")[2]
 
-    def order(kind: str) -> tuple[bool, bool, bool]:
-        is_of_splits = any(name.startswith("val/") for name in kinds[kind])
-        return kind != "loss", kind != goal, not is_of_splits
+    def order(kind: str) -> tuple[bool, ...]:
+        is_curve = any(len(run.points(name)[0]) > 1 for name in kinds[kind])
+        return kind != "loss", kind != goal, not is_curve, not any(name.startswith("val/") for name in kinds[kind])
 
     return {kind: sorted(kinds[kind], key=_place) for kind in sorted(kinds, key=order)}
 

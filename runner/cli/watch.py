@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Group
 from rich.text import Text
 
@@ -107,9 +108,11 @@ def watch(wanted: str, *, once: bool = False) -> dict[str, Any]:
         terminal.print(Text(f"{target.name}: it goes on; python -m runner watch {target.name}"), soft_wrap=True)
         return target.as_values()
     lines = target.frame(terminal.width, terminal.height - 1, plain=not _shows_braille(terminal), foot="")
-    while lines and not lines[-1].plain.strip():
+    for line in lines:
+        line.rstrip()
+    while lines and not lines[-1].plain:
         lines.pop()
-    terminal.print(Group(*(_ended(line) for line in lines)))
+    terminal.print(Group(*map(_ended, lines)))
     return target.as_values()
 
 
@@ -129,7 +132,7 @@ def _follow(target: OfRun | OfSweep, terminal: Terminal) -> bool:
             if is_new or terminal.size != drawn:
                 drawn = terminal.size
                 lines = target.frame(drawn.width, drawn.height, plain=plain, foot=FOOT)
-                screen.update(Group(*(_ended(line) for line in lines[:-1]), lines[-1]))
+                screen.update(Group(*map(_ended, lines[:-1]), lines[-1]))
             if "q" in pressed(SECONDS_BETWEEN_KEYS):
                 return False
 
@@ -144,7 +147,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     def leave(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    handlers = {"SIGTERM": leave, "SIGHUP": leave, "SIGTSTP": signal.SIG_IGN}
+    handlers: dict[str, Any] = {"SIGTERM": leave, "SIGHUP": leave, "SIGTSTP": signal.SIG_IGN}
     numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
     before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
     try:
@@ -159,7 +162,12 @@ def _keys() -> Iterator[Callable[[float], str]]:
 def _one_by_one() -> Iterator[Callable[[float], str]]:
     """The keyboard without waiting for a line's end, and without showing what is typed."""
     if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds) or ""
+
+        def nothing(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield nothing
     elif sys.platform == "win32":
         import msvcrt
 
@@ -192,7 +200,8 @@ def _ended(line: Text) -> Text:
 
 
 def _shows_braille(terminal: Terminal) -> bool:
-    return not terminal.is_dumb_terminal and terminal.encoding.lower().startswith("utf")
+    """Also over a pipe, where rich does not ask."""
+    return os.environ.get("TERM") not in ("dumb", "unknown") and terminal.encoding.lower().startswith("utf")
 
 
 def _values(run: Live, names: list[str]) -> dict[str, Any]:
@@ -204,10 +213,13 @@ def _values(run: Live, names: list[str]) -> dict[str, Any]:
         if not len(steps):
             continue
         curve, best = thin(points, POINTS_FOR_PROGRAMS, first=1, last=last), run.best(name)
+        places = np.flatnonzero(~np.isnan(curve.mean))
+        columns = {"least": curve.least, "greatest": curve.greatest, "mean": curve.mean}
         metrics[name] = {
             "points": len(steps),
             "last": run.last(name),
             "best": best and {"value": best[0], "step": best[1]},
-            "curve": {"least": curve.least.tolist(), "greatest": curve.greatest.tolist(), "mean": curve.mean.tolist()},
+            "curve": {"steps": (1 + places * last // POINTS_FOR_PROGRAMS).tolist()}
+            | {key: found[places].tolist() for key, found in columns.items()},
         }
     return {"step": run.step, "num_steps": run.num_steps, "goal": run.goal.metric, "metrics": metrics}

@@ -87,7 +87,7 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     """What two tensors of the same bits have in common. Waits for the device; a GB takes about a second."""
     plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     rows = plain.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(rows.numpy())
+    return tuple(tensor.shape), str(tensor.dtype), zlib.crc32(rows.numpy().data)
 
 
 def fingerprint_of_all(tensors: Iterable[Tensor]) -> Fingerprint:

@@ -125,7 +125,8 @@ class Live:
 
     @property
     def _params(self) -> Mapping[str, str]:
-        return self.start.get("params", {})
+        found: Mapping[str, str] = self.start.get("params", {})
+        return found
 
     @property
     def _changed(self) -> float:
@@ -149,7 +150,7 @@ def thin(points: Points, columns: int, *, first: int, last: int) -> Thinned:
     if len(steps) and (np.diff(steps) < 0).any():  # it was stopped and went on from before
         order = steps.argsort(kind="stable")
         steps, values = steps[order], values[order]
-    column = ((steps - first) * (columns - 1)) // max(1, last - first)
+    column = ((steps - first) * columns) // (last - first + 1)
     begins = np.searchsorted(column, np.arange(columns))
     is_there = np.diff(begins, append=len(steps)) > 0
     found = [np.full(columns, np.nan) for _ in range(3)]
