@@ -29,6 +29,11 @@ def asked_for() -> Iterator[None]:
             _out = None
 
 
+def is_asked() -> bool:
+    """Whether a program reads, and no person."""
+    return _out is not None
+
+
 def give(facts: Any) -> None:
     """Writes the answer, once a command; NaN and inf are null. Nothing, where nobody asked for it."""
     if _out is not None:

@@ -22,7 +22,7 @@ from runner.cli import answer, unexpected
 from runner.cli.arguments import MULTIRUN, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.train import refuse_check, train, train_composed
-from runner.config import override_errors, validate
+from runner.config import override_errors, untrusted, validate
 from runner.config.compose import (
     CONF,
     composed_with,
@@ -200,6 +200,37 @@ def history(words: list[str]) -> int:
     return 0
 
 
+def diff(words: list[str]) -> int:
+    """What differs between runs: configuration, code, data, versions, machine, and where their curves part."""
+    from runner.cli import diff as showing
+    from runner.runs import diff as comparing
+
+    with_ops = "--ops" in words
+    runs = [word for word in words if _may_be_a_folder(word)]
+    rest = [word for word in words if word not in (*runs, "--ops") and not word.startswith("tracking.uri=")]
+    if not with_ops or any(word.startswith("-") for word in rest):
+        _only(rest, "diff", ("A B", "--ops", "tracking.uri=URI"))
+    wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
+    with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
+        found = comparing.diff(originals)
+        showing.show(found)
+        told = comparing.as_values(found)
+        if with_ops:
+            told["first_operation"] = showing.show_operation(originals, found, rest)
+    answer.give(told)
+    return 0
+
+
+def watch(words: list[str]) -> int:
+    """A run's or a sweep's curves in the terminal while it lasts; over a pipe, and of one that has ended, once."""
+    from runner.cli import watch as watching
+
+    runs = [word for word in words if _may_be_a_folder(word)][:1]
+    _only([word for word in words if word not in runs], "watch", ("RUN",))
+    answer.give(watching.watch(runs[0] if runs else "last", once=answer.is_asked()))
+    return 0
+
+
 def schema(words: list[str]) -> int:
     """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
     from runner.config import json_schema
@@ -328,7 +359,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_sweep,
     "compare": compare,
     "try": try_out,
+    "diff": diff,
     "history": history,
+    "watch": watch,
     "schema": schema,
     "sync": sync,
     "ui": ui,

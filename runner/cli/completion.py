@@ -15,8 +15,20 @@ from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
 #: commands whose next word may be a run's folder
-OF_A_RUN = ("resume", "reproduce", "evaluate", "predict", "export", "serve", "register", "compare", "history")
-WITHOUT_KEYS = ("devices", "report", "compare", "history", "schema", "sync", "ui")
+OF_A_RUN = (
+    "resume",
+    "reproduce",
+    "evaluate",
+    "predict",
+    "export",
+    "serve",
+    "register",
+    "compare",
+    "diff",
+    "history",
+    "watch",
+)
+WITHOUT_KEYS = ("devices", "report", "compare", "diff", "history", "watch", "schema", "sync", "ui")
 MOST_FOLDERS = 20
 
 BASH = """_runner_complete() {

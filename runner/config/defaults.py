@@ -53,11 +53,24 @@ def main(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if "${" not in str(value)}
 
 
+def answers(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The file that answers each group's question, or the target that no file has."""
+    return {group: _answer(group, choice, chosen)[0] for group, choice in _choices().items()}
+
+
+def values_of(file: Path) -> dict[str, Any]:
+    """Every value of a configuration that a run has written, by its dotted key."""
+    return _flat(_read(file), "")
+
+
 def in_words(values: Mapping[str, Any]) -> str:
     """model=mlp model.hidden_sizes=[64,64]."""
-    return " ".join(
-        f"{key}={str(value).replace(', ', ',') if value is not None else 'null'}" for key, value in values.items()
-    )
+    return " ".join(f"{key}={in_word(value)}" for key, value in values.items())
+
+
+def in_word(value: Any) -> str:
+    """[64,64], null."""
+    return str(value).replace(", ", ",") if value is not None else "null"
 
 
 def _answer(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

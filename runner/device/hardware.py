@@ -81,6 +81,11 @@ class Hardware:
         found |= {f"{self.other_kind}:{index}": gpu for index, gpu in enumerate(self.others)}
         return found | {"cpu": Gpu(self.cpu_name, self.memory_bytes, self.free_memory_bytes)}
 
+    @property
+    def in_words(self) -> str:
+        """What it computes with beside its accelerators."""
+        return f"{self.cpu_name}, {self.num_cpus} core{'s' * (self.num_cpus != 1)}"
+
     def name_of(self, device: str) -> str:
         """What the device is called by its maker."""
         return self.devices()[device].name

@@ -1,6 +1,6 @@
-"""Finds what a run was made with: the commit of the current folder and its changes, and the versions of what is installed.
+"""Finds what a run was made with: the commit of the current folder and its changes, what is installed, a person's own files.
 
-For the run's record (run_record.py), `export`, and `reproduce` and `try`, which compare.
+For the run's record (run_record.py), `export`, and `reproduce`, `diff` and `try`, which compare.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import functools
 import hashlib
 import platform
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -55,7 +56,7 @@ def code() -> dict[str, str | None]:
 
 
 def digest(text: bytes) -> str:
-    """Of a diff, say; short enough to be read aloud."""
+    """Of a file or a diff; short enough to be read aloud."""
     return hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -86,12 +87,33 @@ def _named(item: metadata.Distribution) -> tuple[str, str]:
     return str(item.metadata["Name"]), item.version
 
 
+def noted(notes: Mapping[str, str]) -> str:
+    """Lines behind such a text, for what nobody installs: the machine, the threads, the fingerprints of own files."""
+    return "".join(f"# {name}: {value}\n" for name, value in notes.items())
+
+
 def packages(environment: str) -> dict[str, str]:
-    """What such a text says: versions by distribution, and the `platform`; names in small letters, with dashes."""
+    """What such a text says: versions by distribution; names in small letters, with dashes."""
     pairs = [line.partition("==") for line in environment.splitlines() if "==" in line and not line.startswith("#")]
-    found = {name.strip().lower().replace("_", "-"): version.strip() for name, _, version in pairs}
-    notes = [line.removeprefix("#").strip() for line in environment.splitlines() if line.startswith("#")]
-    return {**found, "platform": notes[0]} if notes else found
+    return {name.strip().lower().replace("_", "-"): version.strip() for name, _, version in pairs}
+
+
+def notes(environment: str) -> dict[str, str]:
+    """The `platform`, which is the first note of such a text, and what noted() has put behind it."""
+    lines = [line.removeprefix("#").strip() for line in environment.splitlines() if line.startswith("#")]
+    pairs = (line.partition(": ") for line in lines[1:])
+    return {**({"platform": lines[0]} if lines else {}), **{name: value for name, found, value in pairs if found}}
+
+
+def fingerprints(files: Iterable[str]) -> dict[str, str]:
+    """Of those files of the current folder that can be read, by their paths from there."""
+    found = {}
+    for name in files:
+        try:
+            found[name] = digest(Path(name).read_bytes())
+        except OSError:
+            continue
+    return found
 
 
 def _version(name: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.given import Checked, Given
+from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
 from runner.tasks.metric_names import is_rate
@@ -119,7 +121,12 @@ def log_start(
         profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
         context="training",
     )
-    (folder / "environment.txt").write_text(provenance.environment())
+    notes = {
+        "machine": machine.hardware.in_words,
+        "threads": str(torch.get_num_threads()),
+        **provenance.fingerprints(_own_files()),
+    }
+    (folder / "environment.txt").write_text(provenance.environment() + provenance.noted(notes))
     for name in ("rerun.yaml", "environment.txt"):
         journal.event("artifact", path=name, to="")
     if git is not None and git.diff:
@@ -246,6 +253,14 @@ def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, change
         f"Changed: {f'`{changed}`' if changed else 'nothing'}. The whole configuration: rerun.yaml, an artifact.\n\n"
         f"Again: `python -m runner -cd {folder} -cn rerun`, or with rerun.yaml from this run's artifacts."
     )
+
+
+def _own_files() -> list[str]:
+    """The files below the current folder that this process has imported, of a person's own; git may know none of them."""
+    here = Path.cwd()
+    files = [Path(str(getattr(module, "__file__", None))) for module in list(sys.modules.values())]
+    below = {file for file in files if file.is_relative_to(here) and call_site.is_own(str(file))}
+    return sorted(file.relative_to(here).as_posix() for file in below)
 
 
 def _user() -> str:

@@ -36,6 +36,8 @@ class Comparison:
     first_step: int | None  # with a difference: beyond the tolerance, where there is one; None: all are the same
     then: float | None = None  # the values at first_step; None: no point
     now: float | None = None
+    parted_step: int | None = None  # the first one with any difference at all, where both have a point
+    parted_by: float = 0.0  # that difference, likewise relative
 
 
 def compare_all(
@@ -61,7 +63,7 @@ def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = F
     old, new = old[at_old], new[at_new]
     apart = differences(old, new)
     is_beyond = apart > TOLERANCE
-    first = _first(steps, is_beyond)
+    first, parted = _first(steps, is_beyond), _first(steps, apart > 0)
     alone = missing if len(missing) else additional
     if not len(old_steps):
         verdict = NEW
@@ -72,7 +74,7 @@ def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = F
     elif not len(steps):
         verdict = NOT_COMPARED
     else:
-        first = _first(steps, apart > 0)
+        first = parted
         verdict = SAME if first is None else CLOSE
     at = int(apart.argmax()) if apart.any() else None
     found = {"then": old, "now": new}
@@ -86,6 +88,8 @@ def compare(name: str, then: Points, now: Points, *, may_end_elsewhere: bool = F
         largest=float(apart[at]) if at is not None else 0.0,
         largest_step=int(steps[at]) if at is not None else None,
         first_step=first,
+        parted_step=parted,
+        parted_by=float(apart[steps == parted][0]) if parted is not None else 0.0,
         **values,
     )
 
@@ -113,6 +117,12 @@ def overall(found: list[Comparison]) -> str:
     if not is_reproduced(found):
         return DIFFERENT
     return CLOSE if any(each.verdict == CLOSE for each in found) else SAME
+
+
+def where_parted(found: list[Comparison]) -> Comparison | None:
+    """The metric that parts first, by however little; of several at one step the first in the list."""
+    parted = [each for each in found if each.parted_step is not None]
+    return min(parted, key=lambda each: each.parted_step or 0, default=None)
 
 
 def earliest(found: list[Comparison]) -> Comparison | None:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def fetched(run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
-    """The run. Imports MLflow (1 s) and asks once for each 25,000 points of a metric.
+def fetched(asked: str, run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
+    """The run. asked: the command, for messages. Imports MLflow (1 s) and asks once for each 25,000 points of a metric.
 
     Raises: RunnerError where the store does not answer or has no such run, and for what its configuration may not hold.
     """
-    asked, where = f"reproduce {run_id}", store_uri.shown(uri)
+    where = store_uri.shown(uri)
     path = store_uri.sqlite_path(uri)
     uri = uri if path is None else where  # MLflow keeps stores by their URI, whatever the current folder
     if path is not None and not path.is_file():  # opening it would make it
         problem = f"no run below outputs or multirun has that id, and there is no store {where}"
-        raise RunnerError(Fault(asked, problem, f"reproduce {run_id} tracking.uri=URI"))
+        raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
     with tempfile.TemporaryDirectory(prefix="runner-reproduce-") as name:
         folder = Path(name)
         try:
@@ -38,9 +38,7 @@ def fetched(run_id: str, *, uri: str, trusted: bool) -> Iterator[Original]:
                 run, series = _copy(run_id, folder, uri)
         except Exception as error:
             problem = f"no run below outputs or multirun has that id, and of the store: {mlflow_store.explain(error, uri=uri)}"
-            raise RunnerError(
-                Fault(asked, problem, f"reproduce {run_id} tracking.uri=URI, or the run's folder")
-            ) from error
+            raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or the run's folder")) from error
         rerun = folder / RERUN
         if not rerun.is_file():
             problem = (

@@ -9,27 +9,31 @@ from pathlib import Path
 
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import read_summary
+from runner.experiment.terminal import short
 from runner.runs import find
 from runner.runs.reproduce.fetch import fetched
 from runner.runs.reproduce.recorded import Original, num_steps_of
 from runner.tracking.ack import read_ack
+from runner.tracking.journal import is_being_written
 from runner.tracking.journal_reader import read_events, read_series
 
 
 @contextmanager
-def original(wanted: str, *, uri: str, trusted: bool) -> Iterator[Original]:
+def original(wanted: str, *, uri: str, trusted: bool, verb: str = "reproduce") -> Iterator[Original]:
     """The run. From a store it is copied into a folder that goes when this ends.
 
     wanted: a run's folder, `last`, or its id in MLflow; the beginning of that is enough where the run lies below
     outputs/ or multirun/. uri: of the store that is asked where no folder is the run's.
     trusted: whether a store's configuration may name a person's own code.
+    verb: of the command that asks; where it is not `reproduce`, the run may be running.
     Raises: RunnerError where there is no such run, and for what its configuration may not hold.
     """
     if _lies_on_a_store(wanted):
-        with fetched(wanted, uri=uri, trusted=trusted) as found:
+        with fetched(f"{verb} {wanted}", wanted, uri=uri, trusted=trusted) as found:
             yield found
     else:
-        yield _in_folder(find.find(wanted, verb="reproduce").absolute(), wanted)
+        look = find.find if verb == "reproduce" else find.locate
+        yield _in_folder(look(wanted, verb=verb).absolute(), asked=f"{verb} {wanted}")
 
 
 def default_uri(overrides: list[str]) -> str:
@@ -43,17 +47,14 @@ def _lies_on_a_store(wanted: str) -> bool:
     return is_id and not Path(wanted).is_dir() and not find.with_id(wanted)
 
 
-def _in_folder(folder: Path, wanted: str) -> Original:
+def _in_folder(folder: Path, *, asked: str) -> Original:
     events = read_events(folder)
     starts = [event for event in events if event["kind"] == "start"]
     if not starts:
-        raise RunnerError(
-            Fault(f"reproduce {wanted}", f"{folder} has no journal", "a run that took a step, or -cn rerun")
-        )
+        raise RunnerError(Fault(asked, f"{folder} has no journal", "a run that took a step, or -cn rerun"))
     datasets = [event for event in events if event["kind"] == "dataset"]
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     return Original(
-        name=str(shown),
+        name=short(folder),
         run_id=read_ack(folder).run_id,
         folder=folder,
         store=None,
@@ -66,8 +67,7 @@ def _in_folder(folder: Path, wanted: str) -> Original:
 
 
 def _status(folder: Path) -> str:
-    """A run that left no summary was killed."""
-    try:
-        return str(read_summary(folder)["status"])
-    except KeyError:
-        return "killed"
+    """A run that left no summary was killed, unless it is running."""
+    if is_being_written(folder):
+        return "running"
+    return str(read_summary(folder).get("status", "killed"))

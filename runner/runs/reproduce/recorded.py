@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.config import defaults
+from runner.config.identity import NOT_CHOSEN
 from runner.runs.reproduce.compare import Points, last_step
 
 RERUN, ENVIRONMENT, DIFF = "rerun.yaml", "environment.txt", "git.diff"
@@ -35,6 +38,24 @@ class Original:
     def is_whole(self) -> bool:
         """Whether it went as far as it was to go, as far as can be told."""
         return self.status == "finished" and (self.num_steps is None or self.last_step >= self.num_steps)
+
+    @property
+    def data(self) -> str | None:
+        """The data in words, with its fingerprint; None where that is not known."""
+        digest = str(self.dataset.get("digest") or "")
+        return f"{self.dataset.get('name')}, {self._num_rows} rows, fingerprint {digest[:12]}" if digest else None
+
+    @property
+    def _num_rows(self) -> str:
+        try:
+            return f"{json.loads(self.dataset['profile'])['num_rows']:,}"
+        except (KeyError, TypeError, ValueError):
+            return "?"
+
+    def chosen(self) -> dict[str, Any]:
+        """What its person has chosen, by dotted key, as its rerun.yaml has it."""
+        values = defaults.values_of(self.folder / RERUN)
+        return {key: value for key, value in values.items() if not key.startswith(NOT_CHOSEN)}
 
     def read(self, name: str) -> str | None:
         """The text of one of its files; None where it has none."""

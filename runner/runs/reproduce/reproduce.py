@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from runner.config.identity import chosen
 from runner.runs.reproduce import original as originals
 from runner.runs.reproduce.compare import Points, compare_all, is_reproduced, last_step
 from runner.runs.reproduce.recorded import Original
@@ -39,15 +40,17 @@ def repeat(
     from runner.experiment.check import check_here
     from runner.experiment.console import Screen
     from runner.experiment.given import Checked, Given, Repetition
-    from runner.runs.reproduce import differences, text
+    from runner.runs.reproduce import differences, making, text
 
     if original.store is not None:
         cfg.tracking.uri = original.store  # not where a stranger's file says
     screen = Screen()
     hardware, choice = checked or check_here(cfg)
-    making, values = differences.of_making(original, choice, hardware), differences.of_values(original, cfg)
+    before = making.of_run(original)
+    made = making.differing([before, making.of_now(choice, hardware, files=before.notes)])
+    values = making.of_values([original.chosen(), chosen(cfg)])
     code_lines = differences.how_to_get_the_code(original, provenance.git_state())
-    for line in text.said_first(original, making, values, code_lines=code_lines):
+    for line in text.said_first(original, made, values, code_lines=code_lines):
         screen.say(line)
     check_data = differences.data_check(original, anyway=anyway, say=screen.say)
     repetition = Repetition(original.run_id or original.name, check_data)
@@ -60,7 +63,7 @@ def repeat(
     failure = f"this run failed: {summary['error']}" if summary["status"] == "failed" != original.status else ""
     same = is_reproduced(found) and not failure
     said = text.sentence(found, failure=failure, ends=(original.last_step, last_step(now)))
-    text.write(folder, original, found, [*making, *values], said=said, same=same)
+    text.write(folder, original, found, [*made, *values], said=said, same=same)
     for line in ("", *text.table(found), "", said):
         screen.say(line)
     return summary, same

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.runs.reproduce.compare import CLOSE, DIFFERENT, NOT_COMPARED, Comparison, earliest, is_reproduced, overall
-from runner.runs.reproduce.differences import Difference
+from runner.runs.reproduce.making import Difference
 from runner.runs.reproduce.recorded import Original
 
 FILE = "reproduce.json"
@@ -81,7 +81,9 @@ def write(
         "reproduced": same,
         "verdict": overall(found) if same else DIFFERENT,
         "sentence": said,
-        "differences": [dataclasses.asdict(each) for each in differences],
+        "differences": [
+            dict(zip(("what", "was", "now"), (each.what, *each.values), strict=True)) for each in differences
+        ],
         "metrics": {each.name: {key: _jsonable(value) for key, value in _fields(each)} for each in found},
     }
     (folder / FILE).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -110,7 +112,7 @@ def _of(count: int, noun: str) -> str:
 
 
 def _side_by_side(differences: Sequence[Difference]) -> list[str]:
-    rows = [("", "was", "is"), *((each.what, each.was, each.now) for each in differences)]
+    rows = [("", "was", "is"), *((each.what, *each.values) for each in differences)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return [f"        {what:<{widths[0]}}  {was:<{widths[1]}}  {now}" for what, was, now in rows]
 

@@ -66,9 +66,7 @@ def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     return ()
 
 
-def pick(
-    devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot], *, is_group: bool = False
-) -> Slot | None:
+def pick(devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot], *, is_group: bool = False) -> Slot | None:
     """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory.
 
     is_group: whether it is several that are trained together.

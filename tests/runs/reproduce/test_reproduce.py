@@ -189,7 +189,8 @@ def test_code_that_was_changed_after_its_commit_is_told_and_how_to_have_it(own_f
     code, lines, _ = reproduce(capfd, "outputs/first/run", AGAIN)
     assert code == 0
     assert result()["differences"] == [
-        {"what": "code", "was": f"{commit[:12]} with changes", "now": f"{commit[:12]} with changes, other ones"}
+        {"what": "code", "was": f"{commit[:12]} with changes", "now": f"{commit[:12]} with changes, other ones"},
+        {"what": "mine.py", "was": "+ a = 2", "now": "+ a = 3"},
     ]
     (words,) = [line.strip() for line in lines if "git apply" in line]
     assert words == f"git stash && git checkout {commit} && git apply outputs/first/run/git.diff"

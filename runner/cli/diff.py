@@ -1,0 +1,138 @@
+"""`python -m runner diff A B [...]`: prints what is not the same in runs, and where their curves part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from runner.config.trust import check_folder
+from runner.errors import Fault, RunnerError
+from runner.experiment.readable_numbers import readable
+from runner.experiment.terminal import Terminal, say
+from runner.runs.diff import Diff
+from runner.runs.reproduce.compare import where_parted
+from runner.runs.reproduce.making import Difference
+from runner.runs.reproduce.recorded import Original
+from runner.sweep.jobs import ledger
+
+FORMS = "diff A B, each a run's folder, a sweep's, an id in MLflow, or last"
+MOST_BESIDE = 4  # runs that stand beside each other; more of them stand below each other
+TITLES = ("metric", "parts at", "by", "last A", "last B", "best A", "best B")
+
+
+def runs_of(words: Sequence[str]) -> list[str]:
+    """The runs that are meant: in the place of a sweep its jobs. Raises: RunnerError for fewer than two."""
+    found = [run for word in words for run in (_jobs(Path(word)) or [word])]
+    if len(found) < 2:
+        problem = "it takes two runs or more" if len(words) < 2 else "one of them has no job that has begun"
+        raise RunnerError(Fault(f"diff {' '.join(words)}".strip(), problem, FORMS))
+    return found
+
+
+def show(found: Diff) -> None:
+    """Prints the runs, what differs in their configurations and in what they were made with, and their curves."""
+    terminal = Terminal(soft_wrap=False)
+    names = _names(len(found.runs))
+    for name, run in zip(names, found.runs, strict=True):
+        was = run.original
+        terminal.print(Text(f"{name}  {was.name} ({was.status}, {was.last_step:,} steps)  {run.words}"), soft_wrap=True)
+    for title, rows in (("configuration", found.configuration), ("made with", found.made_with)):
+        terminal.print()
+        if rows:
+            terminal.print(_table(title, rows, names))
+        else:
+            terminal.print(f"{title}: the same, as far as it is known")
+    if found.unknown:
+        terminal.print(f"not noted by all of them: {', '.join(found.unknown)}")
+    terminal.print()
+    terminal.print(_curves(found) if len(found.runs) == 2 else _of_several(found, names))
+    if len(found.runs) == 2:
+        terminal.print(Text(found.sentence), soft_wrap=True)
+
+
+def show_operation(originals: Sequence[Original], found: Diff, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Replays the two, and prints the first operation that parts; returns it as values, None for none. Raises: RunnerError."""
+    from runner.runs import first_operation  # torch
+
+    if len(originals) != 2:
+        raise RunnerError(Fault(f"diff --ops of {len(originals)} runs", "two are replayed beside each other", FORMS))
+    configurations = [first_operation.composed(each, overrides) for each in originals]
+    parted = where_parted(found.curves[0])
+    last = min(run.original.last_step for run in found.runs)
+    until = parted.parted_step if parted and parted.parted_step else min(last, first_operation.FEW_STEPS)
+    parting = first_operation.find(*configurations, until=until)
+    values = first_operation.as_values(parting) if parting else None
+    print()
+    if values is not None:
+        say(first_operation.in_words(values))
+    else:
+        of = (
+            ""
+            if parted is None
+            else ": what differs is not in their configurations, but in code, data, versions or machine"
+        )
+        say(f"replayed here, all operations of the first {until:,} steps gave the same{of}")
+    return values
+
+
+def _jobs(folder: Path) -> list[str]:
+    """The folders of a sweep's jobs that have begun; [] for what is no sweep."""
+    if not (folder / ledger.FILE).is_file():
+        return []
+    check_folder(folder)
+    sweep = ledger.read(folder)
+    folders = [sweep.folder_of(sweep.jobs[number]) for number in sorted(sweep.jobs) if sweep.jobs[number].folder_name]
+    return [str(each) for each in folders if (each / "rerun.yaml").is_file()]
+
+
+def _names(count: int) -> list[str]:
+    return list(ascii_uppercase[:count]) if count <= len(ascii_uppercase) else [str(number) for number in range(count)]
+
+
+def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
+    """A row for each difference and a column for each run; for many runs the other way round."""
+    if len(names) <= MOST_BESIDE:
+        return _filled((title, *names), ((each.what, *each.values) for each in rows))
+    columns = zip(*(each.values for each in rows), strict=True)
+    return _filled(
+        (title, *(each.what for each in rows)), ((name, *of) for name, of in zip(names, columns, strict=True))
+    )
+
+
+def _curves(found: Diff) -> Table:
+    a, b = found.runs
+    rows = []
+    for each in found.curves[0]:
+        parts = ("no point in common", "") if not each.num_common else ("never", "")
+        if each.parted_step is not None:
+            parts = f"{each.parted_step:,}", f"{each.parted_by:.1e}"
+        ends = [run.values.get(each.name) for run in (a, b)]
+        values = [readable(end[place]) if end else "" for place in (0, 1) for end in ends]
+        rows.append((each.name, *parts, *values))
+    return _filled(TITLES, rows, right=range(1, len(TITLES)))
+
+
+def _of_several(found: Diff, names: Sequence[str]) -> Table:
+    """A row for each run: where it parts from the first, and the last values of what is judged."""
+    metrics = [name for name in found.runs[0].values if name.startswith(("val/", "test/")) or name == "train/loss"]
+    rows = []
+    for number, (name, run) in enumerate(zip(names, found.runs, strict=True)):
+        first = where_parted(found.curves[number - 1]) if number else None
+        parts = f"{first.name} at step {first.parted_step:,}" if first and first.parted_step is not None else "nowhere"
+        ends = (run.values.get(metric) for metric in metrics)
+        rows.append((name, parts if number else "", *(readable(end[0]) if end else "" for end in ends)))
+    return _filled(("last values", f"parts from {names[0]}", *metrics), rows, right=range(2, len(metrics) + 2))
+
+
+def _filled(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> Table:
+    table, numbers = Table(box=None, pad_edge=False, header_style="bold"), set(right)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="right" if place in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
