@@ -264,7 +264,7 @@ def _free_port(first: int) -> int:
 
 
 def _after_training(verb: str, words: list[str]) -> int:
-    """evaluate, predict, export, serve, register, lr-find; see runner.cli.options."""
+    """evaluate, predict, export, serve, register, explain, lr-find; see runner.cli.options."""
     from runner.cli import after_training as command
     from runner.cli import options
 
@@ -309,6 +309,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_sweep,
     "compare": compare,
     "history": history,
+    "explain": partial(_after_training, "explain"),
     "schema": schema,
     "sync": sync,
     "ui": ui,

@@ -15,7 +15,18 @@ from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
 #: commands whose next word may be a run's folder
-OF_A_RUN = ("resume", "reproduce", "evaluate", "predict", "export", "serve", "register", "compare", "history")
+OF_A_RUN = (
+    "resume",
+    "reproduce",
+    "evaluate",
+    "predict",
+    "export",
+    "serve",
+    "register",
+    "compare",
+    "history",
+    "explain",
+)
 WITHOUT_KEYS = ("devices", "report", "compare", "history", "schema", "sync", "ui")
 MOST_FOLDERS = 20
 
