@@ -142,7 +142,7 @@ class Watch:
         for index, tensor in outputs:
             measured = range_of(tensor)
             if measured is None or not measured.num_not_finite:
-                if measured is not None and phase in ("forward", "loss"):
+                if measured is not None and self.in_task:
                     self.sizes.append(Size(measured.size, name.strip("_"), *where))
                 records.append(None)
                 continue

@@ -13,6 +13,7 @@ from runner.device import backends
 from runner.inspection.not_finite import Record, Size, Watch
 from runner.inspection.ranges import is_finite
 from runner.inspection.tensor_names import Names
+from runner.models.with_preprocessing import Prepared
 from runner.runs.explain.noticed_task import LossNotFiniteError
 from runner.runs.explain.replay import Moment
 from runner.training.checkpoint import snapshot
@@ -62,7 +63,8 @@ def look(moment: Moment) -> Look:
         model.load_state_dict(before)
         parts.optimizer.zero_grad()
     scale = 1.0 if parts.precision.scaler is None else parts.precision.scaler.get_scale()
-    by_module = _by_module({name: float(norm) / scale for name, norm in norms.items()})
+    prefix = "model." if isinstance(model, Prepared) else ""
+    by_module = _by_module({name.removeprefix(prefix): float(norm) / scale for name, norm in norms.items()})
     origin = record.origin() if record is not None else None
     return Look(origin, loss, by_module, _largest(watch.sizes), generators)
 

@@ -36,7 +36,7 @@ class NoticedTask:
             watch.in_task = False
         loss = next(iter(values.values()))
         if (record := watch.record_of(loss)) is not None:
-            raise LossNotFiniteError(record, float(loss))
+            raise LossNotFiniteError(record, float(loss.detach()))
         return values
 
     def __getattr__(self, name: str) -> Any:

@@ -51,8 +51,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     one = found["operation"]
     yield f"first   {_what(one)}: {one['line']}{' in ' + one['module'] if one['module'] else ''}, {_phase(one)}"
     for seen in one["inputs"]:
-        yield f"  {seen['argument']:<6}{_tensor(seen)}"
-    yield f"  {'gives':<6}{_tensor(one['output'])}"
+        yield f"  {seen['argument']:<12}{_tensor(seen)}"
+    yield f"  {'gives':<12}{_tensor(one['output'])}"
     yield from _rows(found)
     if found["try"]:
         yield f"try     {found['try']}"
@@ -108,8 +108,8 @@ def _rows(found: Mapping[str, Any]) -> Iterator[str]:
     count, sure = found["num_bad_rows"], found["rows_are_sure"]
     if not count or count == found["num_rows"]:
         return
-    words = "without them the step is finite" if sure else "in what it gives"
-    yield f"rows    {count:,} of {found['num_rows']:,} ({words})"
+    words = "without them the step is finite" if sure else "by what it gives"
+    yield f"rows    {count:,} of {found['num_rows']:,} ({words}); counted from 0, in epoch {found['epoch']}:"
     for row in found["rows"]:
         yield f"  {_row(row)}"
     if (more := count - len(found["rows"])) > 0:
@@ -117,7 +117,7 @@ def _rows(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    parts = [f"row {row['row']:,} of batch {row['batch'] + 1:,}"]
+    parts = [f"row {row['row']:,} of batch {row['batch']:,}"]
     if row["in_data"] is not None:
         parts.append(f"row {row['in_data']:,} of the data" + (f" ({row['place']})" if row["place"] else ""))
     if row["loss"] is not None:
@@ -131,7 +131,7 @@ def _of_a_spike(found: Mapping[str, Any]) -> Iterator[str]:
     near = [f"{'*' if step == found['step'] else ''}{step:,}: {loss:.4g}" for step, loss in found["losses"].items()]
     yield f"loss    {'  '.join(near)}; all is finite in step {found['step']:,}"
     if found["rows"]:
-        yield f"rows    of {found['num_rows']:,}, those with the largest loss, each by itself"
+        yield f"rows    of {found['num_rows']:,} those with the largest loss by themselves; counted from 0, in epoch {found['epoch']}:"
         for row in found["rows"]:
             yield f"  {_row(row)}"
     norms = [f"{name or 'model'} {norm:.3g}" for name, norm in list(found["gradient_norms"].items())[:5]]
