@@ -54,9 +54,17 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
 
         alias, again = given.get("--alias"), "--again" in given
         answer.give(register(asked.run, given["--name"], overrides, alias=alias, again=again))
+    elif asked.verb == "explain":
+        answer.give(_explain(asked, overrides))
     else:
         answer.give(_find_rate(asked, flags, overrides))
     return 0
+
+
+def _explain(asked: ParsedWords, overrides: list[str]) -> dict[str, Any]:
+    from runner.runs.explain.explain import explain
+
+    return explain(asked.run, overrides, step=asked.number("--step", 0) or None)
 
 
 def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ NAMES = (
     "diff",
     "history",
     "watch",
+    "explain",
     "schema",
     "sync",
     "ui",

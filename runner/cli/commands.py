@@ -314,7 +314,7 @@ def _free_port(first: int) -> int:
 
 
 def _after_training(verb: str, words: list[str]) -> int:
-    """evaluate, predict, export, serve, register, lr-find; see runner.cli.options."""
+    """evaluate, predict, export, serve, register, explain, lr-find; see runner.cli.options."""
     from runner.cli import after_training as command
     from runner.cli import options
 
@@ -362,6 +362,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "diff": diff,
     "history": history,
     "watch": watch,
+    "explain": partial(_after_training, "explain"),
     "schema": schema,
     "sync": sync,
     "ui": ui,

@@ -27,6 +27,7 @@ OF_A_RUN = (
     "diff",
     "history",
     "watch",
+    "explain",
 )
 WITHOUT_KEYS = ("devices", "report", "compare", "diff", "history", "watch", "schema", "sync", "ui")
 MOST_FOLDERS = 20

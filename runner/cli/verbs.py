@@ -58,6 +58,12 @@ VERBS = {
         keys=("tracking.uri",),
         more="--again: a new version though this model is one already",
     ),
+    "explain": Verb(
+        "replays a run to the step that spoilt it, and says which operation, line and rows did it",
+        flags={"--step": "N"},
+        keys=COMPUTING[:1],
+        more="--step: of a run without a loss that is not finite, e.g. one at which the loss leapt; the run's folder stays as it is",
+    ),
     "lr-find": Verb(
         "trains a few steps with a rising learning rate, and says which rate to take",
         flags={"--steps": "STEPS", "--from": "RATE", "--to": "RATE"},

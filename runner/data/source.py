@@ -55,6 +55,8 @@ class Source:
         None  # finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
     )
     reader: dict[str, Any] | None = None  # the node of what reads such inputs from a file: reader(path) -> inputs
+    columns: tuple[str, ...] = ()  # the names of a row's inputs, one for each number; () where they have none
+    place: Callable[[int], str] | None = None  # where a row stands, for a person: "people.csv, line 17"
     in_order: bool = False  # neighbouring rows tell of each other (a text's windows): splits are blocks, never drawn
 
 

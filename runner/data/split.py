@@ -52,6 +52,24 @@ def split(
     them, from 0, instead of a fraction.
     Raises: RunnerError when a split would be empty, and for folds of what can't be had in folds.
     """
+    how: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction, "limit": limit}
+    chosen = indices(source, seed=seed, fold=fold, **how)
+    found = {**source.given, **{name: select(source.rows, rows) for name, rows in chosen.items()}}
+    sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
+    labels = None if source.labels is None else source.labels[chosen["train"]]
+    return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source), labels)
+
+
+def indices(
+    source: Source,
+    *,
+    val_fraction: float,
+    test_fraction: float,
+    limit: int | None,
+    seed: int,
+    fold: tuple[int, int] | None = None,
+) -> dict[str, Tensor]:
+    """Which rows of the source are in each split that is cut of it, ascending; see split()."""
     cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
     if isinstance(source.rows, OwnLoader):
@@ -68,20 +86,17 @@ def split(
         faults += _no_folds(source, fold, len(rest) - sum(counts.values()))
     if faults:
         raise RunnerError(*faults)
-    found = dict(source.given)
+    found = {}
     for name, count in counts.items():
         if source.in_order:
             rest, taken = rest[:-count], rest[-count:]
         else:
             taken, rest = take(rest, count, labels=source.labels, generator=draw)
-        found[name] = select(source.rows, taken)
+        found[name] = taken
     if fold is not None:
         is_taken = folds(rest, fold[1], labels=source.labels, generator=draw) == fold[0]
-        found["val"], rest = select(source.rows, rest[is_taken]), rest[~is_taken]
-    found["train"] = select(source.rows, rest)
-    sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
-    labels = None if source.labels is None else source.labels[rest]
-    return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source), labels)
+        found["val"], rest = rest[is_taken], rest[~is_taken]
+    return {**found, "train": rest}
 
 
 def take(

@@ -191,6 +191,8 @@ def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path) -> d
         rows["next"] = f"python -m runner {words} {stores.words_for(tracking.uri)}".rstrip()
     if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):
         rows["next"] = f"python -m runner resume {command_folder}"
+    if summary["ending"] == "not_finite":
+        rows["next"] = f"python -m runner explain {command_folder}"
     if (folder / "rerun.yaml").exists():
         rows["again"] = f"python -m runner -cd {command_folder} -cn rerun seed=1"
     return rows

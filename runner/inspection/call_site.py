@@ -73,8 +73,7 @@ def module(stack: Sequence[FrameType]) -> str:
 
     Read off the stack, where torch's `_call_impl` holds each module: so nothing has to be hooked into the model.
     """
-    calls = (frame.f_locals.get("self") for frame in stack if frame.f_code.co_name == "_call_impl")
-    running = [found for found in calls if isinstance(found, torch.nn.Module)]
+    running = modules(stack)
     if not running:
         return ""
     inner, outer = running[0], running[-1]
@@ -82,10 +81,18 @@ def module(stack: Sequence[FrameType]) -> str:
     return f"{type(outer).__name__}.{path}".rstrip(".")
 
 
+def modules(stack: Sequence[FrameType]) -> list[torch.nn.Module]:
+    """The modules whose forward pass is under way, the innermost first."""
+    calls = (frame.f_locals.get("self") for frame in stack if frame.f_code.co_name == "_call_impl")
+    return [found for found in calls if isinstance(found, torch.nn.Module)]
+
+
 class Lines:
     """Where each operation of a step was written; in backward, the line of the forward pass that it belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, outermost: FrameType | None = None) -> None:
+        """outermost: the frame that what is watched was called from (None: the process's first)."""
+        self._outermost = outermost
         self._by_sequence: dict[int, tuple[str, str]] = {}
 
     def now(self) -> tuple[str, str]:
@@ -95,7 +102,7 @@ class Lines:
             found = self._by_sequence.get(node._sequence_nr())
             if found is not None:
                 return found
-        stack = list(frames())
+        stack = list(frames(self._outermost))
         here = line(stack), module(stack)
         if node is None and torch.is_grad_enabled():
             self._by_sequence[torch_private.sequence_number() - 1] = here

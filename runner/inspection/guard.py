@@ -6,7 +6,7 @@ training/fit.py makes it; its findings end in the run's result. placement.guard 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,16 @@ FREE = {
     "t",
     "expand",
 }
+
+
+class Watching(Protocol):
+    """What is put on the calls of a training: the guard, or what replays it to a step (runs/explain/)."""
+
+    findings: list[Finding]
+
+    def on(self, call: Callable[..., Result], *, of_groups: bool = False) -> Callable[..., Result]:
+        """The call in whose place it is made; see Guard.on()."""
+        ...
 
 
 class Guard:

@@ -27,6 +27,7 @@ def fail(result: Result, error: BaseException) -> None:
         return
     result.status = "failed"
     if isinstance(error, NotFiniteError):
+        result.ending = "not_finite"
         result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
         return
     if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit

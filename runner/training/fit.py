@@ -19,7 +19,7 @@ from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
 from runner.errors import RunnerError
 from runner.inspection.findings import merged
-from runner.inspection.guard import Guard
+from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.checklist import Checklist, TimedSteps
 from runner.training.evaluate import Evaluation
@@ -100,7 +100,7 @@ class Training:
         when = settings.placement.guard
         if place is not None or (settings.train.compile and self.progress.step):
             when = "off"  # it would have the step run as it is written, and with other bits than the undisturbed run's
-        self.guard = Guard(
+        self.guard: Watching = Guard(
             parts.device,
             when=when,
             model=parts.model,

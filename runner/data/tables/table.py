@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runner.data.source import Source
 from runner.data.tables.columns import Table, choose, from_reader, table_of
-from runner.data.tables.encoder import Encoder
+from runner.data.tables.encoder import Encoder, tidied_batches
 from runner.data.tables.files import TableFile, shared_names, table_files
 from runner.data.tables.forms import Form, form_of
 from runner.data.tables.node import reader_node
@@ -103,6 +103,8 @@ def table(
             scale_targets=scales,
         ),
         reader=reader_node(found.columns, found.target, form),
+        columns=tuple(column.name for column in found.columns.columns for _ in column.sizes),
+        place=partial(_place, files, found.target.names, complete=drop_missing_targets),
     )
 
 
@@ -122,6 +124,16 @@ def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str,
         key, lambda: _chunks(files, found, complete=complete), plan=plan, num_bytes=size, asked=files[0].asked
     )
     return mapped_rows, f"mapped from {mapped_rows.folder} ({why})"
+
+
+def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, complete: bool) -> str:
+    """Where a row of the Source stands: the files are read again up to it."""
+    for tidied, place, _ in tidied_batches(files, targets, targets if complete else ()):
+        num_rows = len(next(iter(tidied.values())))
+        if row < num_rows:
+            return place.of(row)
+        row -= num_rows
+    return ""
 
 
 def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:

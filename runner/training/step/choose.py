@@ -17,7 +17,7 @@ from runner.data.loading.shard import Shard, Sharded
 from runner.device.backends import overruns
 from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import Ranks
-from runner.inspection.guard import Guard
+from runner.inspection.guard import Watching
 from runner.training.loop import Epochs
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
@@ -40,7 +40,7 @@ def choose_steps(
     *,
     progress: Progress,
     buffer: MetricBuffer,
-    guard: Guard,
+    guard: Watching,
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> Epochs:

@@ -1,0 +1,259 @@
+"""Watches a step operation by operation: which one first gave a value that is not finite, of what inputs, on which line.
+
+For `explain` (runs/explain/), which replays the step: nothing of this is in a run. It keeps what made each tensor, and of
+those that are not finite by which operations they came to be so. An infinity that somebody has written, a mask's, is meant.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from runner.device.torch_private import TorchDispatchMode, current_autograd_node, tree_leaves
+from runner.inspection import call_site
+from runner.inspection.ranges import Range, bad_rows, range_of
+from runner.inspection.tensor_names import Names, storage_of
+
+#: give memory that holds anything, or hand on what they are given
+UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+PASSING = {"detach", "alias", "lift_fresh", "_unsafe_view", "_reshape_alias"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor that an operation took or gave."""
+
+    argument: str  # as the operation calls it: self, other, weight
+    name: str  # batch[0], model.head.weight; "" for one that has none
+    made: tuple[str, str]  # the operation that made it in this step, and its line; ("", "") for one from outside
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    range: Range
+
+
+@dataclass(frozen=True)
+class Record:
+    """An operation that gave something that is not finite."""
+
+    number: int  # in the order of the step
+    name: str  # log
+    phase: str  # forward, loss, backward, optimizer
+    line: str
+    module: str
+    node: str  # in backward, torch's name of what goes back: LogBackward0
+    inputs: tuple[Seen, ...]
+    output: Seen
+    bad_rows: Tensor  # (n,) bool, along the output's first dimension: where it holds such a value
+    causes: tuple[Record, ...] = ()  # what gave those of its inputs that are not finite, and were not meant to be
+    is_meant: bool = False  # an infinity that was written, or came of one
+
+    @property
+    def is_own_function(self) -> bool:
+        """Whether it goes back through a person's torch.autograd.Function: torch's own names end in a number."""
+        return self.node.endswith("Backward")
+
+    def origin(self) -> Record:
+        """The first operation on the way here to which no other one had given such a value."""
+        found, waiting, known = None, [self], {self.number}
+        while waiting:
+            one = waiting.pop()
+            if not one.causes and (found is None or one.number < found.number):
+                found = one
+            waiting += [cause for cause in one.causes if cause.number not in known]
+            known.update(cause.number for cause in one.causes)
+        return found or self
+
+
+class Size(NamedTuple):
+    """How large what an operation of the forward pass gave was."""
+
+    value: float
+    name: str
+    line: str
+    module: str
+
+
+class _Given(NamedTuple):
+    """A tensor among an operation's arguments."""
+
+    argument: str
+    place: int | None  # in a list of them
+    tensor: Tensor
+    is_written: bool
+
+
+class Watch:
+    """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by whoever takes the step."""
+
+    def __init__(self, model: nn.Module, names: Names) -> None:
+        """names: what is known of the step's tensors; those of the batch are called batch..."""
+        self.in_task = False
+        self.sizes: list[Size] = []
+        self._model, self._names = model, names
+        self._records: dict[int, Record] = {}  # by storage: what made it, where it is not finite
+        self._made: dict[int, tuple[str, str]] = {}  # by storage: the operation and its line
+        self._unwritten: set[int] = set()
+        self._number, self._went_back = 0, False
+        self._caller: FrameType | None = None
+        self._lines = call_site.Lines()
+        self._mode = _Mode(self)
+
+    def __enter__(self) -> Self:
+        self._caller = sys._getframe(1)
+        self._lines = call_site.Lines(self._caller)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._caller = None
+        self._mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def record_of(self, tensor: Tensor) -> Record | None:
+        """What made it, where it is not finite."""
+        return self._records.get(storage_of(tensor))
+
+    def run(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Has an operation done, and looks at what it gives."""
+        name = op._overloadpacket.__name__
+        given = list(_arguments(op, args, kwargs))
+        before = {id(one.tensor): range_of(one.tensor) for one in given if one.is_written and self._is_known(one)}
+        bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
+        result = op(*args, **kwargs)
+        where = self._lines.now()  # of a view, too: its backward pass asks for it
+        outputs: list[tuple[int | None, Tensor]] = [*enumerate(_tensors(result))]
+        outputs += [(one.place, one.tensor) for one in given if one.is_written]
+        for _, tensor in outputs:
+            (self._unwritten.add if name in UNWRITTEN else self._unwritten.discard)(storage_of(tensor))
+        if op.is_view or name in PASSING or name in UNWRITTEN:
+            return result
+        self._number += 1
+        phase = self._phase()
+        in_lists = any(one.place is not None for one in given)
+        records: list[Record | None] = []
+        for index, tensor in outputs:
+            measured = range_of(tensor)
+            if measured is None or not measured.num_not_finite:
+                if measured is not None and self.in_task:
+                    self.sizes.append(Size(measured.size, name.strip("_"), *where))
+                records.append(None)
+                continue
+            mine = [one for one in given if not in_lists or one.place in (None, index)]
+            causes, is_meant = self._causes(
+                [one.tensor for one in mine if id(one.tensor) in bad], measured, is_written=_has_infinity(args, kwargs)
+            )
+            inputs = [self._seen(one.argument, one.tensor, before.get(id(one.tensor))) for one in mine]
+            records.append(
+                Record(
+                    self._number,
+                    name.strip("_"),
+                    phase,
+                    *where,
+                    _node_name(),
+                    tuple(seen for seen in inputs if seen is not None),
+                    Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
+                    bad_rows(tensor),
+                    causes,
+                    is_meant,
+                )
+            )
+        for (_, tensor), record in zip(outputs, records, strict=True):
+            self._note(tensor, record, (name.strip("_"), where[0]))
+        return result
+
+    def _note(self, tensor: Tensor, record: Record | None, made: tuple[str, str]) -> None:
+        key = storage_of(tensor)
+        self._made[key] = made
+        if record is not None:
+            self._records[key] = record
+        else:
+            self._records.pop(key, None)
+
+    def _causes(self, bad: Sequence[Tensor], measured: Range, *, is_written: bool) -> tuple[tuple[Record, ...], bool]:
+        """What gave the inputs that are not finite, and whether an infinity was meant all the way."""
+        records = [(tensor, self.record_of(tensor)) for tensor in bad]
+        meant = [record.is_meant if record is not None else not self._is_of_batch(one) for one, record in records]
+        is_meant = not measured.num_nan and (all(meant) if meant else is_written)
+        causes = {record.number: record for _, record in records if record is not None and not record.is_meant}
+        return tuple(causes.values()), is_meant
+
+    def _is_known(self, one: _Given) -> bool:
+        return storage_of(one.tensor) not in self._unwritten
+
+    def _is_bad(self, tensor: Tensor) -> bool:
+        key = storage_of(tensor)
+        if key in self._made or key in self._unwritten:
+            return key in self._records
+        measured = range_of(tensor)  # from outside
+        return measured is not None and measured.num_not_finite > 0
+
+    def _is_of_batch(self, tensor: Tensor) -> bool:
+        return self._name(tensor).startswith("batch")
+
+    def _name(self, tensor: Tensor) -> str:
+        known = self._names.get(tensor)
+        return known.path if known is not None else ""
+
+    def _seen(self, argument: str, tensor: Tensor, before: Range | None) -> Seen | None:
+        key = storage_of(tensor)
+        measured = before or (range_of(tensor) if key not in self._unwritten else None)
+        if measured is None:
+            return None
+        made = self._made.get(key, ("", ""))
+        return Seen(argument, self._name(tensor), made, tuple(tensor.shape), tensor.dtype, measured)
+
+    def _phase(self) -> str:
+        if current_autograd_node() is not None:
+            self._went_back = True
+            return "backward"
+        if self.in_task:
+            self._went_back = False
+            running = call_site.modules(list(call_site.frames(self._caller)))
+            return "forward" if any(module is self._model for module in running) else "loss"
+        return "optimizer" if self._went_back else "loss"
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # C++ asks where a tensor lies
+            return func(*args, **(kwargs or {}))
+        return self._watch.run(func, args, kwargs or {})
+
+
+def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Given]:
+    """The tensors, by the names of the operation's schema."""
+    for place, argument in enumerate(op._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if isinstance(value, Tensor):
+            yield _Given(argument.name, None, value, is_written)
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield _Given(argument.name, index, item, is_written)
+
+
+def _has_infinity(args: Any, kwargs: Any) -> bool:
+    """Whether a number that somebody wrote is one: masked_fill(mask, -inf)."""
+    return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves((args, kwargs)))
+
+
+def _node_name() -> str:
+    node = current_autograd_node()
+    return "" if node is None else str(node.name())
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

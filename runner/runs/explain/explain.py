@@ -1,0 +1,187 @@
+"""`explain`: replays a run to the step that spoilt it, and says which operation, line and rows of the data did it.
+
+Called by cli/after_training.py. Its steps: replay.py, look.py, rows.py, advice.py, text.py. The run's folder is only read.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from runner.device import probe
+from runner.device.placement import num_rows
+from runner.errors import Fault, RunnerError
+from runner.experiment.check import check
+from runner.experiment.compose_run import of_run
+from runner.experiment.summary import read_summary
+from runner.experiment.terminal import say, short
+from runner.runs import find
+from runner.runs.explain import text
+from runner.runs.explain.advice import Case, advice
+from runner.runs.explain.look import Look, look
+from runner.runs.explain.replay import Moment, Start, replay, start_before
+from runner.runs.explain.rows import MOST_ROWS, Blame, blame, losses, placed
+from runner.tracking.journal_reader import read_events, read_series
+
+LOSS = "train/loss"
+#: steps beside a spike that are shown, on each side
+NEIGHBOURS = 3
+#: replays at most: to the step that was asked for, and to the one that turns out to have begun it
+MOST_REPLAYS = 6
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be explained."""
+
+    folder: Path
+    step: int  # that is asked for, or whose loss is the first that is not finite
+    is_failure: bool  # the loss is not finite there
+    by_step: Mapping[int, float]  # the run's losses, in their order
+    every: int  # steps a point
+
+    def around(self, step: int) -> list[int]:
+        """The steps beside one, and itself, that have a loss."""
+        steps = list(self.by_step)
+        place = bisect_left(steps, step)
+        return steps[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]
+
+
+def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str, Any]:
+    """Says it, and returns what it says as plain values.
+
+    Raises: RunnerError for a run that has no such step, and none whose loss is not finite where no step is named.
+    """
+    folder = find.find(wanted, verb="explain").absolute()
+    cfg = of_run(folder, overrides)
+    asked = _asked(wanted, cfg, folder, step)
+    choice = check(cfg, probe())
+    say(f"run     {short(folder)}: {LOSS} is {asked.by_step.get(asked.step, math.nan):.4g} at step {asked.step:,}")
+    start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
+    found = {**_found(asked, cfg, start, moment, seen), "notes": _notes(asked, cfg, choice.device, moment)}
+    for line in text.lines(found):
+        say(line)
+    return found
+
+
+def _asked(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Wanted:
+    series = read_series(folder).get(LOSS)
+    if series is None:
+        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", f"resume {wanted}, or another run"))
+    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
+    by_step = {number: last[number] for number in sorted(last)}
+    newest = max(by_step)
+    if step is None:
+        step = next((number for number, loss in by_step.items() if not math.isfinite(loss)), 0)
+        if not step:
+            leap = _largest_leap(by_step)
+            problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
+            raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
+    elif step > newest:
+        raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
+    is_failure = not math.isfinite(by_step.get(step, 0.0))
+    return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
+
+
+def _largest_leap(by_step: Mapping[int, float]) -> int:
+    """The step whose loss is farthest above the one before it."""
+    leaps = {after: by_step[after] - by_step[before] for before, after in pairwise(by_step)}
+    return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
+
+
+def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[str]:
+    """Why the replay may have other bits than the run had."""
+    summary, found = read_summary(asked.folder), []
+    if (num := summary.get("num_processes") or 1) > 1:
+        found.append(f"{num} processes trained it, and one replays it: sums are rounded otherwise")
+    if cfg.train.compile or cfg.train.cuda_graph:
+        found.append("its steps were compiled, and are replayed as they are written: they are rounded otherwise")
+    if (then := summary.get("device")) not in (None, device):
+        found.append(f"it ran on {then}, and is replayed on {device}")
+    if (then := (summary.get("versions") or {}).get("torch")) not in (None, torch.__version__):
+        found.append(f"it ran with torch {then}, and this is {torch.__version__}")
+    told = [event["digest"] for event in read_events(asked.folder) if event["kind"] == "dataset"]
+    if told and not moment.parts.splits.fingerprint.startswith(told[-1]):
+        found.append("the data is not what it was: its fingerprint is another one")
+    return found
+
+
+def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Start, Moment, Look]:
+    """The step that was asked for, watched; of a failure the one that began it, which may be an earlier one."""
+    start, until = start_before(asked.folder, asked.step - asked.every + 1), asked.step
+    for _ in range(MOST_REPLAYS):
+        moment = replay(cfg, device, start, until=until)
+        if moment is None:
+            break
+        if moment.reached.take is not None:
+            seen = look(moment)
+            if seen.origin is not None or not asked.is_failure or until is None:
+                return start, moment, seen
+            until = None  # it comes out otherwise here: perhaps in a later step
+        elif moment.reached.step <= start.step:  # what the checkpoint holds is spoilt
+            start = start_before(asked.folder, start.step)
+        else:
+            until = moment.reached.step
+    problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
+    fix = "the same code, data, torch and device as the run's; placement.guard=always in a new run looks as it goes"
+    raise RunnerError(Fault(f"explain {short(asked.folder)}", problem, fix))
+
+
+def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:
+    """Everything, as plain values."""
+    origin, parts = seen.origin, moment.parts
+    blamed = blame(moment, origin, seen.generators) if origin is not None else Blame(())
+    if origin is None:
+        rows = [placed(moment, cfg, row, batch, loss=loss) for loss, batch, row in losses(moment)[:MOST_ROWS]]
+    else:
+        rows = [placed(moment, cfg, row, blamed.batch) for row in blamed.rows[:MOST_ROWS]]
+    before = {number: loss for number, loss in asked.by_step.items() if number < moment.reached.step} | {
+        **moment.losses
+    }
+    recent = [before[number] for number in sorted(before)]
+    sure = rows if blamed.is_sure else []
+    return {
+        "run": short(asked.folder),
+        "asked_step": asked.step,
+        "step": moment.reached.step,
+        "epoch": moment.place[0] + 1,
+        "loss": seen.loss,
+        "is_finite": origin is None,
+        "replay": _comparison(asked, start, moment, seen.loss),
+        "losses": {number: asked.by_step[number] for number in asked.around(moment.reached.step)},
+        "operation": None if origin is None else text.operation(origin),
+        "rows": [asdict(row) for row in rows],
+        "num_bad_rows": len(blamed.rows),
+        "num_rows": sum(num_rows(batch) for batch in moment.reached.batches),
+        "rows_are_sure": blamed.is_sure,
+        "of_all_rows": blamed.of_all,
+        "gradient_norms": dict(seen.norms),
+        "largest": [one._asdict() for one in seen.largest],
+        "try": "" if origin is None else advice(Case(origin, sure, recent, parts.optimizer.param_groups)),
+    }
+
+
+def _comparison(asked: Wanted, start: Start, moment: Moment, loss: float) -> dict[str, Any]:
+    """How the replay compares with the run, step by step."""
+    now = {**moment.losses, moment.reached.step: loss}
+    both = [(step, asked.by_step[step], now[step]) for step in sorted(now.keys() & asked.by_step.keys())]
+    differing = [(step, then, here) for step, then, here in both if not _same(then, here)]
+    return {
+        "checkpoint": None if start.file is None else f"checkpoints/{start.file.name}",
+        "from_step": start.step,
+        "steps": moment.reached.step - start.step - 1,
+        "compared": len(both) if asked.every == 1 else 0,
+        "first_difference": differing[0] if differing and asked.every == 1 else None,
+    }
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))

@@ -1,0 +1,182 @@
+"""Takes a run up from a checkpoint before a step, and trains it with the same bits until that step is about to be taken.
+
+In a folder of its own, untracked: the run's is only read. The training is fit.Training's; a Lens has the guard's place in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from runner.config.settings import Settings
+from runner.distributed.group import Alone
+from runner.errors import RunnerError
+from runner.experiment.build import prepare
+from runner.inspection.findings import Finding
+from runner.inspection.ranges import is_finite
+from runner.runs.explain.noticed_task import NoticedTask
+from runner.training import checkpoint
+from runner.training.fit import Training
+from runner.training.kept import file_of
+from runner.training.observer import SilentObserver
+from runner.training.parts import Parts
+from runner.training.signals import Stop
+from runner.training.step.train_step import Step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a replay begins."""
+
+    file: Path | None  # the checkpoint; None: the run's beginning
+    step: int = 0
+
+
+class Reached(Exception):
+    """The step that was asked for is next; or, without `take`, the training was spoilt by a step that nobody watched."""
+
+    def __init__(self, step: int, take: Step | None = None, batches: Sequence[Any] = ()) -> None:
+        super().__init__()
+        self.step, self.take, self.batches = step, take, batches
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A training, stopped right before a step; or after one that has spoilt it, which nobody watched."""
+
+    parts: Parts
+    reached: Reached
+    losses: Mapping[int, float]  # of the steps before, as they came out here
+    task: NoticedTask
+    accumulate_steps: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch of the step, from 0, and the first of its batches in it."""
+        size = self.accumulate_steps
+        epoch, step = divmod(self.reached.step - 1, -(-self.parts.train.num_batches // size))
+        return epoch, step * size
+
+
+def start_before(folder: Path, step: int) -> Start:
+    """The last checkpoint of the run that was taken before a step; torn ones are passed by."""
+    there = folder / "checkpoints"
+    kept = {file: int(file.stem.partition("-")[2]) for file in there.glob(file_of(0).replace("0", "*"))}
+    found = [Start(file, number) for file, number in kept.items() if number < step]
+    last = there / "last.pt"
+    for file in (last, checkpoint.before(last)):
+        try:
+            number = int(checkpoint.load(file)["step"])
+        except (RunnerError, KeyError, TypeError, ValueError):
+            continue
+        if number < step:
+            found.append(Start(file, number))
+    return max(found, key=lambda one: one.step, default=Start(None))
+
+
+def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | None) -> Moment | None:
+    """Trains until `until` is the next step (None: to its end), or a step has spoilt it; None where it came to its end.
+
+    A compiled run is taken as it is written. Looks after each step whether its loss and the weights are finite, which waits
+    for the device.
+    """
+    with tempfile.TemporaryDirectory(prefix="runner-explain-") as folder:
+        if start.file is not None:
+            _lay(start.file, Path(folder, "checkpoints"))
+        cfg = copy.deepcopy(cfg)
+        settings = _as_written(Settings.of(cfg))
+        parts = prepare(cfg, device, goes_on=start.file is not None)
+        endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
+        task = NoticedTask(parts.task)
+        with _training(replace(parts, limits=endless), settings, Path(folder)) as training:
+            step, losses = training.progress.step, dict[int, float]()
+            training.parts = replace(training.parts, task=task)
+            try:
+                training.guard = Lens(parts, until, step=step, losses=losses)
+                for _ in training.train():
+                    pass
+            except Reached as reached:
+                return Moment(training.parts, reached, losses, task, settings.train.accumulate_steps)
+    return None
+
+
+class Lens:
+    """In the guard's place: counts the steps, keeps their losses, and ends the training by Reached."""
+
+    def __init__(self, parts: Parts, until: int | None, *, step: int, losses: dict[int, float]) -> None:
+        """step: that was taken last. losses: where it keeps them.
+
+        Raises: Reached for weights that are spoilt already, of a checkpoint.
+        """
+        self.findings: list[Finding] = []
+        self._until, self._step, self._losses = until, step, losses
+        weights = [*parts.model.parameters(), *parts.model.buffers()]
+        self._weights = [weight for weight in weights if is_finite(weight)]  # a mask may lie in a buffer
+        if step and not all_finite([*parts.model.parameters()]):
+            raise Reached(step)
+
+    def on(self, call: Callable[..., T], *, of_groups: bool = False) -> Callable[..., T]:
+        """See inspection.guard.Watching; what evaluates is left as it is."""
+        if not of_groups:
+            return call
+
+        def take(batches: Sequence[Any]) -> T:
+            self._step += 1
+            if self._step == self._until:
+                raise Reached(self._step, call, batches)  # type: ignore[arg-type]
+            values: Any = call(batches)
+            self._losses[self._step] = loss = float(next(iter(values.values())))
+            if not math.isfinite(loss) or not all_finite(self._weights):
+                raise Reached(self._step)
+            return values  # type: ignore[no-any-return]
+
+        return take
+
+
+@torch.no_grad()
+def all_finite(weights: Sequence[Tensor]) -> bool:
+    """By one read for each device that they lie on."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for weight in weights:
+        found.setdefault(weight.device, []).append(weight.isfinite().all())
+    return all(bool(torch.stack(flags).all()) for flags in found.values())
+
+
+def _as_written(settings: Settings) -> Settings:
+    """The same training, by calls from the host, with nothing kept of it."""
+    train = replace(settings.train, compile=False, cuda_graph=False, keep_checkpoints=None, profile=None)
+    return replace(settings, train=train, placement=replace(settings.placement, guard="off"))
+
+
+@contextmanager
+def _training(parts: Parts, settings: Settings, folder: Path) -> Iterator[Training]:
+    training = Training(parts, settings, folder, observer=SilentObserver(), stop=Stop(), ranks=Alone())
+    try:
+        yield training
+    finally:
+        training.background.close()
+        for batches in (parts.train, parts.val, parts.test):
+            if batches is not None:
+                batches.close()
+
+
+def _lay(file: Path, folder: Path) -> None:
+    """The checkpoint to go on from."""
+    folder.mkdir()
+    try:
+        (folder / "last.pt").symlink_to(file.absolute())
+    except OSError:  # a system without them
+        shutil.copyfile(file, folder / "last.pt")
