@@ -1,0 +1,183 @@
+"""Takes a step again at a run's end, with copies and some rows: what of it is the host's, its arithmetic, a person's Python.
+
+For experiment/advice.py, once the training is over; nothing of the run is touched. It takes no longer than it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import cProfile
+import os
+import pstats
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.device import backends
+from runner.device.placement import map_tensors, num_bytes, num_rows
+from runner.inspection.call_site import is_own
+from runner.training.cpu_threads import Products
+from runner.training.optimizer import Turns
+from runner.training.parts import Parts
+from runner.training.step.clock import StepTimes, few_rows
+
+#: a model of so many bytes is not copied: its kernels take longer than what calls them
+MOST_BYTES = 2**28
+MOST_REPEATS, FEW_ROWS = 10, 2
+#: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
+BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
+#: of tensors, that bring a value to the host
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero")
+
+
+@dataclass(frozen=True)
+class OwnPython:
+    """The function of a person's that takes most of a step by itself: in Python, or in what it calls that is not torch."""
+
+    where: str  # net.py:12 in forward
+    share: float  # of forward and backward
+    num_reads: int  # of the device
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Of one step of a run. launch_seconds: of the host's calls, in forward and backward. None: not known.
+
+    with_threads: all threads of the CPU, and what forward and backward take with them, of what they take.
+    """
+
+    launch_seconds: float | None = None
+    flops: float | None = None
+    own: OwnPython | None = None
+    with_threads: tuple[int, float] | None = None
+
+
+def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
+    """within: seconds; what would take longer is left out. One step with few rows is always taken.
+
+    Raises: what the model or its task raises.
+    """
+    kept = times.kept or _first_rows(parts)
+    usual = max(1, times.num_steps)
+    a_step = (times.parts.get("forward", 0.0) + times.parts.get("backward", 0.0)) / usual
+    if kept is None or isinstance(parts.optimizer, Turns) or num_bytes(parts.model.state_dict()) > MOST_BYTES:
+        return StepCosts()
+    states = backends.generator_states(parts.device)
+    try:
+        return _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
+    finally:
+        backends.set_generator_states(states, parts.device)
+
+
+def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
+    take = _copied(parts)
+    few = _of_rows(some, FEW_ROWS)
+    taken = [_seconds(take, few)]
+    while len(taken) < MOST_REPEATS and time.perf_counter() + taken[0] < ends:
+        taken.append(_seconds(take, few))
+    found = StepCosts()
+    few_seconds = statistics.median(taken[1:] or taken)
+    if a_step and parts.device.type == "cpu" and rows > FEW_ROWS:
+        weights = num_bytes(dict(parts.model.named_parameters())) * WEIGHT_PASSES / BYTES_PER_SECOND
+        launch = (few_seconds * rows - a_step * FEW_ROWS) / (rows - FEW_ROWS) - weights
+        found = replace(found, launch_seconds=min(max(0.0, launch), a_step))
+    if time.perf_counter() + 5 * few_seconds < ends:
+        with Products() as products:
+            take(few)
+        found = replace(found, flops=products.flops * rows / FEW_ROWS)
+    whole = _of_rows(some, rows)
+    if time.perf_counter() + 2 * a_step < ends:
+        found = replace(found, own=_own_python(partial(take, whole)))
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    is_worth = (found.launch_seconds or 0.0) < a_step / 2 and torch.get_num_threads() < most
+    if parts.device.type == "cpu" and is_worth and time.perf_counter() + 5 * a_step < ends:
+        found = replace(found, with_threads=(most, _with_threads(partial(take, whole), most)))
+    return found
+
+
+def _copied(parts: Parts) -> Callable[[Any], None]:
+    """Forward and backward of a batch, by copies of task and model."""
+    task, model = copy.deepcopy((parts.task, parts.model))
+
+    def take(batch: Any) -> None:
+        with parts.precision.autocast():
+            loss = next(iter(task(model, batch).values()))
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    for module in (task, model):
+        if isinstance(module, nn.Module):
+            module.train()
+    return take
+
+
+def _first_rows(parts: Parts) -> tuple[Any, int] | None:
+    """Of a set that lies on the device."""
+    if parts.train.indexed() is None:
+        return None
+    batch = next(iter(parts.train.epoch(0)))
+    return few_rows(batch), num_rows(batch)
+
+
+def _of_rows(some: Any, rows: int) -> Any:
+    """A batch of so many rows, the same again and again."""
+    here = num_rows(some)
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or len(tensor) != here:
+            return tensor
+        return tensor.repeat(-(-rows // here), *[1] * (tensor.dim() - 1))[:rows]
+
+    return map_tensors(some, repeated)
+
+
+def _seconds(take: Callable[[Any], None], batch: Any) -> float:
+    began = time.perf_counter()
+    take(batch)
+    return time.perf_counter() - began
+
+
+def _with_threads(take: Callable[[], None], most: int) -> float:
+    """What it takes with so many threads, of what it takes with as many as now; in turns."""
+    now, seconds = torch.get_num_threads(), {}
+    try:
+        for threads in (most, now, most, now):
+            torch.set_num_threads(threads)
+            began = time.perf_counter()
+            take()
+            seconds[threads] = time.perf_counter() - began  # the second time counts: threads begin at the first
+    finally:
+        torch.set_num_threads(now)
+    return seconds[most] / seconds[now]
+
+
+def _own_python(take: Callable[[], None]) -> OwnPython | None:
+    profile = cProfile.Profile()
+    try:
+        profile.runcall(take)
+    except ValueError:  # another one watches this process
+        return None
+    calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    total = sum(own for _, _, own, _, _ in calls.values())
+    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if is_own(place[0])}
+    reads = dict.fromkeys(seconds, 0)
+    for (file, _, name), (*_, callers) in calls.items():
+        is_read = "torch._C.TensorBase" in name and name.split("'")[1] in READS
+        if is_own(file) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
+            continue
+        for place, (_, count, _, whole) in callers.items():
+            if place in seconds:
+                seconds[place] += whole
+                reads[place] += count if is_read else 0
+    if not seconds or not total:
+        return None
+    place = max(seconds, key=lambda one: seconds[one])
+    return OwnPython(f"{Path(place[0]).name}:{place[1]} in {place[2]}", seconds[place] / total, reads[place])
