@@ -5,13 +5,20 @@ A name is what a person can do something about. advice.py says what.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Any
 
+from runner.config.settings import Settings
+from runner.device.benchmark.cache import MeasuredDevice
 from runner.device.placement import num_bytes, num_rows
+from runner.experiment.advice import Trained, best
 from runner.training.parts import Parts
 from runner.training.result import Result
-from runner.training.step.clock import StepTimes
-from runner.training.step.costs import StepCosts
+from runner.training.step.clock import STEP, StepTimes
+from runner.training.step.costs import StepCosts, look
+
+log = logging.getLogger("runner")
 
 #: in the order of a run, with what they are for a person
 NAMES = {
@@ -31,22 +38,73 @@ NAMES = {
     "finish": "the model for MLflow, pictures, summary",
     "other": "",
 }
+LEAST_SHOWN = 0.01
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 #: of an update, that go through memory for a weight: Adam reads four numbers and writes three
 UPDATE_BYTES, BYTES_PER_SECOND = 28, 1e10
 
 
-def of_training(parts: Parts, result: Result, costs: StepCosts, *, copy_speed: float | None) -> dict[str, float]:
-    """What fit() took, by name. copy_speed: bytes a second to the device, where it was measured (None: it was not)."""
+def of_training(
+    parts: Parts, settings: Settings, result: Result, *, speeds: MeasuredDevice | None, within: float | None
+) -> dict[str, Any]:
+    """Of summary.json: `time`, what fit() took by name; `step`, what a step is; `advice`, what would save most.
+
+    speeds: what `devices --bench` found. within: seconds for looking at the step once more (None: it is not looked at).
+    """
     steps = result.steps
-    if steps is None:
-        return dict(result.beside)
-    found = {"warm-up": steps.warm_seconds, **_of_steps(parts, steps, costs)}
-    if copy_speed and steps.kept and parts.device.type != "cpu" and parts.train.indexed() is None:
-        rows, count = steps.kept
-        copies = num_bytes(rows) * count / max(1, num_rows(rows)) / copy_speed * steps.num_steps
-        found["copies"] = min(copies, found["data"])
-        found["data"] -= found["copies"]
-    return {name: value for name, value in found.items() if value} | result.beside
+    if steps is None or not steps.num_steps:
+        return {"time": dict(result.beside)}
+    costs = StepCosts()
+    if within is not None and not steps.is_shared and parts.shards is None:
+        try:
+            costs = look(parts, steps, within=within)
+        except Exception as error:  # of a model or a task that nobody foresaw
+            log.info("the step could not be taken once more: %s", error)
+    spent = {"warm-up": steps.warm_seconds, **_of_steps(parts, steps, costs, speeds)}
+    spent = {name: value for name, value in spent.items() if value} | result.beside
+    trained = Trained(parts, settings, result, costs, spent)
+    found = best(trained) if steps.num_clocked else None
+    advice = found and {
+        "kind": found.kind,
+        "write": found.write,
+        "saves": found.seconds / trained.seconds,
+        "words": found.in_words(trained.seconds),
+    }
+    return {"time": spent, "step": _of_one_step(steps, costs, settings.train.precision, speeds), "advice": advice}
+
+
+def in_words(time: Mapping[str, float], step: Mapping[str, Any] | None) -> str:
+    """One line: the greatest shares, and how much of the device they are."""
+    total = sum(time.values())
+    shares = sorted(((seconds / total, name) for name, seconds in time.items()), reverse=True) if total else []
+    words = f"{total:.1f} s: {', '.join(f'{name} {share:.0%}' for share, name in shares if share >= LEAST_SHOWN)}"
+    if step and step["flops_per_second"]:
+        words += f"; {_flops(step['flops_per_second'])}FLOP/s"
+        words += f", {step['of_device']:.1%} of this device's {step['precision']}" if step["of_device"] else ""
+    return words
+
+
+def _flops(count: float) -> str:
+    unit, name = next((one for one in UNITS if count >= one[0]), UNITS[-1])
+    return f"{count / unit:.3g} {name}"
+
+
+def _of_one_step(
+    steps: StepTimes, costs: StepCosts, precision: str, speeds: MeasuredDevice | None
+) -> dict[str, Any]:
+    seconds = sum(steps.parts.values()) / steps.num_steps
+    per_second = costs.flops / seconds if costs.flops and seconds else None
+    most = speeds.flops_per_second.get(precision) if speeds else None
+    return {
+        "clocked": steps.num_clocked,
+        "seconds": seconds,
+        "parts": {name: value / steps.num_steps for name, value in steps.parts.items()},
+        "device_seconds": steps.device_seconds and steps.device_seconds / steps.num_steps,
+        "flops": costs.flops,
+        "flops_per_second": per_second,
+        "precision": precision,
+        "of_device": per_second / most if per_second and most else None,
+    }
 
 
 def whole(training: Mapping[str, float], *, total: float, around: Mapping[str, float]) -> dict[str, float]:
@@ -56,7 +114,9 @@ def whole(training: Mapping[str, float], *, total: float, around: Mapping[str, f
     return {name: known[name] for name in NAMES if known.get(name)}
 
 
-def _of_steps(parts: Parts, steps: StepTimes, costs: StepCosts) -> dict[str, float]:
+def _of_steps(
+    parts: Parts, steps: StepTimes, costs: StepCosts, speeds: MeasuredDevice | None
+) -> dict[str, float]:
     host = dict(steps.parts)
     data, metrics = host.pop("data", 0.0), host.pop("metrics", 0.0)
     queued = sum(host.values())
@@ -64,16 +124,31 @@ def _of_steps(parts: Parts, steps: StepTimes, costs: StepCosts) -> dict[str, flo
     if steps.device_seconds is not None:  # the host's part is what goes beyond the device's
         compute = min(seconds, steps.device_seconds)
         left = (seconds - compute) / seconds if seconds else 0.0
-        return {"data": data * left, "launch": queued * left, "compute": compute, "metrics": metrics * left}
-    launch = _launch(parts, steps, costs) if parts.device.type == "cpu" else 0.0
-    return {"data": data, "launch": min(launch, queued), "compute": queued - min(launch, queued), "metrics": metrics}
+        copies = min(data, _copy_seconds(parts, steps, speeds)) * left
+        return {
+            "data": data * left - copies,
+            "copies": copies,
+            "launch": queued * left,
+            "compute": compute,
+            "metrics": metrics * left,
+        }
+    launch = min(queued, _launch(parts, steps, costs))
+    return {"data": data, "launch": launch, "compute": queued - launch, "metrics": metrics}
+
+
+def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None) -> float:
+    """Of the batches that come over one by one, at the speed that was measured."""
+    if speeds is None or steps.kept is None or parts.train.indexed() is not None:
+        return 0.0
+    rows, count = steps.kept
+    return num_bytes(rows) * count / max(1, num_rows(rows)) / speeds.copy_bytes_per_second * steps.num_steps
 
 
 def _launch(parts: Parts, steps: StepTimes, costs: StepCosts) -> float:
     """Of a CPU, which computes as it is called: what calls would take without their work."""
-    if costs.launch_seconds is None:
+    if costs.launch is None or STEP in steps.parts:  # which is compiled
         return 0.0
     learning = steps.parts.get("forward", 0.0) + steps.parts.get("backward", 0.0)
-    own = costs.own.share * learning if costs.own else 0.0
+    share = max(costs.launch, costs.own.share if costs.own else 0.0)
     work = parts.num_parameters * UPDATE_BYTES / BYTES_PER_SECOND * steps.num_steps
-    return max(costs.launch_seconds * steps.num_steps, own) + max(0.0, steps.parts.get("update", 0.0) - work)
+    return share * learning + max(0.0, steps.parts.get("update", 0.0) - work)

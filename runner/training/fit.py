@@ -276,7 +276,8 @@ class Training:
 
     def keep(self, name: str) -> None:
         """Takes a checkpoint, "best", "last" or "measured"; it is written in the background."""
-        self.result.times["checkpoints"] = self.result.times.get("checkpoints", 0) + 1
+        if name != "measured" or self.settings.train.keep_checkpoints:
+            self.result.times[name] = self.result.times.get(name, 0) + 1
         with self.beside("checkpoints"):
             if name == "best":
                 self.checkpoints.keep_best(self.progress)

@@ -54,6 +54,7 @@ class StepTimes:
     parts: dict[str, float]
     device_seconds: float | None = None
     kept: tuple[Any, int] | None = None
+    is_shared: bool = False  # by trainings that take their steps together
 
 
 @dataclass

@@ -26,13 +26,15 @@ from runner.inspection.call_site import is_own
 from runner.training.cpu_threads import Products
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
-from runner.training.step.clock import StepTimes, few_rows
+from runner.training.step.clock import STEP, StepTimes, few_rows
 
 #: a model of so many bytes is not copied: its kernels take longer than what calls them
 MOST_BYTES = 2**28
 MOST_REPEATS, FEW_ROWS = 10, 2
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
 BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
+#: the profiler's word for the file of what is no Python
+BUILT_IN = "~"
 #: of tensors, that bring a value to the host
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero")
 
@@ -48,12 +50,12 @@ class OwnPython:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Of one step of a run. launch_seconds: of the host's calls, in forward and backward. None: not known.
+    """Of one step of a run. launch: the share of the host's calls in forward and backward, on a CPU. None: not known.
 
     with_threads: all threads of the CPU, and what forward and backward take with them, of what they take.
     """
 
-    launch_seconds: float | None = None
+    launch: float | None = None
     flops: float | None = None
     own: OwnPython | None = None
     with_threads: tuple[int, float] | None = None
@@ -66,7 +68,7 @@ def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
     """
     kept = times.kept or _first_rows(parts)
     usual = max(1, times.num_steps)
-    a_step = (times.parts.get("forward", 0.0) + times.parts.get("backward", 0.0)) / usual
+    a_step = sum(times.parts.get(name, 0.0) for name in ("forward", "backward", STEP)) / usual
     if kept is None or isinstance(parts.optimizer, Turns) or num_bytes(parts.model.state_dict()) > MOST_BYTES:
         return StepCosts()
     states = backends.generator_states(parts.device)
@@ -77,27 +79,25 @@ def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
 
 
 def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
-    take = _copied(parts)
-    few = _of_rows(some, FEW_ROWS)
-    taken = [_seconds(take, few)]
-    while len(taken) < MOST_REPEATS and time.perf_counter() + taken[0] < ends:
-        taken.append(_seconds(take, few))
-    found = StepCosts()
-    few_seconds = statistics.median(taken[1:] or taken)
-    if a_step and parts.device.type == "cpu" and rows > FEW_ROWS:
-        weights = num_bytes(dict(parts.model.named_parameters())) * WEIGHT_PASSES / BYTES_PER_SECOND
-        launch = (few_seconds * rows - a_step * FEW_ROWS) / (rows - FEW_ROWS) - weights
-        found = replace(found, launch_seconds=min(max(0.0, launch), a_step))
-    if time.perf_counter() + 5 * few_seconds < ends:
+    take, few, whole = _copied(parts), _of_rows(some, FEW_ROWS), _of_rows(some, rows)
+    found, of_few = StepCosts(), _seconds(partial(take, few), ends=ends, most=MOST_REPEATS)
+    if time.perf_counter() + 5 * of_few < ends:
         with Products() as products:
             take(few)
         found = replace(found, flops=products.flops * rows / FEW_ROWS)
-    whole = _of_rows(some, rows)
     if time.perf_counter() + 2 * a_step < ends:
         found = replace(found, own=_own_python(partial(take, whole)))
+    if parts.device.type != "cpu":
+        return found
+    if rows > FEW_ROWS:  # as quiet as it was with few; else as the run's steps were
+        in_time = time.perf_counter() + a_step < ends
+        of_whole = _seconds(partial(take, whole), ends=ends, most=MOST_REPEATS // 2) if in_time else a_step
+        weights = num_bytes(dict(parts.model.named_parameters())) * WEIGHT_PASSES / BYTES_PER_SECOND
+        launch = (of_few * rows - of_whole * FEW_ROWS) / (rows - FEW_ROWS) - weights
+        found = replace(found, launch=min(1.0, max(0.0, launch / of_whole)))
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_worth = (found.launch_seconds or 0.0) < a_step / 2 and torch.get_num_threads() < most
-    if parts.device.type == "cpu" and is_worth and time.perf_counter() + 5 * a_step < ends:
+    is_worth = (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
+    if is_worth and time.perf_counter() + 5 * a_step < ends:
         found = replace(found, with_threads=(most, _with_threads(partial(take, whole), most)))
     return found
 
@@ -139,10 +139,14 @@ def _of_rows(some: Any, rows: int) -> Any:
     return map_tensors(some, repeated)
 
 
-def _seconds(take: Callable[[Any], None], batch: Any) -> float:
-    began = time.perf_counter()
-    take(batch)
-    return time.perf_counter() - began
+def _seconds(take: Callable[[], None], *, ends: float, most: int) -> float:
+    """Of a call, the median of several while there is time; of one at least. The first finds memory."""
+    taken: list[float] = []
+    while not taken or (len(taken) <= most and time.perf_counter() + taken[0] < ends):
+        began = time.perf_counter()
+        take()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:] or taken)
 
 
 def _with_threads(take: Callable[[], None], most: int) -> float:
@@ -167,11 +171,11 @@ def _own_python(take: Callable[[], None]) -> OwnPython | None:
         return None
     calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total = sum(own for _, _, own, _, _ in calls.values())
-    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if is_own(place[0])}
+    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if is_own(place[0]) and place[0] != BUILT_IN}
     reads = dict.fromkeys(seconds, 0)
     for (file, _, name), (*_, callers) in calls.items():
         is_read = "torch._C.TensorBase" in name and name.split("'")[1] in READS
-        if is_own(file) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
+        if (file != BUILT_IN and is_own(file)) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
             continue
         for place, (_, count, _, whole) in callers.items():
             if place in seconds:
