@@ -59,6 +59,7 @@ NAMES = (
     "report",
     "compare",
     "history",
+    "explain",
     "schema",
     "sync",
     "ui",

@@ -38,6 +38,8 @@ NAMES = {
     "finish": "the model for MLflow, pictures, summary",
     "other": "",
 }
+#: what is no part of the training
+AROUND = ("start-up", "tracker", "finish", "other")
 LEAST_SHOWN = 0.01
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
 #: of an update, that go through memory for a weight: Adam reads four numbers and writes three
@@ -74,14 +76,26 @@ def of_training(
 
 
 def in_words(time: Mapping[str, float], step: Mapping[str, Any] | None) -> str:
-    """One line: the greatest shares, and how much of the device they are."""
-    total = sum(time.values())
-    shares = sorted(((seconds / total, name) for name, seconds in time.items()), reverse=True) if total else []
-    words = f"{total:.1f} s: {', '.join(f'{name} {share:.0%}' for share, name in shares if share >= LEAST_SHOWN)}"
-    if step and step["flops_per_second"]:
-        words += f"; {_flops(step['flops_per_second'])}FLOP/s"
-        words += f", {step['of_device']:.1%} of this device's {step['precision']}" if step["of_device"] else ""
-    return words
+    """One line: the training's greatest shares, what came before and after it, and how much of the device was used."""
+    training = {name: seconds for name, seconds in time.items() if name not in AROUND}
+    total, trained = sum(time.values()), sum(training.values())
+    around = _shares({"training": trained, **{name: time[name] for name in AROUND if name in time}}, total)
+    words = f"{total:.1f} s: {around}; training: {_shares(training, trained)}"
+    return words + (rates_in_words(step) if step else "")
+
+
+def rates_in_words(step: Mapping[str, Any]) -> str:
+    """What the steps compute, and how much that is of the device, as far as both are known."""
+    if not step["flops_per_second"]:
+        return ""
+    words = f"; {_flops(step['flops_per_second'])}FLOP/s"
+    return words + (f", {step['of_device']:.1%} of this device's {step['precision']}" if step["of_device"] else "")
+
+
+def _shares(seconds: Mapping[str, float], total: float) -> str:
+    """The greatest first; of nothing, nothing."""
+    shares = sorted(((value / total, name) for name, value in seconds.items()), reverse=True) if total else []
+    return ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= LEAST_SHOWN) or "nothing"
 
 
 def _flops(count: float) -> str:

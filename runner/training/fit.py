@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -353,7 +354,7 @@ class Training:
         seconds = self._step_seconds if place is None else place.step_seconds
         num_steps = self.progress.step - self._first_step
         if clock is not None:
-            result.steps = clock.times(seconds, num_steps)
+            result.steps = replace(clock.times(seconds, num_steps), is_shared=place is not None)
         result.beside = dict(self._beside)
         result.times["validation"] = self.evaluation.times
 
