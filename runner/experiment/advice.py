@@ -33,9 +33,9 @@ TINY_BATCH, USUAL_BATCH = 16, 64
 ENOUGH = 0.03
 #: of forward and backward, from which a function's own Python is the reason
 MUCH_PYTHON = 0.25
-#: a row that is waited for rather than computed, and readers that are of use then
-MOSTLY_WAITING, MOST_READERS = 0.5, 16
 READ_ROWS = 8
+#: of what readers would save if a batch cost nothing on its way from them
+READERS_SAVE = 0.85
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,16 @@ def _read(run: Trained) -> Advice | None:
     step = (sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies"))) / num_steps
     asked, cpus = run.settings.experiment.get("data.num_workers"), _num_cpus()
     now = automatic_workers(rows) if asked is None else int(asked)
-    most = MOST_READERS if on_cpu < MOSTLY_WAITING else cpus
 
     def waits(readers: int) -> float:
+        """For a batch, of each step; the CPUs are shared with the step."""
         return max(0.0, batch / readers - step, (on_cpu * batch + step) / cpus - step) * num_steps
 
-    more = [readers for readers in (1, 2, 4, 8, 16) if now < readers <= most]
+    more = [readers for readers in range(now + 1, cpus + 1)]  # torch warns of more
     kind = f"data-bound: a row takes {row * 1000:.3g} ms, {run.parts.train.batch_size} a batch"
     if more:
-        least = min(map(waits, more))
-        readers = next(count for count in more if waits(count) <= least + LEAST * run.seconds)
-        if (saves := 0.9 * (waited - waits(readers))) > waited / 4:
+        readers = next(count for count in more if waits(count) <= min(map(waits, more)) + LEAST * run.seconds)
+        if (saves := READERS_SAVE * (waited - waits(readers))) > waited / 4:
             return Advice(kind, f"data.num_workers={readers}", saves)
     epochs = num_steps * run.settings.train.accumulate_steps / run.parts.train.num_batches
     write = "a function that returns all rows as tensors, read once,"

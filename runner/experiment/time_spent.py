@@ -160,9 +160,9 @@ def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None)
 
 def _launch(parts: Parts, steps: StepTimes, costs: StepCosts) -> float:
     """Of a CPU, which computes as it is called: what calls would take without their work."""
-    if costs.launch is None or STEP in steps.parts:  # which is compiled
+    if (costs.launch is None and costs.own is None) or STEP in steps.parts:  # which is compiled
         return 0.0
     learning = steps.parts.get("forward", 0.0) + steps.parts.get("backward", 0.0)
-    share = max(costs.launch, costs.own.share if costs.own else 0.0)
+    share = max(costs.launch or 0.0, costs.own.share if costs.own else 0.0)
     work = parts.num_parameters * UPDATE_BYTES / BYTES_PER_SECOND * steps.num_steps
     return share * learning + max(0.0, steps.parts.get("update", 0.0) - work)

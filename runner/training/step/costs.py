@@ -9,7 +9,6 @@ import copy
 import cProfile
 import os
 import pstats
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +29,8 @@ from runner.training.step.clock import STEP, StepTimes, few_rows
 
 #: a model of so many bytes is not copied: its kernels take longer than what calls them
 MOST_BYTES = 2**28
-MOST_REPEATS, FEW_ROWS = 10, 2
+MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
+MANY_STEPS, MOST_PROFILED = 600, 3
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
 BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
 #: the profiler's word for the file of what is no Python
@@ -62,7 +62,7 @@ class StepCosts:
 
 
 def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
-    """within: seconds; what would take longer is left out. One step with few rows is always taken.
+    """within: seconds; what would take longer is left out, but for one step with few rows. Of many steps three more are had.
 
     Raises: what the model or its task raises.
     """
@@ -73,33 +73,43 @@ def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
         return StepCosts()
     states = backends.generator_states(parts.device)
     try:
+        within = max(within, 3 * a_step if usual >= MANY_STEPS else 0.0)
         return _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
     finally:
         backends.set_generator_states(states, parts.device)
 
 
 def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
-    take, few, whole = _copied(parts), _of_rows(some, FEW_ROWS), _of_rows(some, rows)
-    found, of_few = StepCosts(), _seconds(partial(take, few), ends=ends, most=MOST_REPEATS)
+    """In the order of what is worth most: where time ends, the rest is left out."""
+    take = _copied(parts)
+    few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
+    of_few, found = _seconds(few, ends=0.0), StepCosts()
+    if time.perf_counter() + 2 * a_step < ends:
+        found = replace(found, own=_own_python(whole, ends=time.perf_counter() + (ends - time.perf_counter()) / 2))
+    if parts.device.type == "cpu" and time.perf_counter() + 2 * of_few < ends:
+        found = replace(found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends))
     if time.perf_counter() + 5 * of_few < ends:
         with Products() as products:
-            take(few)
+            few()
         found = replace(found, flops=products.flops * rows / FEW_ROWS)
-    if time.perf_counter() + 2 * a_step < ends:
-        found = replace(found, own=_own_python(partial(take, whole)))
-    if parts.device.type != "cpu":
-        return found
-    if rows > FEW_ROWS:  # as quiet as it was with few; else as the run's steps were
-        in_time = time.perf_counter() + a_step < ends
-        of_whole = _seconds(partial(take, whole), ends=ends, most=MOST_REPEATS // 2) if in_time else a_step
-        weights = num_bytes(dict(parts.model.named_parameters())) * WEIGHT_PASSES / BYTES_PER_SECOND
-        launch = (of_few * rows - of_whole * FEW_ROWS) / (rows - FEW_ROWS) - weights
-        found = replace(found, launch=min(1.0, max(0.0, launch / of_whole)))
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_worth = (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
+    is_worth = parts.device.type == "cpu" and (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
     if is_worth and time.perf_counter() + 5 * a_step < ends:
-        found = replace(found, with_threads=(most, _with_threads(partial(take, whole), most)))
+        found = replace(found, with_threads=(most, _with_threads(whole, most)))
     return found
+
+
+def _launch(few: Callable[[], None], many: Callable[[], None], rows: int, *, weights: int, ends: float) -> float:
+    """The share of a step of so many rows that it would take without any. weights: their bytes, which are no calls' either.
+
+    By two sizes: what is left of the line through both at no rows.
+    """
+    middle = time.perf_counter() + (ends - time.perf_counter()) / 3
+    of_few, of_many = _seconds(few, ends=middle), _seconds(many, ends=middle + (ends - middle) / 2)
+    num_many = max(rows, MANY_ROWS)
+    a_row = max(0.0, (of_many - of_few) / (num_many - FEW_ROWS))
+    launch = of_few - FEW_ROWS * a_row - weights * WEIGHT_PASSES / BYTES_PER_SECOND
+    return min(1.0, max(0.0, launch / (of_few + (rows - FEW_ROWS) * a_row)))
 
 
 def _copied(parts: Parts) -> Callable[[Any], None]:
@@ -139,14 +149,14 @@ def _of_rows(some: Any, rows: int) -> Any:
     return map_tensors(some, repeated)
 
 
-def _seconds(take: Callable[[], None], *, ends: float, most: int) -> float:
-    """Of a call, the median of several while there is time; of one at least. The first finds memory."""
+def _seconds(take: Callable[[], None], *, ends: float) -> float:
+    """Of a call, the quickest of several while there is time; of one at least: others may want the CPU, too."""
     taken: list[float] = []
-    while not taken or (len(taken) <= most and time.perf_counter() + taken[0] < ends):
+    while not taken or (len(taken) <= MOST_REPEATS and time.perf_counter() + taken[0] < ends):
         began = time.perf_counter()
         take()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:] or taken)
+    return min(taken)
 
 
 def _with_threads(take: Callable[[], None], most: int) -> float:
@@ -163,19 +173,30 @@ def _with_threads(take: Callable[[], None], most: int) -> float:
     return seconds[most] / seconds[now]
 
 
-def _own_python(take: Callable[[], None]) -> OwnPython | None:
-    profile = cProfile.Profile()
-    try:
-        profile.runcall(take)
-    except ValueError:  # another one watches this process
-        return None
-    calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    total = sum(own for _, _, own, _, _ in calls.values())
-    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if is_own(place[0]) and place[0] != BUILT_IN}
+def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
+    """By the quickest of some calls that are profiled."""
+    quickest: tuple[float, Any] = (float("inf"), None)
+    for _ in range(MOST_PROFILED):
+        profile = cProfile.Profile()
+        try:
+            profile.runcall(take)
+        except ValueError:  # another one watches this process
+            return None
+        calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+        total = sum(own for _, _, own, _, _ in calls.values())
+        quickest = min(quickest, (total, calls), key=lambda one: one[0])
+        if time.perf_counter() + total > ends:
+            break
+    return _of_persons(*quickest)
+
+
+def _of_persons(total: float, calls: Any) -> OwnPython | None:
+    """Of a profile's calls, the person's function that takes most with what it calls and is not torch's."""
+    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if _is_persons(place[0])}
     reads = dict.fromkeys(seconds, 0)
     for (file, _, name), (*_, callers) in calls.items():
         is_read = "torch._C.TensorBase" in name and name.split("'")[1] in READS
-        if (file != BUILT_IN and is_own(file)) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
+        if _is_persons(file) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
             continue
         for place, (_, count, _, whole) in callers.items():
             if place in seconds:
@@ -185,3 +206,7 @@ def _own_python(take: Callable[[], None]) -> OwnPython | None:
         return None
     place = max(seconds, key=lambda one: seconds[one])
     return OwnPython(f"{Path(place[0]).name}:{place[1]} in {place[2]}", seconds[place] / total, reads[place])
+
+
+def _is_persons(file: str) -> bool:
+    return file != BUILT_IN and is_own(file)
