@@ -231,6 +231,21 @@ def watch(words: list[str]) -> int:
     return 0
 
 
+def explain(words: list[str]) -> int:
+    """What spoilt a step; with --time where the run's time went, with --trace some of its steps once more, for perfetto."""
+    if not {"--time", "--trace"} & set(words):
+        return _after_training("explain", words)
+    from runner.cli.explain_time import explain_time, trace
+
+    runs = [word for word in words if _may_be_a_folder(word)][:1]
+    settings = [word for word in words if "=" in word and not word.startswith("-") and word not in runs]
+    rest = [word for word in words if word not in (*runs, *settings)]
+    _only(rest, "explain", ("RUN", "--time", "--trace"))
+    wanted = runs[0] if runs else "last"
+    answer.give(trace(wanted, settings) if "--trace" in words else explain_time(wanted))
+    return 0
+
+
 def schema(words: list[str]) -> int:
     """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
     from runner.config import json_schema
@@ -362,7 +377,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "diff": diff,
     "history": history,
     "watch": watch,
-    "explain": partial(_after_training, "explain"),
+    "explain": explain,
     "schema": schema,
     "sync": sync,
     "ui": ui,

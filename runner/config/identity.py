@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "train.keep_checkpoints",
     "train.hooks",
     "train.profile",
+    "train.clocked_steps",
     "train.num_processes",
     "train.compile",
     "metrics.pull_every",

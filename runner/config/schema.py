@@ -19,20 +19,21 @@ KEPT = "every_epoch|(last|best):[1-9][0-9]*"
 WEIGHT = {"type": "number", "minimum": 0}
 
 
-def _value(valid: str, check: Callable[[Any], bool], example: Any, **limits: Any) -> Any:
+def _value(valid: str, check: Callable[[Any], bool], example: Any, default: Any = MISSING, **limits: Any) -> Any:
     """A field whose value must pass `check`; `valid` says in words what does. Its default stands in conf/.
 
-    limits: the same for an editor, in the words of JSON Schema (runner.config.json_schema); of a type that is Any, all of it.
+    default: of a run from before the key. limits: the same for an editor, in the words of JSON Schema
+    (runner.config.json_schema); of a type that is Any, all of it.
     """
-    return field(default=MISSING, metadata={"valid": valid, "check": check, "example": example, "limits": limits})
+    return field(default=default, metadata={"valid": valid, "check": check, "example": example, "limits": limits})
 
 
 def _one_of(*choices: str) -> Any:
     return field(default=MISSING, metadata={"valid": "one of " + ", ".join(choices), "choices": choices})
 
 
-def _at_least(least: int) -> Any:
-    return _value(f"{least} or more", lambda value: value >= least, max(least, 1), minimum=least)
+def _at_least(least: int, **otherwise: Any) -> Any:
+    return _value(f"{least} or more", lambda value: value >= least, max(least, 1), minimum=least, **otherwise)
 
 
 def _count_or(*words: str, least: int = 1) -> Any:
@@ -170,6 +171,7 @@ class Train:
         anyOf=[{"type": "string", "pattern": f"^({KEPT})$"}, {"type": "null"}],
     )
     profile: int | None = _at_least(1)
+    clocked_steps: int | None = _at_least(1, default=50)
     hooks: Any = _value(
         "a list of functions, each by its name or as {_target_: NAME, ...}",
         lambda value: are_hooks(value),

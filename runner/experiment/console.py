@@ -26,6 +26,7 @@ from runner.device.capabilities import slow_layers
 from runner.experiment.claim import CONSOLE, LOG
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal, short
+from runner.experiment.time_spent import in_words
 from runner.tasks.metric_names import is_rate
 from runner.tracking import stores
 from runner.training.metric_buffer import Window
@@ -161,6 +162,10 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
             f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "
             f"{summary['samples_per_second']:,.0f} samples/s"
         )
+    if sum(summary["time"].values()):
+        rows["time"] = in_words(summary["time"], summary["step"])
+    if summary["advice"]:
+        rows["faster"] = summary["advice"]["words"]
     return rows
 
 

@@ -20,6 +20,7 @@ from runner.errors import first_line
 from runner.experiment.plots.collect import collect
 from runner.experiment.plots.curves import draw_curves
 from runner.experiment.plots.draw import draw_results
+from runner.experiment.plots.time_bar import draw_time
 from runner.models.generate import sample
 from runner.tasks.metric_names import PLOTS
 from runner.tasks.task import Predicting
@@ -32,9 +33,18 @@ Say = Callable[[str], None]
 
 
 def illustrate(
-    parts: Parts, result: Result, folder: Path, *, series: Mapping[str, Series], of: str, say: Say
+    parts: Parts,
+    result: Result,
+    folder: Path,
+    *,
+    series: Mapping[str, Series],
+    of: str,
+    say: Say,
+    spent: Mapping[str, float],
 ) -> list[Path]:
     """Writes below plots/ of the run's folder, and returns the files. of: model, data and device, for the titles.
+
+    spent: seconds of the run by name, so far.
 
     What can't be drawn of the predictions is told by `say` and left out. Raises: OSError for curves on a full disk.
     """
@@ -43,7 +53,7 @@ def illustrate(
     with loading():
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
-    drawn = draw_curves(series, plots, title=of, best=best)
+    drawn = [*draw_curves(series, plots, title=of, best=best), *draw_time(spent, plots, title=of)]
     if result.status != "finished" or not isinstance(task, Predicting):
         return drawn
     try:

@@ -24,8 +24,9 @@ from runner.config.importing import loading
 from runner.config.secrets import for_disk, mask_folder
 from runner.config.settings import Settings
 from runner.config.validate import without_password
+from runner.device.benchmark import cache
 from runner.distributed.group import Ranks
-from runner.experiment import hints
+from runner.experiment import hints, time_spent
 from runner.experiment.console import Screen, parts_in_words, what_next
 from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
@@ -50,6 +51,7 @@ from runner.training.result import Result
 from runner.training.signals import Stop, listening
 from runner.version import IMPORTED
 
+MOST_LOOKING = 0.004  # of a run, that looking once more at its step may take
 MANY_POINTS = 10_000  # a healthy store takes a second for them
 MOST_WARNINGS = 3  # of the tracker, on the screen
 #: a pruned trial did what it was to do
@@ -69,6 +71,7 @@ class Session:
         self._clock = Clock(since_import=given.owns_process)
         self._rerun = rerun_text(cfg)  # before the data fills in the facts
         self._publisher: Publisher | None = None
+        self._waited = 0.0  # for the tracker
         self._open = ExitStack()  # the journal and the signals
         # from begin() on
         self.stop: Stop
@@ -155,9 +158,14 @@ class Session:
                 if self._publisher is not None:
                     self._publisher.wake()  # it goes while the pictures are drawn
         with self._failing():
+            self.summary |= self._time_of(result, is_alone=ranks.num == 1)
             of = f"{self.settings.model} on {parts.source.name}, {parts.device}"
             left_out: list[str] = []
-            drawn = illustrate(parts, result, self.folder, series=series, of=of, say=left_out.append) if shows else []
+            spent = time_spent.whole(self.summary["time"], total=self._clock.total(), around=self._around())
+            drawn: list[Path] = []
+            if shows:
+                say = left_out.append
+                drawn = illustrate(parts, result, self.folder, series=series, of=of, say=say, spent=spent)
             if drawn:
                 self._journal.event("artifact", path="plots", to="plots")
             for line in left_out:
@@ -172,6 +180,20 @@ class Session:
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
             self.summary["hints"] = hints.find(ended)
 
+    def _time_of(self, result: Result, *, is_alone: bool) -> dict[str, Any]:
+        """Where the training's time went, for summary.json."""
+        hardware, choice = self._machine
+        measured = cache.read(hardware)
+        speeds = measured.devices.get(choice.device) if measured else None
+        within = MOST_LOOKING * self._clock.total() if is_alone and result.status == "finished" else None
+        return time_spent.of_training(self._parts, self.settings, result, speeds=speeds, within=within)
+
+    def _around(self) -> dict[str, float]:
+        """What the run takes before and after its training, so far."""
+        clock = self._clock
+        finish = clock.seconds.get("finish", clock.since()) - self._waited
+        return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
+
     def _tell_of_pictures(self, drawn: list[Path], left_out: list[str]) -> None:
         """Of a check, which fails where one of them can't be drawn."""
         if left_out:
@@ -185,11 +207,15 @@ class Session:
         with self._failing():
             write_summary(self.folder, self.summary)
         if self._publisher is not None:
+            began = time.perf_counter()
             self.summary |= self._last_words(self._publisher, within=self.stop.seconds_left)
+            self._waited = time.perf_counter() - began
 
     def _say_result(self) -> None:
         self._clock.lap("finish")
-        self.summary["seconds"] |= {"finish": self._clock.seconds["finish"], "total": self._clock.total()}
+        total = self._clock.total()
+        self.summary["seconds"] |= {"finish": self._clock.seconds["finish"], "total": total}
+        self.summary["time"] = time_spent.whole(self.summary["time"], total=total, around=self._around())
         with self._failing():
             write_summary(self.folder, self.summary)
         self.summary |= {"status": self._result.status, "error": self._result.error}

@@ -36,7 +36,7 @@ def flops_a_product(
     generators where the model draws some.
     """
     few, rows = map_tensors(batch, lambda tensor: tensor[:FEW_ROWS]), num_rows(batch)
-    products = _Products()
+    products = Products()
     try:
         task, model = copy.deepcopy((task, model))
         for module in (task, model):
@@ -51,7 +51,7 @@ def flops_a_product(
     return products.flops / products.num * rows / num_rows(few)
 
 
-class _Products(TorchDispatchMode):
+class Products(TorchDispatchMode):
     """Counts the operations of all that torch has a formula for."""
 
     def __init__(self) -> None:

@@ -119,12 +119,17 @@ class Evaluation:
     """Measures the run's splits, alone or shared with other processes; leaves in the middle where somebody asked for an end."""
 
     def __init__(self, parts: Parts, guard: Guard, *, stop: Stop, ranks: Ranks) -> None:
-        self.seconds = 0.0  # that it took in all
+        self.seconds_of = {"val": 0.0, "test": 0.0}  # that it took in all
+        self.times = 0  # that the validation split was measured
         self._parts, self._stop, self._ranks = parts, stop, ranks
         eval_step = make_eval_step(parts.task, precision=parts.precision)
         if parts.shards is not None:
             eval_step = parts.shards.within(eval_step)
         self._eval_steps = {split: guard.on(eval_step) for split in ("val", "test")}
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_of.values())
 
     def measure(self, split: str) -> dict[str, float]:
         """The values of a whole split by their full names; {} where there is none.
@@ -153,7 +158,8 @@ class Evaluation:
         finally:
             if parts.shards is not None:
                 parts.shards.let_go()
-        self.seconds += time.perf_counter() - began
+        self.seconds_of[split] += time.perf_counter() - began
+        self.times += split == "val"
         return {f"{split}/{name}": value for name, value in found.items()}
 
     def _share(self) -> Shard | None:

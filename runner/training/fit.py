@@ -7,7 +7,10 @@ as long as one: progress, metric buffer, checkpoints, background thread; stacked
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -35,14 +38,20 @@ from runner.training.result import Result
 from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints
 from runner.training.step.choose import choose_steps
+from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
 from runner.training.stopping import CommonStopCondition, OwnStopCondition, StopCondition
 
 
 class Place(Rows, Epochs, Protocol):
-    """One training's place among several that take their steps together: it has its rows and its steps of them."""
+    """One training's place among several that take their steps together: it has its rows and its steps of them.
+
+    step_seconds: that the steps have taken, of all of them. clock: of these steps (None: there is none).
+    """
 
     asked: StopCondition
+    step_seconds: float
+    clock: StepClock | None
 
 
 def fit(parts: Parts, settings: Settings, folder: Path, *, observer: Observer, stop: Stop, ranks: Ranks) -> Result:
@@ -114,6 +123,9 @@ class Training:
         self.hooks = Hooks(own_hooks, parts, folder, say=observer.say, must_work=is_check)
         self.checklist = Checklist(parts.device, say=observer.say) if is_check else None
         self.timed: TimedSteps | None = None
+        self.clock: StepClock | None = None
+        self._beside: Counter[str] = Counter()  # seconds of what goes on beside the steps
+        self._step_seconds, self._first_step = 0.0, self.progress.step
         self._began = time.perf_counter()
 
     def run(self) -> Generator[None, None, Result]:
@@ -125,8 +137,10 @@ class Training:
                 result.status = "killed"
             else:
                 self.read_back()
-                self.checkpoints.use_best(self.progress)
-                self.values = self.measure("test")
+                with self.beside("checkpoints"):
+                    self.checkpoints.use_best(self.progress)
+                with self.beside("test"):
+                    self.values = self.measure("test")
                 self.call_hooks("end")
                 result.status = "pruned" if result.ending == "pruned" else "finished"
         except StoppedError:  # in the test
@@ -155,6 +169,9 @@ class Training:
         asked: StopCondition = OwnStopCondition(self.stop, limits)
         if self.ranks.num > 1:
             asked = CommonStopCondition(self.stop, limits, self.ranks)
+        num_clocked = self.settings.train.clocked_steps
+        if num_clocked and self.ranks.is_first and self.checklist is None and self.place is None:
+            self.clock = StepClock(num_clocked, first=self.progress.step, limits=limits, device=parts.device)
         if self.place is not None:
             epochs, asked = self.place, self.place.asked
         else:
@@ -167,6 +184,7 @@ class Training:
                 guard=self.guard,
                 ranks=self.ranks,
                 say=self.observer.say,
+                clock=self.clock,
             )
         if self.settings.train.profile and self.ranks.is_first:
             epochs = self.profiled = Profiled(
@@ -183,19 +201,24 @@ class Training:
         if not self.progress.step:
             self.call_hooks("start")
         with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
-            self.result.ending = yield from train(
-                epochs,
-                progress=self.progress,
-                limits=limits,
-                evaluate=self.validate,
-                keep=self.keep,
-                asked=asked,
-                gives_up=self.gives_up,
-            )
+            began, beside = time.perf_counter(), self._beside.total()
+            try:
+                self.result.ending = yield from train(
+                    epochs,
+                    progress=self.progress,
+                    limits=limits,
+                    evaluate=self.validate,
+                    keep=self.keep,
+                    asked=asked,
+                    gives_up=self.gives_up,
+                )
+            finally:
+                self._step_seconds = time.perf_counter() - began - self._beside.total() + beside
             if self.profiled is not None:
                 self.profiled.end()
-            self.buffer.pull(is_end=self.result.ending != "stopped")
-            self.background.wait()
+            with self.beside("disk"):
+                self.buffer.pull(is_end=self.result.ending != "stopped")
+                self.background.wait()
         self.result.seconds["train"] = self.seconds
         self.keep("last")
 
@@ -206,14 +229,16 @@ class Training:
             is_alike = not (self.settings.train.compile or self.settings.train.cuda_graph)
             num_steps = parts.card.facts["num_steps"] if is_alike else None
             self.checklist.passed(self.timed.in_words(self.progress.step, of=num_steps))
-        measured = self.values = self.measure("val")
+        with self.beside("validation"):
+            measured = self.values = self.measure("val")
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)
         if parts.falls_by_metric and values:
             parts.schedule.step(values[parts.best.metric])  # type: ignore[union-attr,arg-type]
         if self.checklist is None:
-            self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
+            with self.beside("validation"):
+                self.observer.epoch(self.progress.epoch + 1, self.progress.step, measured)
         return values
 
     def measure(self, split: str) -> Mapping[str, float]:
@@ -231,7 +256,8 @@ class Training:
         """Tells what they return; the numbers, which all processes get."""
         progress, parts = self.progress, self.parts
         epoch = progress.epoch + (when == "epoch")
-        shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
+        with self.beside("hooks"):
+            shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
         now = int(time.time() * 1000)
         if self.checklist is not None and (called := [hook.name for hook in parts.hooks if when in hook.at]):
             self.checklist.passed(f"hooks at {when}: {', '.join(called)}")
@@ -251,12 +277,15 @@ class Training:
 
     def keep(self, name: str) -> None:
         """Takes a checkpoint, "best", "last" or "measured"; it is written in the background."""
-        if name == "best":
-            self.checkpoints.keep_best(self.progress)
-        elif name == "measured":
-            self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
-        else:
-            self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
+        if name != "measured" or self.settings.train.keep_checkpoints:
+            self.result.times[name] = self.result.times.get(name, 0) + 1
+        with self.beside("checkpoints"):
+            if name == "best":
+                self.checkpoints.keep_best(self.progress)
+            elif name == "measured":
+                self.checkpoints.keep_measured(self.progress, self.buffer, seconds=self.seconds, measured=self.values)
+            else:
+                self.checkpoints.keep_last(self.progress, self.buffer, seconds=self.seconds)
 
     def read_back(self) -> None:
         """Of a check: what a run would go on from is written, read and put back. Raises: what of it fails."""
@@ -265,6 +294,15 @@ class Training:
         self.background.wait()
         num_bytes = self.checkpoints.read_back()
         self.checklist.passed(f"checkpoint of {size_in_words(num_bytes)}: written, read, put back, the same")
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """What goes on within is no part of the steps."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._beside[name] += time.perf_counter() - began
 
     def gives_up(self, values: Mapping[str, float]) -> bool:
         """Whether the search's pruner sees no sense in going on."""
@@ -299,13 +337,26 @@ class Training:
         is_left_alone = self.ranks.num > 1 and result.status == "failed"  # the others may be gone
         for end in (self.background.close,) if is_left_alone else (pull, self.background.close):
             try:
-                end()
+                with self.beside("disk"):
+                    end()
             except Exception as error:
                 if result.error is None:
                     fail(result, error)
+        self._tell_times()
         result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
         result.num_steps, result.num_epochs, result.best = progress.step, progress.epoch, progress.best
         result.num_samples = self._num_samples()
+
+    def _tell_times(self) -> None:
+        """Where the time of this part of the run went."""
+        result, place = self.result, self.place
+        clock = self.clock if place is None else place.clock
+        seconds = self._step_seconds if place is None else place.step_seconds
+        num_steps = self.progress.step - self._first_step
+        if clock is not None:
+            result.steps = replace(clock.times(seconds, num_steps), is_shared=place is not None)
+        result.beside = dict(self._beside)
+        result.times["validation"] = self.evaluation.times
 
     def _num_samples(self) -> int:
         """That the steps so far have learnt from."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from runner.inspection.findings import Finding
 from runner.training.progress import Best
+from runner.training.step.clock import StepTimes
 
 
 @dataclass
@@ -20,5 +21,9 @@ class Result:
     num_epochs: int = 0
     num_samples: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    #: of this part of the run: what its steps took, and what went on beside them, by name
+    steps: StepTimes | None = None
+    beside: dict[str, float] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)  # that some of it was done
     pulls: int = 0  # of metrics from the device
     findings: list[Finding] = field(default_factory=list)  # of the guard

@@ -6,6 +6,7 @@ metric buffer and the thread that brings its rows over. A member that ends leave
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from runner.training.result import Result
 from runner.training.signals import Stop
 from runner.training.stacked.stack import Stack
 from runner.training.stacked.step import Members, StackedStep
+from runner.training.step.clock import STEP, StepClock
 from runner.training.stopping import OwnStopCondition
 
 #: after which everybody is asked whether the training is to end
@@ -100,6 +102,7 @@ class _Place:
         self.fresh = 0  # steps that were taken and not told yet
         self.error: BaseException | None = None
         self.asked: Any = None
+        self.step_seconds, self.clock = 0.0, None
         self.generators = dict(member.generators)
         self._state: dict[str, Any] = {"names": [], "rows": torch.empty(0), "notes": {}}
         self._together: _Together | None = None
@@ -181,6 +184,12 @@ class _Together:
         self._step: StackedStep
         self._columns: list[_Place] = []
         self._pulls_before = 0
+        num_clocked = self._settings.train.clocked_steps
+        self._clock = (
+            StepClock(num_clocked, first=places[0].training.progress.step, limits=self._limits, device=self._device)
+            if num_clocked
+            else None
+        )
 
     def run(self) -> None:
         """To the end of all of them."""
@@ -262,14 +271,19 @@ class _Together:
         if self._batches_at != (epoch, first) or not self._is_formed_as_batches():
             self._begin_batches(epoch, first)
         generators = [place.generators for place in self._columns]
-        taken = 0
+        taken, began = 0, time.perf_counter()
+        due = self._clock.due if self._clock is not None else sys.maxsize
         with self._step.drawing(generators):
             deadline = time.monotonic() + MOST_SECONDS
             while taken < num and (taken == 0 or time.monotonic() < deadline):
                 self._note_rates()
-                self._buffer.write(self._step.take(next(self._batches)))
+                if self._buffer.step < due:
+                    self._buffer.write(self._step.take(next(self._batches)))
+                else:
+                    due = self._take_clocked()
                 self._step.move_rates()
                 taken += 1
+        seconds = time.perf_counter() - began
         self._num_together = -(-len(self._columns) // self._step.num_pieces)
         self._step.follow()
         self._batches_at = epoch, first + taken
@@ -277,6 +291,17 @@ class _Together:
             place.training.progress.num_together = self._num_together
             place.at, place.fresh, place.step = (epoch, first + taken), taken, place.step + taken
             place.pulls = self._pulls_before + self._buffer.pulls
+            place.step_seconds, place.clock = place.step_seconds + seconds, self._clock
+
+    def _take_clocked(self) -> int:
+        """One step, which is clocked; returns the next that is."""
+        clock = self._clock
+        assert clock is not None
+        clock.begin()
+        batches = next(self._batches)
+        self._buffer.write(clock.part(STEP, self._step.take)(batches))
+        clock.end(self._buffer.step, 1, is_first=False)
+        return clock.due
 
     def _begin_batches(self, epoch: int, first: int) -> None:
         size = self._settings.train.accumulate_steps

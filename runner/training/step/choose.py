@@ -23,6 +23,7 @@ from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.progress import Progress
+from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.compiled import Compiling, Repeated, make_compiled
 from runner.training.step.cuda_graphs import Graphs, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
@@ -43,8 +44,12 @@ def choose_steps(
     guard: Watching,
     ranks: Ranks,
     say: Callable[[str], None],
+    clock: StepClock | None = None,
 ) -> Epochs:
-    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs."""
+    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs.
+
+    clock: of some of them (None: nobody asks where the time goes).
+    """
     train = settings.train
     split = SplitBatch(parts, progress, say=say) if train.on_oom == "split" else None
     several = _of_several(parts, settings, num=ranks.num)
@@ -85,22 +90,31 @@ def choose_steps(
             step = compiled(make, optimizer=parts.optimizer)
         step = step if repeater else guard.on(step, of_groups=True)
     one_by_one = StepByStep(step, batches, accumulate_steps=train.accumulate_steps, rates=rates, buffer=buffer)
-    if repeater is None:
-        return one_by_one
-    return OnDevice(
-        make,
-        batches,
-        first=first,
-        accumulate_steps=train.accumulate_steps,
-        rates=rates,
-        limits=parts.limits,
-        how=Repeating(
-            repeater,
-            as_formula=train.compile,
-            usual_rows=compiling.usual_rows if train.compile else None,
-            instead=None if train.cuda_graph else one_by_one,
-        ),
+    epochs: Epochs = (
+        one_by_one
+        if repeater is None
+        else OnDevice(
+            make,
+            batches,
+            first=first,
+            accumulate_steps=train.accumulate_steps,
+            rates=rates,
+            limits=parts.limits,
+            how=Repeating(
+                repeater,
+                as_formula=train.compile,
+                usual_rows=compiling.usual_rows if train.compile else None,
+                instead=None if train.cuda_graph else one_by_one,
+            ),
+        )
     )
+    if clock is None:
+        return epochs
+    is_whole = train.compile or settings.placement.guard == "always"
+    clocked = clock.part(STEP, step) if is_whole else make(clocked=clock.part)
+    if several is None:
+        clocked = clock.keeping_rows(clocked)
+    return ClockedEpochs(epochs, clock, progress=progress, one_by_one=one_by_one, clocked=clocked)
 
 
 def _repeater(

@@ -50,12 +50,12 @@ class Rates:
 
 
 class StepByStep:
-    """Epochs whose every step is a call from the host."""
+    """Epochs whose every step is a call from the host. `step`: what takes one; clock.py has another one take its place."""
 
     def __init__(
         self, step: Step, batches: Batches, *, accumulate_steps: int, rates: Rates, buffer: MetricBuffer
     ) -> None:
-        self._step, self._batches, self._size = step, batches, accumulate_steps
+        self.step, self._batches, self._size = step, batches, accumulate_steps
         self._rates, self._buffer = rates, buffer
 
     @property
@@ -66,7 +66,7 @@ class StepByStep:
         batches = self._batches.epoch(epoch, first_batch=first_step * self._size)
         for group in _groups(batches, self._size):
             self._rates.note()
-            self._buffer.write(self._step(group))
+            self._buffer.write(self.step(group))
             self._rates.go_on()
             yield 1
 

@@ -23,6 +23,7 @@ from runner.training.step.fused_update import FixedUpdate, make_update
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Forward = Callable[[Any], Mapping[str, Tensor]]
 OwnBatches = Callable[[Sequence[Any]], Iterable[tuple[Any, float]]]
+Clocked = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class StepOptions:
     own_batches: OwnBatches | None = None
     #: whether the model has parameters of other optimizers, which this one's loss leaves without a gradient
     is_a_turn: bool = False
+    #: clocks a part of the step, see clock.StepClock.part
+    clocked: Clocked | None = None
 
 
 def make_step(
@@ -75,6 +78,8 @@ def make_step(
             return task(model, batch)
 
     predict = options.compile_forward(forward) if options.compile_forward else forward
+    if options.clocked:
+        predict = options.clocked("forward", predict)
 
     def forward_backward(batch: Any, share: float | None) -> Mapping[str, Tensor]:
         values = predict(batch)
@@ -119,6 +124,8 @@ def make_step(
         if options.wrap_forward_backward is None
         else options.wrap_forward_backward(forward_backward_all)
     )
+    if options.clocked:
+        whole, move = options.clocked("backward", whole), options.clocked("update", move)
 
     def step(batches: Sequence[Any]) -> Mapping[str, Tensor]:
         values = whole(batches)

@@ -1,0 +1,73 @@
+"""`explain RUN --time` and `--trace`: where a run's time went, and a trace of its first steps, taken once more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from runner.cli.check_first import check, passing_folder
+from runner.config import override_errors
+from runner.config.compose import composed_with, composer, hydra_session
+from runner.config.importing import loading
+from runner.errors import Fault, RunnerError
+
+TRACED_STEPS, STEPS_BEFORE = 20, 10
+#: of a run that is taken up for a trace alone
+SHORT = (
+    f"train.num_steps={TRACED_STEPS + STEPS_BEFORE}",
+    f"train.profile={TRACED_STEPS}",
+    "train.clocked_steps=null",
+    "train.max_seconds=null",
+    "train.evaluate_every_steps=null",
+    "train.keep_checkpoints=null",
+    "train.hooks=[]",
+    "tracking.enabled=false",
+)
+
+
+def explain_time(wanted: str) -> dict[str, Any]:
+    """The tree, on the screen."""
+    from runner.runs.time_tree import show_time, time_of
+
+    show_time(found := time_of(wanted))
+    return found
+
+
+def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
+    """Steps 11 to 30 of the run's configuration, traced; they are the run's, as far as the device gives the same numbers.
+
+    Writes profile/ in the run's folder. overrides: of the configuration, such as device=.
+    Raises: RunnerError for a run that can't be had here.
+    """
+    from runner.runs import find
+
+    folder = find.find(wanted, verb="explain").absolute()
+    compose, words = composer(["-cd", str(folder), "-cn", "rerun"]), [*SHORT, *overrides]
+    with hydra_session(["runner"]):
+        try:
+            cfg = composed_with(compose, words)
+        except Exception as error:
+            raise override_errors.explain(error, words, compose=compose, check=check) from None
+        with loading():
+            from rich.console import Console
+
+            from runner.experiment.console import Screen
+            from runner.experiment.given import Given
+            from runner.experiment.run import run
+            from runner.training.profile import FOLDER, TABLE, TRACE
+        passing = passing_folder(folder)
+        try:
+            done = run(cfg, passing, given=Given(screen=Screen(Console(quiet=True))))
+            if done["status"] != "finished":
+                problem = f"its first steps, taken once more, ended so: {done['error']}"
+                raise RunnerError(Fault(f"explain {wanted} --trace", problem, f"explain {wanted} --trace device=cpu"))
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            shutil.copytree(passing / FOLDER, folder / FOLDER)
+        finally:
+            shutil.rmtree(passing, ignore_errors=True)
+    file = folder / FOLDER / TRACE
+    last = int(done["num_steps"])
+    print(f"trace   of steps {max(1, last - TRACED_STEPS + 1)} to {last}: {file}, for https://ui.perfetto.dev")
+    print(f"longest operations: {Path(file).with_name(TABLE)}")
+    return {"trace": str(file), "operations": str(Path(file).with_name(TABLE)), "last_step": last}

@@ -1,0 +1,219 @@
+"""Says what would make a run's training faster: of all that its figures show the one thing that saves most, and how much.
+
+Called by session.py once the training is over. Each rule's estimate follows from what was measured, or it says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from runner.config.settings import Settings
+from runner.data.loading.loaders import automatic_workers
+from runner.data.own_loader import OwnLoader
+from runner.training.optimizer import Turns
+from runner.training.parts import Parts
+from runner.training.result import Result
+from runner.training.step.costs import StepCosts
+
+#: of the training: less is not worth a word
+LEAST = 0.05
+#: of the host's part of a step that a compiled one does without, at least (tests/bench/where_time_went.py)
+COMPILED_SAVES, GRAPH_SAVES = 0.6, 0.9
+#: rows a step that are few, and as many as are proposed
+TINY_BATCH, USUAL_BATCH = 16, 64
+#: of the training, that measuring and saving may take
+ENOUGH = 0.03
+#: of forward and backward, from which a function's own Python is the reason
+MUCH_PYTHON = 0.25
+READ_ROWS = 8
+#: of what readers would save if a batch cost nothing on its way from them
+READERS_SAVE = 0.85
+
+
+@dataclass(frozen=True)
+class Advice:
+    """kind: what the training is bound by. write: what to change. seconds: that it would save, of this training."""
+
+    kind: str
+    write: str
+    seconds: float
+    more: str = ""
+
+    def in_words(self, of_seconds: float) -> str:
+        saves = f"{self.kind}: {self.write} would save about {self.seconds / of_seconds:.0%} of the training"
+        return f"{saves}; {self.more}" if self.more else saves
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training that is over. spent: seconds by name (time_spent.py)."""
+
+    parts: Parts
+    settings: Settings
+    result: Result
+    costs: StepCosts
+    spent: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Without what the first steps took beyond others: a longer run has it once."""
+        return sum(self.spent.values()) - self.spent.get("warm-up", 0.0)
+
+    @property
+    def num_steps(self) -> int:
+        return self.result.steps.num_steps if self.result.steps else 0
+
+    @property
+    def learning(self) -> float:
+        """Seconds of all forward and backward passes, where steps were clocked in parts."""
+        parts = self.result.steps.parts if self.result.steps else {}
+        return parts.get("forward", 0.0) + parts.get("backward", 0.0)
+
+
+def best(run: Trained) -> Advice | None:
+    """The advice that saves most; None where none saves much."""
+    found = [rule(run) for rule in (_read, _python, _compile, _batch, _validate, _save, _threads)]
+    worth = [advice for advice in found if advice is not None and advice.seconds >= LEAST * run.seconds]
+    return max(worth, key=lambda advice: advice.seconds, default=None)
+
+
+def _read(run: Trained) -> Advice | None:
+    """More readers, or none at all."""
+    rows, waited = run.parts.splits.train, run.spent.get("data", 0.0)
+    if waited < LEAST * run.seconds:
+        return None
+    if isinstance(rows, OwnLoader):
+        return Advice(
+            "data-bound", "a loader that reads ahead, DataLoader(..., num_workers=...),", waited, "at most that"
+        )
+    if not isinstance(rows, Dataset):
+        return None
+    row, on_cpu = _row_seconds(rows)
+    batch, num_steps = row * run.parts.train.batch_size * run.settings.train.accumulate_steps, run.num_steps
+    step = (sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies"))) / num_steps
+    asked, cpus = run.settings.experiment.get("data.num_workers"), _num_cpus()
+    now = automatic_workers(rows) if asked is None else int(asked)
+
+    def waits(readers: int) -> float:
+        """For a batch, of each step; the CPUs are shared with the step."""
+        return max(0.0, batch / readers - step, (on_cpu * batch + step) / cpus - step) * num_steps
+
+    more = [readers for readers in range(now + 1, cpus + 1)]  # torch warns of more
+    kind = f"data-bound: a row takes {row * 1000:.3g} ms, {run.parts.train.batch_size} a batch"
+    if more:
+        readers = next(count for count in more if waits(count) <= min(map(waits, more)) + LEAST * run.seconds)
+        if (saves := READERS_SAVE * (waited - waits(readers))) > waited / 4:
+            return Advice(kind, f"data.num_workers={readers}", saves)
+    epochs = num_steps * run.settings.train.accumulate_steps / run.parts.train.num_batches
+    write = "a function that returns all rows as tensors, read once,"
+    return Advice(kind, write, waited * max(0.0, 1 - 1 / max(epochs, 1.0)))
+
+
+def _python(run: Trained) -> Advice | None:
+    """What a person's own function does beside torch's kernels, or the device that it waits for."""
+    own, launch = run.costs.own, run.spent.get("launch", 0.0)
+    reads = [found for found in run.result.findings if found.kind == "host read" and found.line]
+    if reads and run.parts.device.type != "cpu":
+        where = f"{reads[0].where} reads the device"
+        return Advice(f"host read: {where}", "a step without it", 0.8 * launch)
+    if own is None or own.share < MUCH_PYTHON:
+        return None
+    saves = 0.9 * min(own.share * run.learning, launch)
+    if own.num_reads:
+        kind = f"host read: {own.where} reads {own.num_reads:,} values a step, one after the other"
+        return Advice(kind, "operations on whole tensors, with no item() and no tolist(),", saves)
+    kind = f"Python in the step: {own.where} takes {own.share:.0%} of forward and backward by itself"
+    return Advice(kind, "doing that once, in the data, or by operations on tensors,", saves)
+
+
+def _compile(run: Trained) -> Advice | None:
+    """A step without the host's calls."""
+    train, parts, launch = run.settings.train, run.parts, run.spent.get("launch", 0.0)
+    has_python = run.costs.own is not None and run.costs.own.share >= MUCH_PYTHON
+    if train.compile or train.cuda_graph or has_python or isinstance(parts.optimizer, Turns) or run.result.findings:
+        return None
+    if parts.device.type == "cuda" and parts.train.indexed() is not None:
+        return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
+    if parts.device.type not in ("cpu", "cuda") or not _has_compiler():
+        return None
+    more = "it takes some seconds to compile" if launch < 60 else ""
+    return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, more)
+
+
+def _batch(run: Trained) -> Advice | None:
+    """Fewer steps for the same rows."""
+    train, num_rows = run.settings.train, run.parts.train.num_rows
+    rows = train.batch_size
+    larger = min(USUAL_BATCH, 2 ** int(math.log2(max(1, num_rows // 8))))
+    if rows > TINY_BATCH or larger < 4 * rows or not run.result.steps:
+        return None
+    of_steps = sum(run.spent.get(name, 0.0) for name in ("launch", "metrics"))
+    more = "it learns otherwise then: optimizer.lr too"
+    return Advice(f"tiny batch: {rows} rows a step", f"train.batch_size={larger}", (1 - rows / larger) * of_steps, more)
+
+
+def _validate(run: Trained) -> Advice | None:
+    """Measuring less often."""
+    spent, times = run.spent.get("validation", 0.0), run.result.times.get("validation", 0)
+    limits, train = run.parts.limits, run.settings.train
+    apart = math.ceil(spent / max(ENOUGH * (run.seconds - spent), 1e-9))
+    left = math.ceil(times / apart) if apart else times
+    if times < 2 or left == times:
+        return None
+    every = limits.evaluate_every_steps or -(-run.parts.train.num_batches // train.accumulate_steps)
+    write = f"train.evaluate_every_steps={every * math.ceil(times / left)}"
+    return Advice(f"validation: {times} times", write, spent * (1 - left / times))
+
+
+def _save(run: Trained) -> Advice | None:
+    """Saving less often."""
+    spent, times = run.spent.get("checkpoints", 0.0), run.result.times
+    asked = [
+        ("train.checkpoint_every_steps", run.parts.limits.save_every_steps),
+        ("train.checkpoint_every_seconds", run.parts.limits.save_every_seconds),
+    ]
+    count = times.get("last", 0)
+    apart = math.ceil(spent / max(ENOUGH * (run.seconds - spent), 1e-9))
+    if count < 2 or apart < 2:
+        return None
+    key, every = asked[0] if asked[0][1] else asked[1]
+    if every is None:
+        return None
+    of_these = spent * count / sum(times.get(name, 0) for name in ("last", "best", "measured"))
+    write = f"{key}={every * apart:g}"
+    return Advice(f"checkpoints: {count:,} of them", write, of_these * (1 - 1 / min(apart, count)))
+
+
+def _threads(run: Trained) -> Advice | None:
+    """More of the CPU."""
+    if run.costs.with_threads is None:
+        return None
+    most, of_now = run.costs.with_threads
+    saves = 0.9 * (1 - of_now) * run.learning
+    return Advice("compute-bound on few threads", f"backends.cpu.num_threads={most}", saves)
+
+
+def _row_seconds(rows: Any) -> tuple[float, float]:
+    """Of reading one, and which part of it this process computes: some are read."""
+    began, computing = time.perf_counter(), time.thread_time()
+    count = min(READ_ROWS, len(rows))
+    for index in range(count):
+        rows[index * (len(rows) // count)]
+    seconds = time.perf_counter() - began
+    return seconds / count, (time.thread_time() - computing) / max(seconds, 1e-9)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)

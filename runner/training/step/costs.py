@@ -1,0 +1,214 @@
+"""Takes a step again at a run's end, with copies and some rows: what of it is the host's, its arithmetic, a person's Python.
+
+For experiment/advice.py, once the training is over; nothing of the run is touched. It takes no longer than it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+import cProfile
+import os
+import pstats
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from runner.device import backends
+from runner.device.placement import map_tensors, num_bytes, num_rows
+from runner.inspection.call_site import is_own
+from runner.training.cpu_threads import Products
+from runner.training.optimizer import Turns
+from runner.training.parts import Parts
+from runner.training.step.clock import STEP, StepTimes, few_rows
+
+#: a model of so many bytes is not copied: its kernels take longer than what calls them
+MOST_BYTES = 2**28
+MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
+MANY_STEPS, MOST_PROFILED = 600, 3
+#: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
+BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
+#: the profiler's word for the file of what is no Python
+BUILT_IN = "~"
+#: of tensors, that bring a value to the host
+READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "nonzero")
+
+
+@dataclass(frozen=True)
+class OwnPython:
+    """The function of a person's that takes most of a step by itself: in Python, or in what it calls that is not torch."""
+
+    where: str  # net.py:12 in forward
+    share: float  # of forward and backward
+    num_reads: int  # of the device
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Of one step of a run. launch: the share of the host's calls in forward and backward, on a CPU. None: not known.
+
+    with_threads: all threads of the CPU, and what forward and backward take with them, of what they take.
+    """
+
+    launch: float | None = None
+    flops: float | None = None
+    own: OwnPython | None = None
+    with_threads: tuple[int, float] | None = None
+
+
+def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
+    """within: seconds; what would take longer is left out, but for one step with few rows. Of many steps three more are had.
+
+    Raises: what the model or its task raises.
+    """
+    kept = times.kept or _first_rows(parts)
+    usual = max(1, times.num_steps)
+    a_step = sum(times.parts.get(name, 0.0) for name in ("forward", "backward", STEP)) / usual
+    if kept is None or isinstance(parts.optimizer, Turns) or num_bytes(parts.model.state_dict()) > MOST_BYTES:
+        return StepCosts()
+    states = backends.generator_states(parts.device)
+    try:
+        within = max(within, 3 * a_step if usual >= MANY_STEPS else 0.0)
+        return _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
+    finally:
+        backends.set_generator_states(states, parts.device)
+
+
+def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
+    """In the order of what is worth most: where time ends, the rest is left out."""
+    take = _copied(parts)
+    few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
+    of_few, found = _seconds(few, ends=0.0), StepCosts()
+    if time.perf_counter() + 2 * a_step < ends:
+        found = replace(found, own=_own_python(whole, ends=time.perf_counter() + (ends - time.perf_counter()) / 2))
+    if parts.device.type == "cpu" and time.perf_counter() + 2 * of_few < ends:
+        found = replace(
+            found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
+        )
+    if time.perf_counter() + 5 * of_few < ends:
+        with Products() as products:
+            few()
+        found = replace(found, flops=products.flops * rows / FEW_ROWS)
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    is_worth = parts.device.type == "cpu" and (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
+    if is_worth and time.perf_counter() + 5 * a_step < ends:
+        found = replace(found, with_threads=(most, _with_threads(whole, most)))
+    return found
+
+
+def _launch(few: Callable[[], None], many: Callable[[], None], rows: int, *, weights: int, ends: float) -> float:
+    """The share of a step of so many rows that it would take without any. weights: their bytes, which are no calls' either.
+
+    By two sizes: what is left of the line through both at no rows.
+    """
+    middle = time.perf_counter() + (ends - time.perf_counter()) / 3
+    of_few, of_many = _seconds(few, ends=middle), _seconds(many, ends=middle + (ends - middle) / 2)
+    num_many = max(rows, MANY_ROWS)
+    a_row = max(0.0, (of_many - of_few) / (num_many - FEW_ROWS))
+    launch = of_few - FEW_ROWS * a_row - weights * WEIGHT_PASSES / BYTES_PER_SECOND
+    return min(1.0, max(0.0, launch / (of_few + (rows - FEW_ROWS) * a_row)))
+
+
+def _copied(parts: Parts) -> Callable[[Any], None]:
+    """Forward and backward of a batch, by copies of task and model."""
+    task, model = copy.deepcopy((parts.task, parts.model))
+
+    def take(batch: Any) -> None:
+        with parts.precision.autocast():
+            loss = next(iter(task(model, batch).values()))
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    for module in (task, model):
+        if isinstance(module, nn.Module):
+            module.train()
+    return take
+
+
+def _first_rows(parts: Parts) -> tuple[Any, int] | None:
+    """Of a set that lies on the device."""
+    if parts.train.indexed() is None:
+        return None
+    batch = next(iter(parts.train.epoch(0)))
+    return few_rows(batch), num_rows(batch)
+
+
+def _of_rows(some: Any, rows: int) -> Any:
+    """A batch of so many rows, the same again and again."""
+    here = num_rows(some)
+
+    def repeated(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or len(tensor) != here:
+            return tensor
+        return tensor.repeat(-(-rows // here), *[1] * (tensor.dim() - 1))[:rows]
+
+    return map_tensors(some, repeated)
+
+
+def _seconds(take: Callable[[], None], *, ends: float) -> float:
+    """Of a call, the quickest of several while there is time; of one at least: others may want the CPU, too."""
+    taken: list[float] = []
+    while not taken or (len(taken) <= MOST_REPEATS and time.perf_counter() + taken[0] < ends):
+        began = time.perf_counter()
+        take()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def _with_threads(take: Callable[[], None], most: int) -> float:
+    """What it takes with so many threads, of what it takes with as many as now; in turns."""
+    now, seconds = torch.get_num_threads(), {}
+    try:
+        for threads in (most, now, most, now):
+            torch.set_num_threads(threads)
+            began = time.perf_counter()
+            take()
+            seconds[threads] = time.perf_counter() - began  # the second time counts: threads begin at the first
+    finally:
+        torch.set_num_threads(now)
+    return seconds[most] / seconds[now]
+
+
+def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
+    """By the quickest of some calls that are profiled."""
+    quickest: tuple[float, Any] = (float("inf"), None)
+    for _ in range(MOST_PROFILED):
+        profile = cProfile.Profile()
+        try:
+            profile.runcall(take)
+        except ValueError:  # another one watches this process
+            return None
+        calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+        total = sum(own for _, _, own, _, _ in calls.values())
+        quickest = min(quickest, (total, calls), key=lambda one: one[0])
+        if time.perf_counter() + total > ends:
+            break
+    return _of_persons(*quickest)
+
+
+def _of_persons(total: float, calls: Any) -> OwnPython | None:
+    """Of a profile's calls, the person's function that takes most with what it calls and is not torch's."""
+    seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if _is_persons(place[0])}
+    reads = dict.fromkeys(seconds, 0)
+    for (file, _, name), (*_, callers) in calls.items():
+        is_read = "torch._C.TensorBase" in name and name.split("'")[1] in READS
+        if _is_persons(file) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
+            continue
+        for place, (_, count, _, whole) in callers.items():
+            if place in seconds:
+                seconds[place] += whole
+                reads[place] += count if is_read else 0
+    if not seconds or not total:
+        return None
+    place = max(seconds, key=lambda one: seconds[one])
+    return OwnPython(f"{Path(place[0]).name}:{place[1]} in {place[2]}", seconds[place] / total, reads[place])
+
+
+def _is_persons(file: str) -> bool:
+    return file != BUILT_IN and is_own(file)

@@ -1,0 +1,221 @@
+"""What a run says of its time, held against planted causes: is the cause named, and does the advice gain what it says?
+
+`python tests/bench/where_time_went.py --write`; with `--switch` what the clocks cost. All runs are in one process, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from page import ROOT, add_write, section
+from table import header
+
+sys.path.insert(0, str(ROOT))
+
+PARTS = """
+import math, time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+
+class Net(nn.Module):
+    def __init__(self, inputs=16, outputs=4, width=64, layers=2, python=0, reads=0):
+        super().__init__()
+        sizes = [inputs, *[width] * layers]
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])])
+        self.out, self.python, self.reads = nn.Linear(width, outputs), python, reads
+
+    def forward(self, x):
+        if self.python:
+            x = x + 1e-9 * self.table()
+        if self.reads:
+            x = x + 1e-9 * self.counted(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) * 0.9 + 0.1
+        return self.out(x)
+
+    def table(self):
+        return sum(math.sin(i) for i in range(self.python))
+
+    def counted(self, x):
+        total = 0.0
+        for value in x[: self.reads].flatten():
+            if value.item() > 0:
+                total += value.item()
+        return total
+
+
+class Waiting(Dataset):
+    def __init__(self, rows, seconds):
+        made = torch.Generator().manual_seed(0)
+        self.x, self.y = torch.randn(rows, 16, generator=made), torch.randint(4, (rows,), generator=made)
+        self.seconds = seconds
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return self.x[index], int(self.y[index])
+
+
+def rows(num=4000, inputs=16):
+    made = torch.Generator().manual_seed(0)
+    return torch.randn(num, inputs, generator=made), torch.randint(4, (num,), generator=made)
+
+
+def waiting(num=4000, seconds=5e-4):
+    return Waiting(num, seconds)
+"""
+CONF = {
+    "model/net.yaml": "_target_: my_parts.Net\ninputs: ${facts.in_features}\noutputs: 4\n"
+    "width: 64\nlayers: 2\npython: 0\nreads: 0\n",
+    "data/own.yaml": "_target_: my_parts.rows\nnum: 4000\ninputs: 16\n",
+    "data/waiting.yaml": "_target_: my_parts.waiting\nnum: 4000\nseconds: 5e-4\n",
+}
+USUAL = "model=net data=own tracking.enabled=false task.plots=false data.test_fraction=0 train.checkpoint_every_seconds=null"
+
+
+class Planted(NamedTuple):
+    """A cause: the words that plant it, how its advice begins, and the words that follow the advice, from what it writes."""
+
+    words: str
+    named: str
+    follow: Callable[[str], str] = str
+
+
+PLANTED = {
+    "slow Dataset": Planted(
+        "data=waiting data.num=1500 data.num_workers=0 train.batch_size=32 train.num_epochs=2", "data-bound"
+    ),
+    "tiny batch": Planted("train.batch_size=2 train.num_epochs=3 data.val_fraction=0", "tiny batch"),
+    "Python in the step": Planted(
+        "model.python=20000 train.num_epochs=30 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
+    ),
+    "host read": Planted(
+        "model.reads=128 train.num_epochs=30 data.val_fraction=0", "host read", lambda _: "model.reads=0"
+    ),
+    "huge validation": Planted("data.val_fraction=0.9 data.num=40000 train.num_epochs=40", "validation"),
+    "checkpoint each step": Planted(
+        "train.checkpoint_every_steps=1 train.num_epochs=10 data.val_fraction=0", "checkpoints"
+    ),
+    "small kernels": Planted("model.layers=40 model.width=16 train.num_epochs=40 data.val_fraction=0", "launch-bound"),
+    "one thread": Planted(
+        "model.width=1536 train.batch_size=512 train.num_epochs=8 backends.cpu.num_threads=1 data.val_fraction=0",
+        "compute-bound on few threads",
+    ),
+}
+BESIDE = ("start-up", "tracker", "finish", "other", "warm-up")
+
+
+class Ran(NamedTuple):
+    summary: dict[str, Any]
+    wall: float  # around it
+    cpu: float  # of this process, all threads
+
+    @property
+    def training(self) -> float:
+        return sum(seconds for name, seconds in self.summary["time"].items() if name not in BESIDE)
+
+
+def ran(words: str, folder: Path) -> Ran:
+    """One run in this process."""
+    from runner import run
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        began, cpu = time.perf_counter(), time.process_time()
+        done = run([*USUAL.split(), *words.split()], folder=folder)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    if done["status"] != "finished":
+        raise SystemExit(f"{words}: {done['error']}")
+    return Ran(dict(done), wall, cpu)
+
+
+def causes(names: list[str], repeats: int, folder: Path) -> None:
+    print(
+        "| planted | advice | share that it says | share that it gained | gained of what it says | time of the wall |"
+    )
+    print("|---|---|---|---|---|---|")
+    for name in names:
+        planted = PLANTED[name]
+        turns: list[tuple[Ran, Ran, Mapping[str, Any]]] = []
+        for number in range(repeats):
+            before = ran(planted.words, folder / f"{name} {number}")
+            advice = before.summary["advice"] or {"kind": "none", "write": "", "saves": 0.0, "words": ""}
+            is_named = advice["kind"].startswith(planted.named)
+            follow = planted.follow(advice["write"]) if is_named else ""
+            after = ran(f"{planted.words} {follow}", folder / f"{name} {number} followed")
+            turns.append((before, after, advice))
+        says = [turn[2]["saves"] for turn in turns]
+        gained = [1 - after.training / before.training for before, after, _ in turns]
+        sums = [sum(before.summary["time"].values()) / before.wall for before, _, _ in turns]
+        named = sum(turn[2]["kind"].startswith(planted.named) for turn in turns)
+        ratio = statistics.median(gain / max(say, 1e-9) for gain, say in zip(gained, says, strict=True))
+        words = (
+            f"{turns[-1][2]['kind']}: {turns[-1][2]['write']}"
+            if named == repeats
+            else f"{named} of {repeats}: {turns[-1][2]['words']}"
+        )
+        print(
+            f"| {name} | {words} | {statistics.median(says):.0%} | {statistics.median(gained):.0%} | "
+            f"{ratio:.2f} | {min(sums):.3f} to {max(sums):.3f} |",
+            flush=True,
+        )
+
+
+def switch(repeats: int, folder: Path) -> None:
+    """The same run with and without clocks, one after the other, beginning with each in turn."""
+    ways = {"clocked": "", "not": "train.clocked_steps=null", "not, again": "train.clocked_steps=null"}
+    found: dict[str, list[Ran]] = {way: [] for way in ways}
+    for number in range(repeats):
+        for way in sorted(ways, key=lambda way: (list(ways).index(way) + number) % len(ways)):
+            words = f"model.layers=4 train.num_steps=6000 train.evaluate_every_steps=3000 {ways[way]}"
+            found[way].append(ran(words, folder / f"{way} {number}"))
+    print(
+        "| clocks | CPU s of the run, median | times none, median of the turns | lowest to highest | wall, times none |"
+    )
+    print("|---|---|---|---|---|")
+    for way, runs in found.items():
+        cpu = [one.cpu / other.cpu for one, other in zip(runs, found["not"], strict=True)]
+        wall = statistics.median(one.wall / other.wall for one, other in zip(runs, found["not"], strict=True))
+        median = statistics.median(one.cpu for one in runs)
+        print(
+            f"| {way} | {median:.2f} | {statistics.median(cpu):.4f} | {min(cpu):.3f} to {max(cpu):.3f} | {wall:.3f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--switch", action="store_true", help="what the clocks cost, in the place of the causes")
+    parser.add_argument("--only", default=",".join(PLANTED), help="of the causes, by their names")
+    add_write(parser)
+    given = parser.parse_args()
+    name = "where_time_went.py switch" if given.switch else "where_time_went.py"
+    with tempfile.TemporaryDirectory() as where, section(name, write=given.write):
+        folder = Path(where)
+        (folder / "my_parts.py").write_text(PARTS)
+        for file, text in CONF.items():
+            (folder / "conf" / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "conf" / file).write_text(text)
+        os.chdir(folder)
+        print(header(given.repeats, 1))
+        if given.switch:
+            switch(given.repeats, folder)
+        else:
+            causes(given.only.split(","), given.repeats, folder)
+        os.chdir(ROOT)
+
+
+main()
