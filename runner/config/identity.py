@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "train.profile",
     "train.num_processes",
     "train.compile",
+    "train.recompute",
     "metrics.pull_every",
     "placement.",
     "tracking.",
