@@ -54,6 +54,11 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
 
         alias, again = given.get("--alias"), "--again" in given
         answer.give(register(asked.run, given["--name"], overrides, alias=alias, again=again))
+    elif asked.verb == "tune":
+        from runner.plan.tune import tune
+
+        seconds, name, precision = asked.amount("--seconds", 30.0), given.get("--name"), "--precision" in given
+        answer.give(tune(flags, overrides, seconds=seconds, name=name, precision=precision))
     else:
         answer.give(_find_rate(asked, flags, overrides))
     return 0

@@ -26,7 +26,10 @@ NAMES = {
     "fused_sgd_": ("torch._fused_sgd_", "SGD's update without its wrapper"),
     "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),
     "fused_adamw_": ("torch._fused_adamw_", "AdamW's update without its wrapper"),
-    "orthogonal": ("torch.optim._muon._zeropower_via_newtonschulz", "Muon's step of a convolution's weights, and compiled"),
+    "orthogonal": (
+        "torch.optim._muon._zeropower_via_newtonschulz",
+        "Muon's step of a convolution's weights, and compiled",
+    ),
     "muon_rate": ("torch.optim._muon._adjust_lr", "likewise"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),

@@ -6,6 +6,7 @@ Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 

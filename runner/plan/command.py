@@ -71,6 +71,14 @@ def what_fits(cfg: DictConfig) -> list[str]:
     return memory_lines(report("", cfg, target, answer, fallback=fallback, seconds=0.0))
 
 
+def planned(cfg: DictConfig) -> dict[str, Any]:
+    """What plan.json would say of a run, but for the largest batch. Writes and prints nothing."""
+    target = check(cfg)
+    with Child() as child:
+        answer, fallback = _answer(child, Job("", cfg), target, seconds=0.0)
+    return report("", cfg, target, answer, fallback=fallback, seconds=0.0)
+
+
 class Child:
     """A process that simulates one device; it waits for its request."""
 
@@ -141,16 +149,18 @@ def _checked(jobs: Sequence[Job]) -> list[Target]:
     return targets
 
 
-def _answer(child: Child, job: Job, target: Target) -> tuple[dict[str, Any], str]:
+def _answer(
+    child: Child, job: Job, target: Target, *, seconds: float = SECONDS_TO_SEARCH
+) -> tuple[dict[str, Any], str]:
     """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
     from runner.plan.report import request
 
-    answer, why = child.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH))
+    answer, why = child.ask(request(job.cfg, target, seconds=seconds))
     fallback = ""
     if answer is None and not child.is_ready and target.device != "cpu":
         fallback = f"{target.device} could not be simulated here ({why}): placement and kernels were not checked"
         with Child() as second:
-            answer, why = second.ask(request(job.cfg, target, seconds=SECONDS_TO_SEARCH) | {"device": "cpu"})
+            answer, why = second.ask(request(job.cfg, target, seconds=seconds) | {"device": "cpu"})
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
     if "faults" in answer:

@@ -105,6 +105,7 @@ def report(
         "would_run": verdict == RUNS,
         "unknown": answer["unknown"] or None,
         "fits": fits,
+        "recompute": answer.get("recompute"),
         "assumed": {
             "name": target.hardware.devices()[target.device].name,
             "memory_bytes": target.memory_bytes,

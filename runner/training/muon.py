@@ -48,7 +48,7 @@ class Muon(Optimizer):
         muon: bool = True,
     ) -> None:
         """betas, eps, fused: AdamW's. adamw_lr: of the groups without `muon` (None: lr, as for the others)."""
-        for name, value, ends in (("lr", lr, None), ("weight_decay", weight_decay, None), ("eps", eps, None)):
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is a number, 0 or more, and not {value}")
         for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
@@ -58,9 +58,7 @@ class Muon(Optimizer):
             raise ValueError(f"adjust_lr_fn is match_rms_adamw or original, and not {adjust_lr_fn}")
         if not 1 <= ns_steps < 100:
             raise ValueError(f"ns_steps is a whole number from 1 to 99, and not {ns_steps}")
-        groups: list[dict[str, Any]] = [
-            dict(each) if isinstance(each, dict) else {"params": [each]} for each in params
-        ]
+        groups: list[dict[str, Any]] = [dict(each) if isinstance(each, dict) else {"params": [each]} for each in params]
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
