@@ -56,6 +56,11 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
         answer.give(register(asked.run, given["--name"], overrides, alias=alias, again=again))
     elif asked.verb == "explain":
         answer.give(_explain(asked, overrides))
+    elif asked.verb == "tune":
+        from runner.plan.tune import tune
+
+        seconds, name, precision = asked.amount("--seconds", 30.0), given.get("--name"), "--precision" in given
+        answer.give(tune(flags, overrides, seconds=seconds, name=name, precision=precision))
     else:
         answer.give(_find_rate(asked, flags, overrides))
     return 0

@@ -54,6 +54,7 @@ NAMES = (
     "serve",
     "register",
     "lr-find",
+    "tune",
     "plan",
     "devices",
     "report",

@@ -329,7 +329,7 @@ def _free_port(first: int) -> int:
 
 
 def _after_training(verb: str, words: list[str]) -> int:
-    """evaluate, predict, export, serve, register, explain, lr-find; see runner.cli.options."""
+    """evaluate, predict, export, serve, register, explain, lr-find, tune; see runner.cli.options."""
     from runner.cli import after_training as command
     from runner.cli import options
 
@@ -369,6 +369,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": partial(_after_training, "serve"),
     "register": partial(_after_training, "register"),
     "lr-find": partial(_after_training, "lr-find"),
+    "tune": partial(_after_training, "tune"),
     "plan": plan,
     "devices": devices,
     "report": report_sweep,

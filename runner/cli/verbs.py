@@ -71,4 +71,12 @@ VERBS = {
         is_of_a_run=False,
         more="leaves lr_find.png and lr_find.json in a folder below outputs/, and no run",
     ),
+    "tune": Verb(
+        "measures which settings are fastest on this machine and leave the numbers as they are",
+        flags={"--seconds": "SECONDS", "--name": "NAME"},
+        switches=("--precision",),
+        keys=ANY_KEY,
+        is_of_a_run=False,
+        more="writes conf/tuned/NAME.yaml, for `python -m runner ... tuned=NAME`; --precision: others too, which changes numbers",
+    ),
 }

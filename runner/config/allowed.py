@@ -46,6 +46,7 @@ PARTS = (
     "runner.models.Transformer",
     "runner.models.transformers_model",
     "runner.models.ViT",
+    "runner.training.Muon",
     "runner.training.warmup_cosine",
     "runner.tasks.Adversarial",
     "runner.tasks.Autoencoding",

@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "train.clocked_steps",
     "train.num_processes",
     "train.compile",
+    "train.recompute",
     "metrics.pull_every",
     "placement.",
     "tracking.",

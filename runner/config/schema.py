@@ -179,6 +179,15 @@ class Train:
         type="array",
         items={"type": ["string", "object"], "required": ["_target_"], "properties": {"_target_": {"type": "string"}}},
     )
+    recompute: Any = field(  # a run from before has no word of it
+        default=None,
+        metadata={
+            "valid": "a pattern of module paths, or a list of them",
+            "check": lambda value: not value or _are(value, str),
+            "example": "[layers.*]",
+            "limits": {"type": ["string", "array", "null"], "items": {"type": "string"}},
+        },
+    )
     num_processes: Any = _count_or("auto")
     max_restarts: int = _at_least(0)
 

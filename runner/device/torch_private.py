@@ -27,6 +27,11 @@ NAMES = {
     "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),
     "fused_adamw_": ("torch._fused_adamw_", "AdamW's update without its wrapper"),
     "cuda_sleep": ("torch.cuda._sleep", "a clocked step's kernels without the host's gaps between them"),
+    "orthogonal": (
+        "torch.optim._muon._zeropower_via_newtonschulz",
+        "Muon's step of a convolution's weights, and compiled",
+    ),
+    "muon_rate": ("torch.optim._muon._adjust_lr", "likewise"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),

@@ -47,6 +47,7 @@ from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
 from runner.training.parts import Parts
 from runner.training.progress import Best
+from runner.training.recompute import recompute
 from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def prepare_training(
         know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
     check_trains(inner, asked=f"model._target_={node['_target_']}")
     weights = _start(inner, shared, goes_on=goes_on)
+    if cfg.train.recompute:
+        recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
     lies: dict[torch.device, int] = {}  # where, and how many bytes, if on several devices
     if divide is not None:
@@ -316,9 +319,12 @@ def _start(model: nn.Module, shared: dict[str, Any], *, goes_on: bool) -> str:
     path, words = shared.get("weights"), ""
     if path is not None and (not goes_on or exists(Path(str(path)))):
         words = load_weights(model, str(path), strict=shared.get("strict", True))
-    patterns = shared.get("freeze") or []
-    freeze(model, [patterns] if isinstance(patterns, str) else patterns)
+    freeze(model, _patterns(shared.get("freeze")))
     return words
+
+
+def _patterns(asked: Any) -> list[str]:
+    return [asked] if isinstance(asked, str) else list(asked or [])
 
 
 def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessing) -> Card:

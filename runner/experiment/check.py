@@ -6,6 +6,7 @@ Called by all that trains, and by sweeps, `plan`, `lr-find` and `evaluate`.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -77,10 +78,19 @@ def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
         found += _not_captured(cfg, choice)
     if validate.value(cfg, "optimizer.turns"):
         found += _not_in_turns(cfg)
+    for setting in ("train.compile", "train.cuda_graph") if validate.value(cfg, "train.recompute") else ():
+        if validate.value(cfg, setting) is True:
+            problem = "the second forward pass begins with the generators of the first, which are the host's"
+            asked = f"train.recompute={_short(cfg.train.recompute)} {setting}=true"
+            found.append(Fault(asked, problem, f"{setting}=false, or train.recompute=[]"))
     if validate.value(cfg, "train.compile") is True and validate.value(cfg, "placement.guard") == "always":
         problem = "the guard watches operations one by one, and a compiled step has none"
         found.append(Fault("train.compile=true placement.guard=always", problem, "placement.guard=first_step"))
     return found
+
+
+def _short(patterns: Any) -> str:
+    return patterns if isinstance(patterns, str) else f"[{','.join(map(str, patterns))}]"
 
 
 def _not_in_turns(cfg: DictConfig) -> list[Fault]:

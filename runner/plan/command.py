@@ -50,7 +50,7 @@ def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> d
             child = children.pop()
             if len(found) + 1 < len(jobs):
                 children.append(stack.enter_context(Child()))
-            answer, fallback = _answer(child, job, target, search_seconds)
+            answer, fallback = _answer(child, job, target, seconds=search_seconds)
             found.append(report(job.name, job.cfg, target, answer, fallback=fallback, seconds=time.monotonic() - began))
             began = time.monotonic()
     from runner.plan.text import show
@@ -70,6 +70,14 @@ def what_fits(cfg: DictConfig) -> list[str]:
     except RunnerError:
         return []
     return memory_lines(report("", cfg, target, answer, fallback=fallback, seconds=0.0))
+
+
+def planned(cfg: DictConfig) -> dict[str, Any]:
+    """What plan.json would say of a run, but for the largest batch. Writes and prints nothing."""
+    target = check(cfg)
+    with Child() as child:
+        answer, fallback = _answer(child, Job("", cfg), target, seconds=0.0)
+    return report("", cfg, target, answer, fallback=fallback, seconds=0.0)
 
 
 class Child:
@@ -143,17 +151,17 @@ def _checked(jobs: Sequence[Job]) -> list[Target]:
 
 
 def _answer(
-    child: Child, job: Job, target: Target, search_seconds: float = SECONDS_TO_SEARCH
+    child: Child, job: Job, target: Target, *, seconds: float = SECONDS_TO_SEARCH
 ) -> tuple[dict[str, Any], str]:
     """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
     from runner.plan.report import request
 
-    answer, why = child.ask(request(job.cfg, target, seconds=search_seconds))
+    answer, why = child.ask(request(job.cfg, target, seconds=seconds))
     fallback = ""
     if answer is None and not child.is_ready and target.device != "cpu":
         fallback = f"{target.device} could not be simulated here ({why}): placement and kernels were not checked"
         with Child() as second:
-            answer, why = second.ask(request(job.cfg, target, seconds=search_seconds) | {"device": "cpu"})
+            answer, why = second.ask(request(job.cfg, target, seconds=seconds) | {"device": "cpu"})
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
     if "faults" in answer:

@@ -93,7 +93,7 @@ def report(
         fits = None if usable is None else max(_taken(memory).values()) <= usable
         memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
-            findings.append(_too_big(memory, usable or 0, cfg, sizes, num))
+            findings.append(_too_big(memory, usable or 0, cfg, sizes, num, recompute=answer.get("recompute")))
     if step is not None:
         step |= _time(step, target)
     verdict = _verdict(findings, fits=fits, unknown=answer["unknown"])
@@ -105,6 +105,7 @@ def report(
         "would_run": verdict == RUNS,
         "unknown": answer["unknown"] or None,
         "fits": fits,
+        "recompute": answer.get("recompute"),
         "assumed": {
             "name": target.hardware.devices()[target.device].name,
             "memory_bytes": target.memory_bytes,
@@ -144,10 +145,17 @@ def _verdict(findings: list[Finding], *, fits: bool | None, unknown: str) -> str
 
 
 def _too_big(
-    memory: dict[str, Any], usable: int, cfg: DictConfig, sizes: dict[str, int | None], num_processes: int
+    memory: dict[str, Any],
+    usable: int,
+    cfg: DictConfig,
+    sizes: dict[str, int | None],
+    num_processes: int,
+    *,
+    recompute: str | None,
 ) -> Finding:
+    """recompute: the modules with whose recomputation it would fit."""
     own = cfg.train.precision
-    writes = []
+    writes = [f"train.recompute=[{recompute}] (the same numbers, a longer backward pass)"] if recompute else []
     if sizes.get(own):
         writes.append(f"train.batch_size={sizes[own]}")
     writes += [

@@ -26,11 +26,13 @@ from runner.inspection import call_site
 from runner.inspection.costs import Moment, Speeds
 from runner.inspection.findings import Finding, merged
 from runner.inspection.tensor_names import Names
+from runner.models.with_preprocessing import Prepared
 from runner.plan import batch_size
 from runner.plan.dry_run import UNFOLLOWED, Trial, build, of_error
 from runner.plan.simulator import simulated_device
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.torch_parts import Machine
+from runner.training.recompute import recompute, repeated
 
 #: precisions whose activations take the same memory: a search for one tells the other
 SIZE_OF_A_NUMBER = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
@@ -91,6 +93,8 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         # where the data took long to read, there is still half of the time to search
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
+        if answer["memory"]["peak_bytes"] > request["usable_bytes"]:
+            answer["recompute"] = _recomputed(trial, request["usable_bytes"])
     return answer
 
 
@@ -169,6 +173,18 @@ def _placement(names: Names, trial: Trial) -> list[dict[str, Any]]:
         }
         for tensor, name in names.all()
     ]
+
+
+def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
+    """The blocks with whose recomputation the step would fit; None where it would not, or does not go with the run. The
+    trial is at its end: its model has changed."""
+    train, prefix = trial.cfg.train, "model." if isinstance(trial.parts.model, Prepared) else ""
+    pattern = repeated(trial.parts.model, prefix=prefix)
+    if not pattern or train.recompute or train.compile or train.cuda_graph:
+        return None
+    recompute(trial.parts.model, [pattern], device=trial.device, prefix=prefix)
+    peak = trial.peak_bytes(int(train.batch_size), precision=train.precision)
+    return pattern if peak <= usable_bytes else None
 
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.device import torch_private
 from runner.errors import Fault, RunnerError, nearest
+from runner.training.muon import Muon, hidden_matrices
 
 #: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
 FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -60,8 +61,19 @@ def make_optimizer(
     floating = all(parameter.is_floating_point() for parameter in parameters)
     in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)
     has_kernel = not in_parts or kind in FUSED_IN_PARTS
-    if groups or no_decay:
-        parameters = _grouped([(name.removeprefix(prefix), value) for name, value in named], groups, no_decay, settings)
+    if kind is Muon and in_parts:
+        problem = "muon looks at whole matrices, and each process has a part of every weight"
+        raise RunnerError(
+            Fault("optimizer=muon placement.strategy=fsdp", problem, "placement.strategy=ddp or optimizer=adamw")
+        )
+    if groups or no_decay or kind is Muon:
+        parameters = _grouped(
+            [(name.removeprefix(prefix), value) for name, value in named],
+            groups,
+            no_decay,
+            settings,
+            matrices=hidden_matrices(model) if kind is Muon else None,
+        )
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     asked = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
     has_kernel &= device.type in FUSED_DEVICES and not (device.type == "mps" and precision == "fp16")
@@ -74,10 +86,18 @@ def make_optimizer(
 
 
 def _grouped(
-    named: list[tuple[str, nn.Parameter]], groups: Sequence[Mapping[str, Any]], no_decay: str | None, settings: set[str]
+    named: list[tuple[str, nn.Parameter]],
+    groups: Sequence[Mapping[str, Any]],
+    no_decay: str | None,
+    settings: set[str],
+    *,
+    matrices: set[nn.Parameter] | None = None,
 ) -> list[dict[str, Any]]:
-    """torch's parameter groups: what no pattern matches first, and of each what does not decay apart."""
-    found: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    """torch's parameter groups: what no pattern matches first, and of each what does not decay apart.
+
+    matrices: those that take Muon's steps, first and apart, where no group says otherwise by `muon` (None: another optimizer).
+    """
+    found: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     hits = [matching(group["match"], [name for name, _ in named], key="optimizer.groups") for group in groups]
     for index, group in enumerate(groups):
         check_settings(group, settings, f"optimizer.groups[{index}]")
@@ -85,11 +105,17 @@ def _grouped(
         check_settings({"weight_decay": 0}, settings, f"optimizer.no_decay={no_decay}, so")
     for name, parameter in named:
         place = next((index for index, names in enumerate(hits) if name in names), -1)
-        found.setdefault((place, no_decay == NORMS_AND_BIASES and parameter.dim() < 2), []).append(parameter)
+        stays = no_decay == NORMS_AND_BIASES and parameter.dim() < 2
+        is_matrix = matrices is not None and parameter in matrices
+        if matrices is not None and place >= 0 and "muon" in groups[place]:
+            is_matrix = bool(groups[place]["muon"]) and parameter.dim() >= 2
+        found.setdefault((place, not is_matrix, stays), []).append(parameter)
     made = []
-    for (place, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
+    for (place, is_other, stays), parameters in sorted(found.items(), key=lambda item: item[0]):
         own = {key: value for key, value in groups[place].items() if key != "match"} if place >= 0 else {}
-        made.append({"params": parameters, **own, **({"weight_decay": 0.0} if stays else {})})
+        own |= {"weight_decay": 0.0} if stays else {}
+        own |= {"muon": not is_other} if matrices is not None else {}
+        made.append({"params": parameters, **own})
     return made
 
 
@@ -130,14 +156,19 @@ def _stay_in_eval(module: nn.Module) -> None:
     module.eval()
 
 
-def matching(pattern: str, names: Sequence[str], *, key: str) -> set[str]:
-    """The names that a pattern matches, or that lie below one that it matches. Raises: RunnerError where there is none."""
+def matching(pattern: str, names: Sequence[str], *, key: str, kind: str = "parameter") -> set[str]:
+    """The names that a pattern matches, or that lie below one that it matches. kind: what has them.
+
+    Raises: RunnerError where there is none.
+    """
     found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
     if not found:
         modules = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
         tops = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
-        hits = nearest(pattern.strip("*."), [*modules, *names]) or [f"a pattern of names that begin with {tops}"]
-        problem = f"it matches no parameter; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        asked, ends = pattern.strip("*."), {name.rpartition(".")[2]: name for name in reversed([*modules, *names])}
+        hits = nearest(asked, [*modules, *names]) or [ends[end] for end in nearest(asked, ends)]
+        hits = hits or [f"a pattern of names that begin with {tops}"]
+        problem = f"it matches no {kind}; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         raise RunnerError(Fault(f"{key}: {pattern}", problem, " or ".join(hits)))
     return found
 

@@ -70,6 +70,7 @@ def _check_parts(member: Member) -> None:
         "several processes": parts.shards is not None,
         "placement.map": bool(parts.elsewhere),
         "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
+        "train.recompute takes each model's forward pass twice": bool(train.recompute),
         "train.compile=true": train.compile,
         "train.cuda_graph=true": train.cuda_graph,
         "train.profile traces one run's steps": train.profile is not None,

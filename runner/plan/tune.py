@@ -1,0 +1,142 @@
+"""`tune`: the fastest settings for a run on this machine that give the same numbers, as conf/tuned/NAME.yaml. For cli/after_training.py.
+
+In the command's process, on the real device, with the run's own steps; tune_search.py tries, tune_options.py says what. It
+leaves the file, and no run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from runner.device import probe
+from runner.errors import Fault, RunnerError
+from runner.experiment.check import check
+from runner.experiment.compose_run import composed
+from runner.experiment.terminal import say
+from runner.plan.command import planned
+from runner.plan.tune_measure import NUM_LOSSES, difference
+from runner.plan.tune_options import in_words
+from runner.plan.tune_search import Search
+
+FOLDER = Path("conf/tuned")
+#: that --precision tries, by kind of device
+PRECISIONS = {"cpu": ("bf16",), "cuda": ("tf32", "bf16"), "mps": ("bf16", "fp16"), "xpu": ("bf16",)}
+
+
+def tune(
+    flags: Sequence[str], overrides: list[str], *, seconds: float, name: str | None = None, precision: bool = False
+) -> dict[str, Any]:
+    """Measures, prints, writes; returns what it found. Takes about `seconds`, and a compilation more where one is worth it.
+
+    precision: whether it may change, and with it the numbers. Raises: RunnerError for a configuration that can't be run.
+    """
+    began = time.monotonic()
+    cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
+    _check(cfg, name)
+    choice = check(cfg, probe())
+    plan = planned(cfg)
+    search = Search(cfg, torch.device(choice.here), seconds)
+    asked = [each for each in PRECISIONS.get(search.device.type, ()) if each != cfg.train.precision]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself will give them
+        search.begin(plan)
+        try:
+            for option in search.options(plan, asked if precision else []):
+                search.take(option)
+            search.confirm()
+        finally:
+            search.close()
+    name = name or _name(cfg, overrides)
+    found = _as_values(search, choice.device, plan) | {"seconds": time.monotonic() - began}
+    found["file"], found["use"] = str(FOLDER / f"{name}.yaml"), _use(overrides, name)
+    _write(found)
+    _show(found)
+    return found
+
+
+def _check(cfg: DictConfig, name: str | None) -> None:
+    """Raises: RunnerError."""
+    found = []
+    if cfg.train.num_processes not in ("auto", 1) or cfg.device == "all":
+        problem = "several processes wait for each other, and one alone shows nothing of that"
+        found.append(Fault("tune of several processes", problem, "device=cuda:0 train.num_processes=1"))
+    if name is not None and not re.fullmatch(r"[\w.-]+", name):
+        found.append(Fault(f"--name {name}", "it is the name of a file in conf/tuned", "--name fast"))
+    if found:
+        raise RunnerError(*found)
+
+
+def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
+    """The experiment's, else that of the data and the model."""
+    recipes = [word.partition("=")[2] for word in overrides if word.startswith(("experiment=", "+experiment="))]
+    model = str(cfg.model.get("_target_", "model")).rpartition(".")[2].lower()
+    return re.sub(r"[^\w.-]+", "_", recipes[-1] if recipes else f"{cfg.data.name}_{model}")
+
+
+def _use(overrides: Sequence[str], name: str) -> str:
+    own = [word for word in overrides if not word.lstrip("+").startswith(("tuned=", "tracking.", "hydra."))]
+    return shlex.join(["python", "-m", "runner", *own, f"tuned={name}"])
+
+
+def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, Any]:
+    leads = search.settings != search.needed
+    losses = search.holder.losses if leads else search.usual.losses
+    return {
+        "device": device,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "settings": search.settings,
+        "is_default": not leads,
+        "fits_as_it_is": plan["fits"],
+        "step_seconds": search.step_seconds,
+        "num_steps": search.num_steps,
+        "ratio": search.ratio,
+        "losses_compared": min(len(losses), NUM_LOSSES),
+        "losses_differ_by": difference(search.usual.losses, losses),
+        "tried": [asdict(row) for row in search.rows],
+    }
+
+
+def _write(found: dict[str, Any]) -> None:
+    """An overlay, whose first line says how it is used."""
+    tree = OmegaConf.create()
+    for key, value in (found["settings"] or {"train.compile": False}).items():
+        OmegaConf.update(tree, key, value)
+    lines = [
+        f"# {found['use']}",
+        "# @package _global_",
+        f"# By tune, {found['device']}: {found['machine']}. {_said(found)}",
+    ]
+    file = Path(found["file"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n" + OmegaConf.to_yaml(tree))
+
+
+def _said(found: dict[str, Any]) -> str:
+    if found["is_default"]:
+        return "Nothing was faster beyond the noise: it is the run as it is."
+    num, by = found["losses_compared"], found["losses_differ_by"]
+    return f"A step takes {found['ratio']:.2f} of the time; the first {num} losses differ by {by:.1e} at most."
+
+
+def _show(found: dict[str, Any]) -> None:
+    say(f"as it is  {found['step_seconds'] * 1e3:.3g} ms a step, {found['num_steps']:,} steps, {found['device']}")
+    for row in found["tried"]:
+        name = in_words(row["settings"]).rstrip("=")
+        figures = "" if row["ratio"] is None else f"{row['ratio']:.2f} times, "
+        by = "" if row["difference"] is None else f"; losses differ by {row['difference']:.1e}"
+        say(f"  {name:<48} {figures}{row['outcome']}{by}")
+    say(f"takes     {in_words(found['settings']) or 'the run as it is'}")
+    say(f"          {_said(found)}")
+    say(f"written   {found['file']}, in {found['seconds']:.0f} s; {found['use']}")

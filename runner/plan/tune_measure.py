@@ -1,0 +1,150 @@
+"""Takes a run's own steps with some settings, for as long as it is asked to, and compares two in turns. For tune.py.
+
+In the command's process and on the real device; what is compared lives side by side, two at a time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from runner.config.settings import Settings
+from runner.device import backends
+from runner.device.benchmark.timing import waiter
+from runner.distributed.group import Alone
+from runner.experiment import build
+from runner.inspection.guard import Guard
+from runner.training.background import Background
+from runner.training.metric_buffer import MetricBuffer, Window
+from runner.training.progress import Progress
+from runner.training.step.choose import choose_steps
+
+NUM_LOSSES = 50
+#: turns of a comparison; one of them may disagree
+TURNS = 6
+#: of a step's time, what is noise whatever the turns say
+NOISE = 0.02
+#: of the first steps' losses, relative: rounding is 1e-6, and another mask of dropout 1e-2
+SAME, SAME_OF_HALVES, FIRST = 1e-3, 3e-2, 5
+
+
+class Candidate:
+    """A run with some settings. losses: of its first steps; setup_seconds: that it took beside them."""
+
+    def __init__(self, cfg: DictConfig, device: torch.device, *, most_seconds: float) -> None:
+        """Builds it and takes its first NUM_LOSSES steps, or as many as there is time for. Raises: what a run would raise."""
+        began = time.perf_counter()
+        self._cfg, self._windows = cfg, list[Window]()
+        self.parts = parts = build.prepare(cfg, device)
+        self.threads, self._background = torch.get_num_threads(), Background()
+        self._wait = waiter(device)
+        self._progress = Progress(best=parts.best)
+        buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")
+        try:
+            self._steps = self._endless(buffer)
+            times = self._first_steps(most_seconds)
+            buffer.pull()
+            self._background.wait()
+        except BaseException:
+            self.close()
+            raise
+        self.losses = np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
+        self.step_seconds = statistics.median(times[len(times) // 2 :])
+        self.setup_seconds = max(0.0, time.perf_counter() - began - self._progress.step * self.step_seconds)
+
+    def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
+        parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
+        guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
+        steps = choose_steps(
+            parts,
+            Settings.of(self._cfg),
+            progress=self._progress,
+            buffer=buffer,
+            guard=guard,
+            ranks=Alone(),
+            say=lambda text: None,
+        )
+        parts.model.train()
+        for epoch in count():
+            for taken in steps.steps(epoch):
+                self._progress.step += taken
+                yield taken
+
+    def _first_steps(self, most_seconds: float) -> list[float]:
+        """The seconds of each, where several are taken at once their share."""
+        times: list[float] = []
+        end = time.perf_counter() + most_seconds
+        while self._progress.step < NUM_LOSSES and (len(times) < FIRST or time.perf_counter() < end):
+            began = time.perf_counter()
+            taken = next(self._steps)
+            self._wait()
+            times += [(time.perf_counter() - began) / taken] * taken
+        return times
+
+    def seconds_a_step(self, seconds: float) -> float:
+        """Takes steps for so long, one call at least, and says what each took. Waits for the device."""
+        build.set_switches(self._cfg, self.parts.device)
+        if self.parts.device.type == "cpu":
+            torch.set_num_threads(self.threads)
+        self._wait()
+        began, taken = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds or not taken:
+            taken += next(self._steps)
+        self._wait()
+        return (time.perf_counter() - began) / taken
+
+    def close(self) -> None:
+        self._background.close()
+        for batches in (self.parts.train, self.parts.val, self.parts.test):
+            if batches is not None:
+                batches.close()
+        backends.empty_cache(self.parts.device)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ratios: the challenger's time a step by the holder's, a turn each."""
+
+    ratios: tuple[float, ...]
+    step_seconds: float  # the challenger's
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the challenger is faster, and it is no accident."""
+        return self.ratio < 1 - NOISE and sorted(self.ratios)[-2] < 1
+
+
+def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comparison:
+    """In turns, each first as often as the other."""
+    each = seconds / (2 * TURNS)
+    ratios, times = [], []
+    for turn in range(TURNS):
+        order = (holder, challenger) if turn % 2 else (challenger, holder)
+        took = {candidate is holder: candidate.seconds_a_step(each) for candidate in order}
+        ratios.append(took[False] / took[True])
+        times.append(took[False])
+    return Comparison(tuple(ratios), statistics.median(times))
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest relative difference of two rows of losses."""
+    num = min(len(one), len(other))
+    one, other = np.asarray(one[:num], np.float64), np.asarray(other[:num], np.float64)
+    return float(np.max(np.abs(one - other) / np.maximum(np.abs(one), 1e-12))) if num else 0.0
+
+
+def is_same(one: Any, other: Any, *, precision: str) -> bool:
+    """Whether two runs begin alike but for rounding, which grows from step to step: by their first few losses."""
+    return difference(one[:FIRST], other[:FIRST]) <= (SAME_OF_HALVES if precision in ("bf16", "fp16") else SAME)

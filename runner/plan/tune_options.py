@@ -1,0 +1,159 @@
+"""Lists the settings of a run that may make it faster and leave its numbers as they are, and says why some can't. For tune.py.
+
+Every option is tried on top of what has won so far; what the plan shows to win nothing is not tried.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils.data import Dataset
+
+from runner.training.parts import Parts
+
+#: of activations, in bytes: a step that keeps less lies in the caches, and a smaller batch would only add calls
+FEW_ACTIVATIONS = 8 * 2**20
+#: operations of a kernel, on average: with less no second thread is worth being woken (training/cpu_threads.py)
+FEW_FLOPS = 2e5
+#: what a compilation takes at least, and what part of a step it may save at most
+LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One question. tries: its answers beside the one that holds, as settings by key; why_not: why there are none."""
+
+    name: str
+    tries: tuple[dict[str, Any], ...] = ()
+    why_not: str = ""
+
+
+def options(
+    cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, step_seconds: float, precisions: Sequence[str] = ()
+) -> list[Option]:
+    """In the order in which they are best tried: what changes the work of a step first, then how it is compiled.
+
+    parts, step_seconds: of the run as it is. plan: its plan. precisions: those that a person allows beside the run's own.
+    """
+    kind = parts.device.type
+    found = [_precision(precisions), _threads(cfg, parts, plan), _layout(cfg, parts), _residency(cfg, parts)]
+    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts, step_seconds)]
+    if kind == "cuda":
+        found.append(_graph(cfg, parts))
+    return [each for each in found if each.tries or each.why_not]
+
+
+def _precision(precisions: Sequence[str]) -> Option:
+    tries = tuple({"train.precision": name} for name in precisions)
+    return Option("train.precision", tries, "" if tries else "it changes the numbers: --precision asks for it")
+
+
+def _threads(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Option:
+    name, cores, now = "backends.cpu.num_threads", os.cpu_count() or 1, torch.get_num_threads()
+    if parts.device.type != "cpu":
+        return Option(name)
+    counts = sorted({1, cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)} - {now})
+    step = plan.get("step")
+    if step and step["num_kernels"] and step["flops"] / step["num_kernels"] < FEW_FLOPS:
+        fewer = [count for count in counts if count < now]
+        why = (
+            "" if fewer else f"a kernel has {step['flops'] / step['num_kernels']:,.0f} operations, too few for a second"
+        )
+        return Option(name, tuple({name: count} for count in fewer), why)
+    return Option(name, tuple({name: count} for count in counts), "" if counts else "there is one core")
+
+
+def _layout(cfg: DictConfig, parts: Parts) -> Option:
+    name = f"backends.{parts.device.type}.channels_last"
+    if "channels_last" not in cfg.backends.get(parts.device.type, {}):
+        return Option(name)
+    if not any(isinstance(module, nn.Conv2d) for module in parts.model.modules()):
+        return Option(name, why_not="there are no 2-d convolutions")
+    return Option(name, ({name: not parts.layout.startswith("channels last")},))
+
+
+def _residency(cfg: DictConfig, parts: Parts) -> Option:
+    if isinstance(parts.splits.train, Dataset):
+        return _workers(cfg)
+    if parts.train.indexed() is not None:
+        return Option("data.residency", why_not="its rows lie on the device: nothing is read again")
+    if cfg.data.residency == "stream":
+        return Option("data.residency", ({"data.residency": "auto"},))
+    return _workers(cfg)
+
+
+def _workers(cfg: DictConfig) -> Option:
+    cores, now = os.cpu_count() or 1, cfg.data.num_workers
+    counts = [count for count in dict.fromkeys([0, 1, max(1, cores // 2), cores]) if count != now]
+    return Option("data.num_workers", tuple({"data.num_workers": count} for count in counts))
+
+
+def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Option:
+    name, size, num = "train.accumulate_steps", int(cfg.train.batch_size), int(cfg.train.accumulate_steps)
+    parts_of = (plan.get("memory") or {}).get("parts", {})
+    kept = parts_of.get("activations", 0) + parts_of.get("temporaries", 0)
+    why = ""
+    if any(isinstance(module, BATCH_NORMS) for module in parts.model.modules()):
+        why = "batch norm sees each part by itself: other numbers"
+    elif _has_dropout(parts.model) or parts.source.finish is not None:
+        why = "dropout, or augmentation, draws for each part: other numbers"
+    elif isinstance(parts.splits.train, Dataset) and parts.train.batch_size != size:
+        why = "its loader makes the batches"
+    elif kept < FEW_ACTIVATIONS and plan.get("fits") is not False:
+        why = f"a step keeps {kept / 2**20:.1f} MiB, which lies in the caches"
+    smaller = [part for part in (2, 4) if size % part == 0] if not why else []
+    tries = tuple({"train.batch_size": size // part, "train.accumulate_steps": num * part} for part in smaller)
+    return Option(name, tries, why)
+
+
+def _has_dropout(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+
+
+def _compile(cfg: DictConfig, parts: Parts, step_seconds: float) -> Option:
+    name = "train.compile"
+    if cfg.train.compile:
+        return Option(name, ({name: False},))
+    if cfg.train.recompute or cfg.placement.map or cfg.placement.guard == "always":
+        return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
+    saved = MOST_SAVED * step_seconds * parts.limits.num_steps
+    if saved < LEAST_SECONDS_TO_COMPILE:
+        why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {saved / MOST_SAVED:.1f} s"
+        return Option(name, why_not=why)
+    return Option(name, ({name: True},))
+
+
+def _graph(cfg: DictConfig, parts: Parts) -> Option:
+    name = "train.cuda_graph"
+    if cfg.train.cuda_graph:
+        return Option(name, ({name: False},))
+    if parts.train.indexed() is None or cfg.train.recompute or cfg.train.precision == "fp16":
+        return Option(name, why_not="it goes with rows on the device, without train.recompute and fp16")
+    return Option(name, ({name: True},))
+
+
+def with_settings(cfg: DictConfig, settings: dict[str, Any]) -> DictConfig:
+    """A copy of a configuration with other values by dotted key."""
+    own = copy.deepcopy(cfg)
+    for key, value in settings.items():
+        OmegaConf.update(own, key, value)
+    return own
+
+
+def in_words(settings: dict[str, Any]) -> str:
+    """As the command line has it."""
+
+    def word(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        return f"[{','.join(value)}]" if isinstance(value, list) else str(value)
+
+    return " ".join(f"{key}={word(value)}" for key, value in settings.items())

@@ -1,0 +1,150 @@
+"""Tries one setting after the other against what has won so far, and keeps what wins beyond the noise. For tune.py.
+
+It holds at most three runs at a time: the one as it is, the one that leads, and the one that is tried.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from runner.device import backends
+from runner.errors import RunnerError
+from runner.plan.tune_measure import Candidate, Comparison, compare, difference, is_same
+from runner.plan.tune_options import Option, options, with_settings
+
+#: of the time there is, what a comparison takes
+SHARE = 0.08
+LEAST_SECONDS = 0.5
+#: of the time there is, what the first steps of a run may take
+FIRST_SHARE = 0.15
+
+
+@dataclass
+class Row:
+    """What came of one try. ratio: the time of its step by that of the run as it is."""
+
+    settings: dict[str, Any]
+    outcome: str
+    step_seconds: float | None = None
+    ratio: float | None = None
+    setup_seconds: float | None = None
+    difference: float | None = None
+
+
+@dataclass
+class Search:
+    """A run, and what has been found for it so far."""
+
+    cfg: DictConfig
+    device: torch.device
+    seconds: float
+    rows: list[Row] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
+    ratio: float = 1.0
+    gained: tuple[float, ...] = ()  # the ratios of the last comparison with the run as it is
+    compile_seconds: float = 0.0  # the most that a compilation took
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Builds the run as it is; where the plan says that it does not fit, with what it proposes. Raises: RunnerError."""
+        self.needed = {"train.recompute": [plan["recompute"]]} if plan.get("recompute") else {}
+        self.settings = dict(self.needed)
+        self.usual = self.holder = self._candidate(self.settings)
+        self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
+        self._end = time.monotonic() + self.seconds
+
+    def options(self, plan: dict[str, Any], precisions: Sequence[str]) -> list[Option]:
+        cfg = with_settings(self.cfg, self.needed)
+        return options(cfg, self.usual.parts, plan, step_seconds=self.usual.step_seconds, precisions=precisions)
+
+    def take(self, option: Option) -> None:
+        """Tries each answer of an option on top of what leads."""
+        if option.why_not:
+            self.rows.append(Row({option.name: ""}, f"not tried: {option.why_not}"))
+        for each in option.tries:
+            self._try(each)
+        if option.name == "train.compile" and self.settings.get(
+            option.name
+        ):  # compiled, threads are worth something else
+            threads = "backends.cpu.num_threads"
+            now = self.settings.get(threads, self.usual.threads)
+            for row in [row for row in self.rows if set(row.settings) == {threads} and row.settings[threads] != now]:
+                self._try(row.settings)
+
+    def confirm(self) -> None:
+        """Holds what leads against the run as it is once more: what does not win in the whole run's time is not taken."""
+        if self.settings == self.needed:
+            return
+        found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, 2 * SHARE * self.seconds))
+        self.ratio, self.gained = found.ratio, found.ratios
+        if not (found.is_beyond_noise and self._gains(found.ratio, self.settings, self.holder)):
+            self.rows.append(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
+            self.settings, self.ratio = dict(self.needed), 1.0
+
+    def close(self) -> None:
+        for candidate in {id(each): each for each in (self.usual, self.holder)}.values():
+            candidate.close()
+
+    def _candidate(self, settings: dict[str, Any]) -> Candidate:
+        cfg = with_settings(self.cfg, settings)
+        found = Candidate(cfg, self.device, most_seconds=FIRST_SHARE * self.seconds)
+        if cfg.train.compile:
+            found.setup_seconds = self.compile_seconds = max(self.compile_seconds, found.setup_seconds)
+        return found
+
+    def _try(self, each: dict[str, Any]) -> None:
+        if time.monotonic() > self._end:
+            self.rows.append(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
+            return
+        settings = {**self.settings, **each}
+        try:
+            candidate = self._candidate(settings)
+        except Exception as error:
+            if not isinstance(error, RunnerError) and not backends.is_out_of_memory(error):
+                raise
+            why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
+            self.rows.append(Row(each, f"refused: {why}"))
+            return
+        row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
+        self.rows.append(row)
+        row.difference = difference(self.usual.losses, candidate.losses)
+        is_other = not is_same(self.usual.losses, candidate.losses, precision=str(self.cfg.train.precision))
+        if is_other and "train.precision" not in settings:
+            row.outcome = "other numbers"
+        else:
+            seconds = max(LEAST_SECONDS, SHARE * self.seconds)
+            found = compare(self.holder, candidate, seconds=seconds)
+            row.step_seconds, row.ratio = found.step_seconds, self.ratio * found.ratio
+            row.outcome = self._judged(found, settings, candidate)
+        if row.outcome == "wins":
+            self.settings, self.ratio, candidate = settings, self.ratio * found.ratio, self._exchanged(candidate)
+        if candidate is not None:
+            _free(candidate)
+
+    def _exchanged(self, candidate: Candidate) -> Candidate | None:
+        """The candidate leads; the one that led is to be closed, but for the run as it is."""
+        before, self.holder = self.holder, candidate
+        return None if before is self.usual else before
+
+    def _judged(self, found: Comparison, settings: dict[str, Any], candidate: Candidate) -> str:
+        if not found.is_beyond_noise:
+            return "slower" if found.ratio > 1.02 else "no faster beyond the noise"
+        if not self._gains(self.ratio * found.ratio, settings, candidate):
+            return f"too short a run: {candidate.setup_seconds:.0f} s of compiling are not won back"
+        return "wins"
+
+    def _gains(self, ratio: float, settings: dict[str, Any], candidate: Candidate) -> bool:
+        """Whether the whole run, with what comes before its steps, takes less time than with what leads."""
+        ahead = candidate.setup_seconds - self.usual.setup_seconds if settings.get("train.compile") else 0.0
+        return ahead + ratio * self.step_seconds * self.num_steps < self.step_seconds * self.num_steps
+
+
+def _free(candidate: Candidate) -> None:
+    candidate.close()
+    gc.collect()
