@@ -106,7 +106,7 @@ def _read(run: Trained) -> Advice | None:
         """For a batch, of each step; the CPUs are shared with the step."""
         return max(0.0, batch / readers - step, (on_cpu * batch + step) / cpus - step) * num_steps
 
-    more = [readers for readers in range(now + 1, cpus + 1)]  # torch warns of more
+    more = list(range(now + 1, cpus + 1))  # torch warns of more
     kind = f"data-bound: a row takes {row * 1000:.3g} ms, {run.parts.train.batch_size} a batch"
     if more:
         readers = next(count for count in more if waits(count) <= min(map(waits, more)) + LEAST * run.seconds)

@@ -297,8 +297,10 @@ def _sgd_formula(kernel: _Kernel, numbers: Tensor, grads: Any) -> None:
     )
 
 
-def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any) -> None:
-    """Muon's; compiled too, where the first of a step's numbers is the rate."""
+def _matrices(kernel: _Kernel, rate: float | Tensor, grads: Any, scaled: Scaled | None = None) -> None:
+    """Muon's; compiled too, where the first of a step's numbers is the rate. Raises: CannotTraceError for gradients with a scale."""
+    if scaled is not None:
+        raise CannotTraceError("Muon's step of a matrix knows no scale of gradients", "train.precision=bf16")
     first = rate[0] if isinstance(rate, Tensor) and rate.dim() else rate
     matrix_steps(kernel.parameters, grads, kernel.states["momentum_buffer"], first, kernel.group)
 
