@@ -183,7 +183,7 @@ class Train:
         default=None,
         metadata={
             "valid": "a pattern of module paths, or a list of them",
-            "check": lambda value: not value or _are(value, str),
+            "check": lambda value: value in (None, []) or _are(value, str),
             "example": "[layers.*]",
             "limits": {"type": ["string", "array", "null"], "items": {"type": "string"}},
         },
