@@ -39,8 +39,8 @@ def show(found: Diff) -> None:
     terminal = Terminal(soft_wrap=False)
     names = _names(len(found.runs))
     for name, run in zip(names, found.runs, strict=True):
-        was = run.original
-        terminal.print(Text(f"{name}  {was.name} ({was.status}, {was.last_step:,} steps)  {run.words}"), soft_wrap=True)
+        was, words = run.original, f"  {run.words}" * (len(names) == 2)
+        terminal.print(Text(f"{name}  {was.name} ({was.status}, {was.last_step:,} steps){words}"), soft_wrap=True)
     for title, rows in (("configuration", found.configuration), ("made with", found.made_with)):
         terminal.print()
         if rows:
