@@ -203,7 +203,9 @@ def opened(*names):
 
 def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
     steps, values = np.arange(1, 5), np.array([1.0, 1.0, 1.0, 1.0])
-    found = compare("train/loss", (steps, values), (steps, values + [0, 1e-9, 1e-9, 0.5]), may_end_elsewhere=True)
+    found = compare(
+        "train/loss", (steps, values), (steps, values + np.array([0, 1e-9, 1e-9, 0.5])), may_end_elsewhere=True
+    )
     assert (found.parted_step, found.first_step) == (2, 4)
     assert found.parted_by == pytest.approx(1e-9, rel=1e-6)
 
