@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from runner.cli.compare import sweep_folder
 from runner.config.trust import check_folder
 from runner.errors import Fault, RunnerError
 from runner.experiment.readable_numbers import readable
@@ -27,7 +27,7 @@ TITLES = ("metric", "parts at", "by", "last A", "last B", "best A", "best B")
 
 def runs_of(words: Sequence[str]) -> list[str]:
     """The runs that are meant: in the place of a sweep its jobs. Raises: RunnerError for fewer than two."""
-    found = [run for word in words for run in (_jobs(Path(word)) or [word])]
+    found = [run for word in words for run in (_jobs(word) or [word])]
     if len(found) < 2:
         problem = "it takes two runs or more" if len(words) < 2 else "one of them has no job that has begun"
         raise RunnerError(Fault(f"diff {' '.join(words)}".strip(), problem, FORMS))
@@ -39,8 +39,8 @@ def show(found: Diff) -> None:
     terminal = Terminal(soft_wrap=False)
     names = _names(len(found.runs))
     for name, run in zip(names, found.runs, strict=True):
-        was = run.original
-        terminal.print(Text(f"{name}  {was.name} ({was.status}, {was.last_step:,} steps)  {run.words}"), soft_wrap=True)
+        was, words = run.original, f"  {run.words}" * (len(names) == 2)
+        terminal.print(Text(f"{name}  {was.name} ({was.status}, {was.last_step:,} steps){words}"), soft_wrap=True)
     for title, rows in (("configuration", found.configuration), ("made with", found.made_with)):
         terminal.print()
         if rows:
@@ -80,9 +80,10 @@ def show_operation(originals: Sequence[Original], found: Diff, overrides: Sequen
     return values
 
 
-def _jobs(folder: Path) -> list[str]:
+def _jobs(word: str) -> list[str]:
     """The folders of a sweep's jobs that have begun; [] for what is no sweep."""
-    if not (folder / ledger.FILE).is_file():
+    folder = sweep_folder(word) if word != "last" else None
+    if folder is None:
         return []
     check_folder(folder)
     sweep = ledger.read(folder)
@@ -123,10 +124,10 @@ def _of_several(found: Diff, names: Sequence[str]) -> Table:
     rows = []
     for number, (name, run) in enumerate(zip(names, found.runs, strict=True)):
         first = where_parted(found.curves[number - 1]) if number else None
-        parts = f"{first.name} at step {first.parted_step:,}" if first and first.parted_step is not None else "nowhere"
+        parts = f"step {first.parted_step:,}" if first and first.parted_step is not None else "nowhere"
         ends = (run.values.get(metric) for metric in metrics)
         rows.append((name, parts if number else "", *(readable(end[0]) if end else "" for end in ends)))
-    return _filled(("last values", f"parts from {names[0]}", *metrics), rows, right=range(2, len(metrics) + 2))
+    return _filled(("", f"parts from {names[0]}", *metrics), rows, right=range(1, len(metrics) + 2))
 
 
 def _filled(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> Table:

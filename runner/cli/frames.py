@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from runner.tasks.metric_names import is_rate
 #: bright, and the band behind it
 COLORS = {"train": ("#6c9cff", "#2f4a80"), "val": ("#ee854a", ""), "test": ("#ffffff", "")}
 OTHERS = ("#8fd18f", "")
+OTHER_JOBS = "#5a6b8c"
 LEAST_ROWS, LEAST_COLUMNS, LEAST_SPARK = 7, 56, 8  # of a panel, and of a job's curve
 STATES = {"running": "green", "finished": "cyan", "failed": "red", "killed": "yellow"}
 
@@ -31,6 +32,16 @@ class Row:
     state: str
     device: str
     live: Live | None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A curve: a run's metric in a colour, and in another one what lies behind its means."""
+
+    run: Live
+    name: str
+    style: str
+    band: str = ""
 
 
 def of_run(run: Live, name: str, width: int, height: int, *, plain: bool, foot: str) -> list[Text]:
@@ -93,35 +104,16 @@ def panel(run: Live, kind: str, names: Sequence[str], width: int, height: int, *
         if best is not None and split == "val":
             title.append(f" (best {readable(best[0])} at {best[1]:,})", _colors(name)[0])
     last = max(2, run.step)
-    styles = {name: _colors(name) for name in names}
-    body = _field(
-        dict.fromkeys(names, run),
-        {name: name for name in names},
-        styles,
-        width,
-        height - 2,
-        last,
-        kind,
-        plain=plain,
-    )
+    drawn = [Drawn(run, name, *_colors(name)) for name in names]
+    body = _field(drawn, width, height - 2, last=last, kind=kind, plain=plain)
     return [_line(title, width), *body, _steps(last, width)]
 
 
-def _field(
-    runs: Mapping[str, Live],
-    names: Mapping[str, str],
-    styles: Mapping[str, tuple[str, str]],
-    width: int,
-    height: int,
-    last: int,
-    kind: str,
-    *,
-    plain: bool,
-) -> list[Text]:
-    """Curves on one field, with its values at the left. runs, names, styles: by curve."""
+def _field(drawn: Sequence[Drawn], width: int, height: int, *, last: int, kind: str, plain: bool) -> list[Text]:
+    """Curves on one field, with its values at the left."""
     columns = (width - WIDTH - 2) * (1 if plain else 2)
-    curves = {key: thin(run.points(names[key]), columns, first=1, last=last) for key, run in runs.items()}
-    known = [curve for curve in curves.values() if not np.isnan(curve.mean).all()]
+    curves = [thin(each.run.points(each.name), columns, first=1, last=last) for each in drawn]
+    known = [curve for curve in curves if not np.isnan(curve.mean).all()]
     if not known:
         return [Text("  nothing yet", "dim")] + [Text()] * (height - 1)
     low, high = (
@@ -132,9 +124,9 @@ def _field(
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     is_log = kind == "loss" and low > 0 and high > 3 * low
     canvas = Canvas(width - WIDTH - 2, height, low=low, high=high, is_log=is_log, plain=plain)
-    for key, curve in curves.items():
-        is_many = len(runs[key].points(names[key])[0]) > columns
-        canvas.curve(curve, styles[key][0], band=styles[key][1] if is_many else "")
+    for each, curve in zip(drawn, curves, strict=True):
+        is_many = len(each.run.points(each.name)[0]) > columns
+        canvas.curve(curve, each.style, band=each.band if is_many else "")
     middle = float(np.sqrt(low * high)) if is_log else (low + high) / 2
     labels = {0: high, height // 2: middle, height - 1: low}
     edge, mark = ("|", "|") if plain else ("│", "┤")
@@ -195,10 +187,10 @@ def _together(runs: Sequence[Live], goal: str, width: int, height: int, *, plain
     ]
     ranked = [runs[number] for _, number in sorted(known)]
     last = max([2, *(run.step for run in ranked)])
-    of = {str(number): run for number, run in reversed(list(enumerate(ranked)))}
-    styles = {key: (COLORS["val"][0] if key == "0" else "#5a6b8c", "") for key in of}
+    drawn = [Drawn(run, goal, OTHER_JOBS if number else COLORS["val"][0]) for number, run in enumerate(ranked)]
     title = _line(Text.assemble((goal, "bold"), (" of all, the best in colour", "dim")), width)
-    field = _field(of, dict.fromkeys(of, goal), styles, width, height - 2, last, goal.partition("/")[2], plain=plain)
+    kind = goal.partition("/")[2]
+    field = _field(drawn[::-1], width, height - 2, last=last, kind=kind, plain=plain)  # the best one on top
     return [title, *field, _steps(last, width)]
 
 

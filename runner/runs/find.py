@@ -43,7 +43,7 @@ def locate(wanted: str, *, verb: str) -> Path:
         if not folders:
             raise RunnerError(Fault(f"{verb} last", f"no run lies below {' or '.join(ROOTS)}", f"{verb} FOLDER"))
         folder = folders[0]
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
         folder = _by_id(wanted, verb)
     if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
         check_folder(folder)  # walks through it, and / may be named, too

@@ -5,12 +5,9 @@ Called by cli/commands.py. The steps are the run's own, taken one by one as they
 
 from __future__ import annotations
 
-import copy
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,28 +17,20 @@ from torch import Tensor
 from runner.config import override_errors
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.importing import loading
-from runner.config.settings import Settings
-from runner.distributed.group import Alone
 from runner.errors import Fault, RunnerError
 from runner.experiment import processes
-from runner.experiment.build import prepare
 from runner.experiment.check import check_here
 from runner.experiment.given import Given
 from runner.inspection.host_reads import HostReads
 from runner.inspection.results import Fingerprint, Held, Results, fingerprint_of_all
 from runner.inspection.tensor_names import Names
+from runner.runs.explain.replay import untracked
 from runner.runs.reproduce.compare import differences
 from runner.runs.reproduce.recorded import Original
 from runner.training.fit import Training
-from runner.training.observer import SilentObserver
-from runner.training.signals import Stop
 
 #: watching takes a step some ten times as long: in longer replays the weights after each step tell which one to watch
 FEW_STEPS = 20
-AS_WRITTEN = (
-    *("tracking.enabled=false", "placement.guard=off", "train.compile=false", "train.cuda_graph=false"),
-    *("train.hooks=[]", "train.profile=null", "train.check=false"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,10 +45,10 @@ class Parting:
 
 def composed(original: Original, overrides: Sequence[str]) -> DictConfig:
     """The run's configuration, with these words, as it is replayed. Raises: RunnerError."""
-    compose, words = composer(["-cd", str(original.folder), "-cn", "rerun"]), [*overrides, *AS_WRITTEN]
+    compose = composer(["-cd", str(original.folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
-            return composed_with(compose, words)
+            return composed_with(compose, [*overrides, "train.hooks=[]"])
         except RunnerError:
             raise
         except Exception as error:
@@ -185,27 +174,15 @@ def _first_apart(a: DictConfig, b: DictConfig, until: int) -> int:
 @contextmanager
 def _replayed(cfg: DictConfig) -> Iterator[tuple[Training, Iterator[None]]]:
     """The run's training before its first step, and its steps: one for each next()."""
-    cfg = copy.deepcopy(cfg)  # the data fills in its facts
     with loading():
         checked = check_here(cfg)
     choices = processes.devices_here(cfg, checked, None, given=Given())
     if len(choices) > 1:
         asked, fix = f"diff --ops of a run in {len(choices)} processes", "--ops train.num_processes=1"
         raise RunnerError(Fault(asked, "one process can be watched", fix))
-    settings = Settings.of(cfg)
-    with tempfile.TemporaryDirectory(prefix="runner-diff-") as name:
-        parts = prepare(cfg, torch.device(choices[0].here))
-        training = Training(parts, settings, Path(name), observer=SilentObserver(), stop=Stop(), ranks=Alone())
-        steps = training.train()
-        try:
-            next(steps, None)  # to where the first step begins
-            yield training, steps
-        finally:
-            steps.close()
-            training.finish()
-            for batches in (parts.train, parts.val, parts.test):
-                if batches is not None:
-                    batches.close()
+    with untracked(cfg, torch.device(choices[0].here)) as training, closing(training.train()) as steps:
+        next(steps, None)  # to where the first step begins
+        yield training, steps
 
 
 def _optimizers(training: Training) -> list[Any]:

@@ -147,7 +147,9 @@ def test_every_command_is_one(a_run, own_folder, monkeypatch):
         verb, *words = named if named and named[0] in NAMES else ("train", *named)
         if verb == "compare":
             assert 1 <= len(words) <= 2
-        elif verb in ("history", "schema"):
+        elif verb == "diff":
+            assert len(words) >= 2
+        elif verb in ("history", "schema", "watch"):
             assert cli.main([verb, *words]) == 0, words
         elif verb in ("devices", "report", "sync", "ui"):
             assert cli.main([verb, *words]) == 0, words

@@ -93,23 +93,15 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | 
     A compiled run is taken as it is written. Looks after each step whether its loss and the weights are finite, which waits
     for the device.
     """
-    with tempfile.TemporaryDirectory(prefix="runner-explain-") as folder:
-        if start.file is not None:
-            _lay(start.file, Path(folder, "checkpoints"))
-        cfg = copy.deepcopy(cfg)
-        settings = _as_written(Settings.of(cfg))
-        parts = prepare(cfg, device, goes_on=start.file is not None)
-        endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
-        task = NoticedTask(parts.task)
-        with _training(replace(parts, limits=endless), settings, Path(folder)) as training:
-            step, losses = training.progress.step, dict[int, float]()
-            training.parts = replace(training.parts, task=task)
-            try:
-                training.guard = Lens(parts, until, step=step, losses=losses)
-                for _ in training.train():
-                    pass
-            except Reached as reached:
-                return Moment(training.parts, reached, losses, task, settings.train.accumulate_steps)
+    with untracked(cfg, device, start) as training:
+        task, losses = NoticedTask(training.parts.task), dict[int, float]()
+        training.parts = replace(training.parts, task=task)
+        try:
+            training.guard = Lens(training.parts, until, step=training.progress.step, losses=losses)
+            for _ in training.train():
+                pass
+        except Reached as reached:
+            return Moment(training.parts, reached, losses, task, training.settings.train.accumulate_steps)
     return None
 
 
@@ -162,15 +154,24 @@ def _as_written(settings: Settings) -> Settings:
 
 
 @contextmanager
-def _training(parts: Parts, settings: Settings, folder: Path) -> Iterator[Training]:
-    training = Training(parts, settings, folder, observer=SilentObserver(), stop=Stop(), ranks=Alone())
-    try:
-        yield training
-    finally:
-        training.background.close()
-        for batches in (parts.train, parts.val, parts.test):
-            if batches is not None:
-                batches.close()
+def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None)) -> Iterator[Training]:
+    """A run's training, as it is written, in a folder that goes; nobody is told of it, and no clock ends it."""
+    with tempfile.TemporaryDirectory(prefix="runner-replay-") as folder:
+        if start.file is not None:
+            _lay(start.file, Path(folder, "checkpoints"))
+        cfg = copy.deepcopy(cfg)  # the data fills in its facts
+        settings = _as_written(Settings.of(cfg))
+        parts = prepare(cfg, device, goes_on=start.file is not None)
+        endless = replace(parts.limits, max_seconds=None, save_every_seconds=None, save_every_steps=None)
+        parts, place = replace(parts, limits=endless), Path(folder)
+        training = Training(parts, settings, place, observer=SilentObserver(), stop=Stop(), ranks=Alone())
+        try:
+            yield training
+        finally:
+            training.background.close()
+            for batches in (parts.train, parts.val, parts.test):
+                if batches is not None:
+                    batches.close()
 
 
 def _lay(file: Path, folder: Path) -> None:

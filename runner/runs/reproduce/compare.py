@@ -43,13 +43,13 @@ class Comparison:
 def compare_all(
     then: Mapping[str, Points], now: Mapping[str, Points], *, may_end_elsewhere: bool = False
 ) -> list[Comparison]:
-    """Every metric but those of the machine: training's first, then the others, in the second run's order.
+    """Every metric but those of the machine: training's first, led by its loss, then the others, in the second run's order.
 
     Of a test, which a run makes at its end, the last one counts: a run that was resumed has ended more than once.
     may_end_elsewhere: one of them was stopped or was to be shorter, so that points of the other alone are no difference.
     """
     names = [name for name in dict.fromkeys([*now, *then]) if not name.startswith(NOT_OF_THE_RUN)]
-    names.sort(key=lambda name: not name.startswith("train/"))
+    names.sort(key=lambda name: (name != "train/loss", not name.startswith("train/")))
     return [
         compare(name, _counted(then, name), _counted(now, name), may_end_elsewhere=may_end_elsewhere) for name in names
     ]

@@ -1,0 +1,214 @@
+"""`python -m runner watch`: frames of a run and of a sweep, over a pipe, and in a terminal that is as it was afterwards."""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from synthetic_sweep import Folder
+from written_journals import end, start
+
+from runner import cli
+from runner.cli import watch as watching
+from runner.cli.characters import Canvas
+from runner.runs.live import thin
+from runner.tracking.journal import Journal
+
+pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")  # not of Windows
+
+
+def begin(folder, *, num_steps=200, names=("train/loss", "val/loss", "train/accuracy"), seed=0):
+    """A run's folder, and its journal with half of its steps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rerun.yaml").write_text("seed: 0\n")
+    journal = Journal(folder)
+    start(journal, params={"facts.num_steps": str(num_steps)}, tags={"device": "cpu", "changed": "model=mlp seed=7"})
+    steps = np.arange(1, num_steps // 2 + 1)
+    values = np.exp(-steps / num_steps + seed)[:, None] * np.ones(len(names))
+    journal.points(names, steps, steps, values)
+    return journal
+
+
+@pytest.fixture
+def run(own_folder):
+    folder = Path("outputs/a/run")
+    with begin(folder) as journal:
+        end(journal)
+    return folder
+
+
+@pytest.mark.parametrize(("width", "height", "panels"), [(80, 24, 2), (200, 50, 2), (40, 12, 1), (20, 6, 1)])
+def test_a_frame_fits_where_it_is_drawn(run, width, height, panels):
+    target = watching.watched(str(run))
+    target.read()
+    for plain in (False, True):
+        lines = target.frame(width, height, plain=plain, foot="q leaves, it goes on")
+        assert len(lines) == height and all(cell_len(line.plain) <= width for line in lines)
+        assert sum(line.plain.count("step 100") for line in lines[1:]) == panels or width < 40
+        assert plain == (not any("⠀" < letter <= "⣿" for line in lines for letter in line.plain))
+    assert lines[0].plain.startswith("outputs/a/run  finish"[: width - 1])
+
+
+def test_over_a_pipe_one_frame_without_moves(run, capsys, monkeypatch):
+    assert cli.main(["watch", str(run)]) == 0
+    said = capsys.readouterr().out
+    head, changed, loss, *_ = said.splitlines()
+    assert head == "outputs/a/run  finished  step 100 of 200 (50%)" and changed == "model=mlp seed=7"
+    assert loss == "loss  train 0.6065  val 0.6065 (best 0.6065 at 100)"
+    assert "\x1b" not in said and not any(line != line.rstrip() for line in said.splitlines())
+    monkeypatch.setenv("TERM", "dumb")
+    assert cli.main(["watch", "last"]) == 0
+    assert capsys.readouterr().out.isascii()
+
+
+def test_for_programs_one_frames_data(run, capsys):
+    with Journal(run) as journal:
+        start(journal)  # it goes on, and nobody waits for its end
+        assert cli.main(["watch", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], found["step"], found["goal"]) == ("running", 100, "val/loss")
+    curve = found["metrics"]["train/loss"]
+    assert curve["points"] == len(curve["curve"]["steps"]) == len(curve["curve"]["least"]) == 100
+    assert curve["curve"]["steps"][0] == 1 and curve["curve"]["least"][-1] == curve["last"]
+
+
+def test_a_sweep_has_a_row_for_each_job(own_folder, capsys):
+    sweep = Folder(own_folder / "multirun/1/2", ("seed=1,2,3",))
+    for seed in (1, 2):
+        sweep.job((f"seed={seed}",), summary={"metrics": {}, "num_steps": 100})
+        with begin(sweep.path / str(seed - 1), seed=seed) as journal:
+            end(journal)
+    folder = sweep.close()
+    assert cli.main(["watch", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "multirun/1/2  2 jobs: 2 finished"
+    assert lines[1].split() == ["job", "name", "state", "step", "val/loss", "best"]
+    assert lines[3].split()[:6] == ["1", "seed=2", "finished", "100/200", "4.4817", "4.4817"]
+    assert lines[4] == "val/loss of all, the best in colour"
+    assert cli.main(["watch", str(folder), "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert [job["metrics"]["val/loss"]["points"] for job in jobs] == [100, 100]
+
+
+def test_a_line_is_in_one_piece_and_a_band_lies_behind_it():
+    steps = np.arange(1, 401)
+    values = np.where(steps % 2 == 0, 0.0, 1.0) * (steps > 200) + 0.5 * (steps <= 200)
+    canvas = Canvas(20, 5, low=0.0, high=1.0)
+    canvas.curve(thin((steps, values), canvas.columns, first=1, last=400), "bright", band="dim")
+    lines = canvas.lines()
+    middle = lines[2]
+    assert all(letter != " " for letter in middle.plain)
+    assert {str(span.style) for span in lines[0].spans if span.style} == {"dim"} and lines[0].plain[:10].isspace()
+    steep = Canvas(4, 4, low=0.0, high=1.0)
+    steep.curve(thin((np.array([1, 2]), np.array([0.0, 1.0])), steep.columns, first=1, last=2), "bright")
+    assert [line.plain != "    " for line in steep.lines()] == [True] * 4
+
+
+class Screen:
+    """A terminal of our own: what is drawn on it, and keys that are typed once something is there."""
+
+    def __init__(self, monkeypatch):
+        self.ours, theirs = pty.openpty()
+        self.keyboard = os.fdopen(os.dup(theirs), "r")
+        self.out = os.fdopen(theirs, "w", encoding="utf-8")
+        self.drawn, self.before = b"", termios.tcgetattr(self.keyboard)
+        for name, file in (("stdin", self.keyboard), ("stdout", self.out)):
+            monkeypatch.setattr(sys, name, file)
+        for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
+            monkeypatch.setenv(name, value)
+
+    def when(self, text, do):
+        """Reads along in a thread of its own, and does that once when the text was drawn."""
+
+        def read():
+            is_done = False
+            while True:
+                try:
+                    self.drawn += os.read(self.ours, 1 << 16)
+                except OSError:
+                    return
+                if b"[the end]" in self.drawn:
+                    return
+                if not is_done and text.encode() in self.drawn:
+                    is_done = True
+                    do()
+
+        self.thread = threading.Thread(target=read)
+        self.thread.start()
+
+    def close(self):
+        """Everything that was drawn; the terminal's settings are as they were."""
+        self.out.write("[the end]")
+        self.out.flush()
+        self.thread.join(30)
+        assert termios.tcgetattr(self.keyboard) == self.before
+        for file in (self.out, self.keyboard):
+            file.close()
+        os.close(self.ours)
+        return self.drawn.decode(errors="replace")
+
+
+ENTER, LEAVE, SHOW = "\x1b[?1049h", "\x1b[?1049l", "\x1b[?25h"
+
+
+def test_q_leaves_and_the_run_goes_on(own_folder, monkeypatch):
+    with begin(Path("outputs/a/run")):
+        screen = Screen(monkeypatch)
+        screen.when("q leaves", lambda: os.write(screen.ours, b"q"))
+        assert cli.main(["watch", "outputs/a/run"]) == 0
+        drawn = screen.close()
+    assert (
+        drawn.index(ENTER)
+        < drawn.index("loss")
+        < drawn.index(LEAVE)
+        < drawn.index("it goes on; python -m runner watch")
+    )
+    assert SHOW in drawn
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_gives_the_screen_back(own_folder, monkeypatch, number, code):
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    with begin(Path("outputs/a/run")):
+        screen = Screen(monkeypatch)
+        screen.when("q leaves", lambda: os.kill(os.getpid(), getattr(signal, number)))
+        assert cli.main(["watch", "outputs/a/run"]) == code
+        drawn = screen.close()
+    assert LEAVE in drawn and SHOW in drawn and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_it_ends_with_the_run_and_the_last_frame_stays(own_folder, monkeypatch):
+    monkeypatch.setattr(watching, "SECONDS_BETWEEN_READS", 0.01)
+    journal = begin(Path("outputs/a/run"))
+    screen = Screen(monkeypatch)
+
+    def go_on():
+        monkeypatch.setenv("COLUMNS", "100")  # its window is made wider meanwhile
+        journal.points(["train/loss"], [200], [0], [[0.25]])
+        time.sleep(0.3)
+        end(journal)
+
+    screen.when("q leaves", go_on)
+    assert cli.main(["watch", "outputs/a/run"]) == 0
+    drawn = screen.close()
+    journal.close()
+    stays = drawn[drawn.index(LEAVE) :]
+    assert "finished" in stays and "step 200 of 200 (100%)" in stays and "0.2500" in stays and "q leaves" not in stays
+    assert "step 200" in drawn[: drawn.index(LEAVE)]
+
+
+def test_mistakes(run, capsys):
+    for words, problem in {
+        ("nowhere",): "there is no folder nowhere",
+        ("a" * 300,): "there is no folder aaa",
+        ("last", "--fast"): "watch does not take --fast",
+    }.items():
+        assert cli.main(["watch", *words]) == 2
+        assert problem in capsys.readouterr().err

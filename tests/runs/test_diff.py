@@ -1,0 +1,252 @@
+"""`python -m runner diff`: planted differences by name, where curves part, several runs, a store, and the first operation."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trained_runs import NO_PICTURES, QUIET
+
+from runner import cli
+from runner.runs.reproduce.compare import compare
+from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events
+
+MODEL = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, width=8):
+        super().__init__(nn.Flatten(), nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+"""
+WORDS = [
+    "data=arrays",
+    "data.path=mine.npz",
+    "device=cpu",
+    "train.num_epochs=2",
+    "train.batch_size=32",
+    NO_PICTURES,
+    QUIET,
+]
+
+
+def write_rows(changed=0.0):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 4))
+    x[7, 2] += changed
+    np.savez("mine.npz", x=x, y=np.arange(90) % 3)
+
+
+@pytest.fixture
+def base(own_folder):
+    """outputs/a/run, of a model of one's own in a folder that git knows nothing of."""
+    write_rows()
+    Path("my_nets.py").write_text(MODEL)
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/net.yaml").write_text("_target_: my_nets.Net\n")
+    train("a")
+    return own_folder
+
+
+def train(name, *words):
+    assert cli.main(["model=net", *WORDS, *words, f"hydra.run.dir=outputs/{name}/run"]) == 0
+
+
+def differences(capfd, *names, words=()):
+    """What the command says as JSON, and the differences by their names."""
+    capfd.readouterr()
+    assert cli.main(["diff", *(f"outputs/{name}/run" for name in names), *words, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    return found, {each["what"]: each["values"] for each in (*found["configuration"], *found["made_with"])}
+
+
+def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
+    train(
+        "b", "seed=1", "optimizer.lr=0.01", "train.batch_size=16", "train.precision=bf16", "backends.cpu.num_threads=2"
+    )
+    found, by_name = differences(capfd, "a", "b")
+    assert by_name == {
+        "seed": ["0", "1"],
+        "optimizer.lr": ["0.001", "0.01"],
+        "train.batch_size": ["32", "16"],
+        "train.precision": ["fp32", "bf16"],
+        "backends.cpu.num_threads": ["null", "2"],
+        "threads": ["1", "2"],
+    }
+    assert found["runs"][1]["changed"].startswith("data=arrays model=my_nets.Net device=cpu seed=1 data.path=mine.npz ")
+    assert found["sentence"].startswith("train/loss parts at step 1, by ")
+    assert cli.main(["diff", "outputs/a/run", "outputs/b/run"]) == 0
+    said = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert ["optimizer.lr", "0.001", "0.01"] in said and ["train.precision", "fp32", "bf16"] in said
+
+
+def test_code_and_data_that_git_knows_nothing_of(base, capfd, monkeypatch):
+    write_rows(changed=1e-3)
+    Path("my_nets.py").write_text(MODEL.replace("ReLU", "GELU"))
+    monkeypatch.delitem(__import__("sys").modules, "my_nets")
+    train("b")
+    _, by_name = differences(capfd, "a", "b")
+    assert by_name.keys() == {"my_nets.py", "data"}
+    then, now = by_name["data"]
+    assert then != now and then.startswith("arrays, 90 rows, fingerprint ")
+
+
+def test_two_changes_that_were_not_committed(base, capfd):
+    for name, line in (("b", "lr = 1"), ("c", "lr = 2")):
+        shutil.copytree("outputs/a", f"outputs/{name}")
+        folder = Path(f"outputs/{name}/run")
+        (folder / "git.diff").write_text(
+            f"diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-lr = 0\n+{line}\n"
+        )
+        change_start(folder, git_commit="0123456789abcdef", git_dirty="true")
+    _, by_name = differences(capfd, "b", "c")
+    assert by_name == {
+        "code": ["0123456789ab with changes", "0123456789ab with changes, other ones"],
+        "x.py": ["+ lr = 1", "+ lr = 2"],
+    }
+    _, by_name = differences(capfd, "a", "b")
+    assert by_name["code"] == ["in no git repository", "0123456789ab with changes"]
+    assert by_name["x.py"] == ["as committed", "+ lr = 1 (and 1 more lines)"]
+
+
+def change_start(folder, **tags):
+    with Journal(folder) as journal:
+        (start,) = [event for event in read_events(folder) if event.pop("kind") == "start" or "tags" in event][-1:]
+        journal.event("start", **(start | {"tags": start["tags"] | tags}))
+
+
+def test_versions_machine_and_device(base, capfd):
+    shutil.copytree("outputs/a", "outputs/b")
+    folder = Path("outputs/b/run")
+    change_start(folder, device="cuda:0", device_name="NVIDIA H200", runner_version="0.0.1")
+    lines = (folder / "environment.txt").read_text().splitlines()
+    new = {
+        "torch==": "torch==1.2.3",
+        "numpy==": "numpy==1.0",
+        "# machine": "# machine: M7, 3 cores",
+        "# Linux": "# Other",
+    }
+    lines = [next((to for begin, to in new.items() if line.startswith(begin)), line) for line in lines]
+    (folder / "environment.txt").write_text("\n".join([*lines, "a_package==7"]) + "\n")
+    found, by_name = differences(capfd, "a", "b")
+    assert by_name.keys() == {"runner", "torch", "numpy", "packages", "platform", "machine", "device"}
+    assert by_name["torch"][1] == "1.2.3" and by_name["packages"] == ["a-package none", "a-package 7"]
+    assert by_name["device"][1] == "cuda:0 (NVIDIA H200)"
+    assert found["sentence"].startswith("their curves are the same to the bit (")
+    (folder / "environment.txt").unlink()  # as runs of before had none of machine and threads
+    found, by_name = differences(capfd, "a", "b")
+    assert by_name["versions"][1] == "not known" and found["not_known"] == [
+        "versions",
+        "platform",
+        "machine",
+        "threads",
+    ]
+
+
+def test_several_show_only_what_differs(base, capfd):
+    for name, words in {"b": ["seed=1"], "c": ["seed=2", "optimizer.lr=0.1"]}.items():
+        train(name, *words)
+    found, by_name = differences(capfd, "a", "b", "c")
+    assert by_name == {"seed": ["0", "1", "2"], "optimizer.lr": ["0.001", "0.001", "0.1"]}
+    assert [each["metrics"]["train/loss"]["parted_step"] for each in found["curves"]] == [1, 1]
+    words = [f"outputs/{name}/run" for name in "abcab"]
+    for number in (3, 4):
+        words[number] = shutil.copytree(words[number], f"outputs/more{number}/run")
+    assert cli.main(["diff", *words]) == 0
+    said = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert ["configuration", "seed", "optimizer.lr"] in said and ["C", "2", "0.1"] in said
+    assert ["D", "nowhere"] in [line[:2] for line in said] and ["C", "step", "1"] in [line[:3] for line in said]
+
+
+def test_the_first_operation_that_parts(base, capfd):
+    for name, words in {"b": ["optimizer.lr=0.01"], "c": ["train.batch_size=16"], "d": ["scheduler=cosine"]}.items():
+        train(name, *words)
+    found, _ = differences(capfd, "a", "b", words=["--ops"])
+    first = found["first_operation"]
+    assert (first["step"], first["a"]["name"], first["b"]["phase"]) == (1, "_fused_adam_", "update")
+    assert first["settings"] == [{"what": "lr", "a": "0.001", "b": "0.01"}] and not first["given"]
+    assert first["gave"][0].endswith("values, by up to 9.0e-01")
+    first = differences(capfd, "a", "c", words=["--ops"])[0]["first_operation"]
+    assert first["b"]["phase"] == "forward" and "(32, 4) in A, float32 (16, 4) in B" in first["given"][0]["differs_by"]
+    assert not list(Path("outputs").glob("*/run/checkpoints/*.writing")) and len(list(Path("outputs").iterdir())) == 4
+    shutil.copytree("outputs/a", "outputs/e")
+    assert cli.main(["diff", "outputs/a/run", "outputs/e/run", "--ops"]) == 0
+    assert "all operations of the first 6 steps gave the same\n" in capfd.readouterr().out
+
+
+def test_in_a_long_replay_the_weights_say_which_step_is_watched(base, capfd, monkeypatch):
+    from runner.runs import first_operation
+
+    steps = []
+    watched = first_operation._watched
+    monkeypatch.setattr(first_operation, "FEW_STEPS", 2)
+    monkeypatch.setattr(
+        first_operation, "_watched", lambda *words, **more: steps.append(words[1:3]) or watched(*words, **more)
+    )
+    train("b", "optimizer.lr=0.01")
+    with Journal(Path("outputs/a/run")) as journal:
+        journal.points(("train/lr",), [1], [0], [[0.01]])  # the rate parts the curves first, and here only the loss
+    first = differences(capfd, "a", "b", words=["--ops", "optimizer.lr=0.01"])[0]["first_operation"]
+    assert first is None
+    steps.clear()
+    first_operation.find(*[first_operation.composed(each, []) for each in opened("a", "b")], until=5)
+    assert steps[0] == (1, 5)
+
+
+def opened(*names):
+    from runner.runs.diff import opened as opened_runs
+
+    with opened_runs([f"outputs/{name}/run" for name in names], uri="sqlite:///mlflow.db", trusted=True) as found:
+        return found
+
+
+def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
+    steps, values = np.arange(1, 5), np.array([1.0, 1.0, 1.0, 1.0])
+    found = compare(
+        "train/loss", (steps, values), (steps, values + np.array([0, 1e-9, 1e-9, 0.5])), may_end_elsewhere=True
+    )
+    assert (found.parted_step, found.first_step) == (2, 4)
+    assert found.parted_by == pytest.approx(1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "it takes two runs or more"),
+        (["outputs/a/run"], "it takes two runs or more"),
+        (["outputs/a/run", "outputs/a/run"], "a run does not differ from itself"),
+        (["outputs/a/run", "nowhere"], "there is no folder nowhere"),
+        (["outputs/a/run", "outputs/b/run", "--op"], "diff does not take --op"),
+        (["outputs/a/run", "outputs/b/run", "seed=1"], "diff does not take seed=1"),
+        (["outputs/a/run", "outputs/b/run", "--ops", "sed=1"], "there is no key sed"),
+        (["outputs/a/run", "outputs/b/run", "outputs/c/run", "--ops"], "two are replayed"),
+        (["outputs/a/run", "0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
+    ],
+)
+def test_mistakes(a_few, capfd, words, problem):
+    assert cli.main(["diff", *words]) == 2
+    assert problem in capfd.readouterr().err and not Path("nowhere.db").exists()
+
+
+@pytest.fixture
+def a_few(at_home, monkeypatch, tmp_path):
+    for name in "abc":
+        shutil.copytree("outputs/digits/run", tmp_path / f"outputs/{name}/run")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_folder_beside_a_store(base, capfd, warm_programs, empty_store):
+    shutil.copy(empty_store, "runs.db")
+    uri = f"tracking.uri=sqlite:///{base}/runs.db"
+    train("b", "tracking.enabled=true", "tracking.log_model=false", uri, "seed=1")
+    run_id = json.loads(Path("outputs/b/run/summary.json").read_text())["run_id"]
+    shutil.rmtree("outputs/b")
+    capfd.readouterr()
+    assert cli.main(["diff", "outputs/a/run", run_id, uri, "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert [each["what"] for each in found["configuration"]] == ["seed"] and not found["made_with"]
+    assert found["sentence"].startswith("train/loss parts at step 1")
+    assert cli.main(["diff", "outputs/a/run", run_id, uri, "--ops"]) == 2
+    assert "--trust, when you have looked at the file" in capfd.readouterr().err

@@ -1,0 +1,95 @@
+"""A run as it comes: what is new is read once, how it ends, and curves in columns."""
+
+import os
+
+import numpy as np
+import pytest
+from written_journals import end, rows, start
+
+from runner.runs import live
+from runner.runs.live import Goal, Live, thin
+from runner.tracking.journal import Journal
+from runner.tracking.journal_records import FILE
+
+PARAMS = {"facts.num_steps": "40", "train.early_stopping.metric": "null"}
+
+
+def test_what_is_new_is_read_once(tmp_path):
+    run = Live(tmp_path)
+    assert not run.read() and run.step == 0 and run.last("train/loss") is None
+    with Journal(tmp_path) as journal:
+        start(journal, params=PARAMS)
+        rows(journal, 1, 5)
+        assert run.read() and not run.read()
+        assert (run.step, run.num_steps, run.goal) == (5, 40, Goal("val/loss", False))
+        rows(journal, 6, 5)
+        journal.points(["val/loss"], [10], [0], [[0.5]])
+        assert run.read()
+        steps, values = run.points("train/loss")
+        assert steps.tolist() == list(range(1, 11)) and values.tolist() == steps.tolist()
+        assert run.names == ["train/loss", "train/accuracy", "val/loss"]
+        assert run.status == "running"
+        end(journal, "FAILED")
+    assert run.read() and run.status == "failed"
+
+
+def test_a_journal_that_is_another_one_is_read_anew(tmp_path):
+    run = Live(tmp_path)
+    for count in (9, 3):
+        (tmp_path / FILE).unlink(missing_ok=True)
+        with Journal(tmp_path) as journal:
+            rows(journal, 1, count)
+        run.read()
+        assert run.points("train/loss")[0].tolist() == list(range(1, count + 1))
+
+
+def test_a_run_that_was_killed_has_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(live, "SECONDS_BETWEEN_LOOKS", 0)
+    run, other = Live(tmp_path), Live(tmp_path)
+    with Journal(tmp_path) as journal:
+        start(journal)
+        run.read(), other.read()
+        assert run.status == "running"
+    assert run.status == "killed"  # its lock was seen, and is gone
+    assert other.status == "running"  # may be of another machine, and has just been written
+    os.utime(tmp_path / FILE, (0, 0))
+    assert other.status == "killed"
+
+
+def test_one_that_goes_on_runs_again(tmp_path):
+    run = Live(tmp_path)
+    with Journal(tmp_path) as journal:
+        start(journal)
+        end(journal, "KILLED")
+        run.read()
+        assert run.status == "killed"
+        start(journal)
+        run.read()
+        assert run.status == "running"
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "best"), [("val/loss", "null", 1), ("val/odd", "max", 3), ("val/accuracy", "null", 3)]
+)
+def test_the_best_is_by_what_it_is_judged_by(tmp_path, metric, mode, best):
+    with Journal(tmp_path) as journal:
+        start(journal, params={**PARAMS, "train.early_stopping.metric": metric, "train.early_stopping.mode": mode})
+        journal.points([metric], [1, 2, 3, 4], [0] * 4, [[1.0], [2.0], [3.0], [np.nan]])
+    run = Live(tmp_path)
+    run.read()
+    assert run.best(metric) == (best, best)
+
+
+def test_a_spike_of_one_step_shows_in_its_column():
+    steps = np.arange(1, 1001)
+    values = np.full(1000, 2.0)
+    values[555], values[700:800] = 9.0, np.nan
+    found = thin((steps, values), 10, first=1, last=1000)
+    assert found.greatest[5] == 9.0 and found.least[5] == 2.0 and found.mean[5] == pytest.approx(2.07)
+    assert np.isnan(found.mean[7]) and not np.isnan(found.mean[[0, 9]]).any()
+    again = np.argsort(np.random.default_rng(0).random(1000))  # one that went on from before
+    assert np.array_equal(
+        thin((steps[again], values[again]), 10, first=1, last=1000).greatest, found.greatest, equal_nan=True
+    )
+    empty = thin((np.array([], np.int64), np.array([])), 10, first=1, last=1000)
+    assert np.isnan(empty.least).all()
