@@ -80,11 +80,12 @@ def _asked(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Want
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
     if step is None:
-        step = next((number for number, loss in by_step.items() if not math.isfinite(loss)), 0)
-        if not step:
+        spoilt = [number for number, loss in by_step.items() if not math.isfinite(loss)]
+        if not spoilt:
             leap = _largest_leap(by_step)
             problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
             raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
+        step = spoilt[0]
     elif step > newest:
         raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
     is_failure = not math.isfinite(by_step.get(step, 0.0))
@@ -123,15 +124,17 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
             break
         if moment.reached.take is not None:
             seen = look(moment)
-            if seen.origin is not None or not asked.is_failure or until is None:
+            if seen.origin is not None or not asked.is_failure:
                 return start, moment, seen
-            until = None  # it comes out otherwise here: perhaps in a later step
+            if until != asked.step:
+                break
+            until = max(asked.by_step) + 1  # it comes out otherwise here: perhaps in a later step
         elif moment.reached.step <= start.step:  # what the checkpoint holds is spoilt
             start = start_before(asked.folder, start.step)
         else:
             until = moment.reached.step
     problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
-    fix = "the same code, data, torch and device as the run's; placement.guard=always in a new run looks as it goes"
+    fix = "the same code, data, torch and device as the run's"
     raise RunnerError(Fault(f"explain {short(asked.folder)}", problem, fix))
 
 
@@ -139,14 +142,10 @@ def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: L
     """Everything, as plain values."""
     origin, parts = seen.origin, moment.parts
     blamed = blame(moment, origin, seen.generators) if origin is not None else Blame(())
-    if origin is None:
-        rows = [placed(moment, cfg, row, batch, loss=loss) for loss, batch, row in losses(moment)[:MOST_ROWS]]
-    else:
-        rows = [placed(moment, cfg, row, blamed.batch) for row in blamed.rows[:MOST_ROWS]]
-    before = {number: loss for number, loss in asked.by_step.items() if number < moment.reached.step} | {
-        **moment.losses
-    }
-    recent = [before[number] for number in sorted(before)]
+    picked = losses(moment) if origin is None else [(blamed.batch, row, None) for row in blamed.rows]
+    rows = placed(moment, cfg, picked[:MOST_ROWS])
+    known = {**asked.by_step, **moment.losses}
+    recent = [known[number] for number in sorted(known) if number < moment.reached.step]
     sure = rows if blamed.is_sure else []
     return {
         "run": short(asked.folder),

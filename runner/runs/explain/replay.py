@@ -87,8 +87,8 @@ def start_before(folder: Path, step: int) -> Start:
     return max(found, key=lambda one: one.step, default=Start(None))
 
 
-def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | None) -> Moment | None:
-    """Trains until `until` is the next step (None: to its end), or a step has spoilt it; None where it came to its end.
+def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -> Moment | None:
+    """Trains until `until` is the next step, or a step has spoilt it; None where it came to its end.
 
     A compiled run is taken as it is written. Looks after each step whether its loss and the weights are finite, which waits
     for the device.
@@ -116,7 +116,7 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | 
 class Lens:
     """In the guard's place: counts the steps, keeps their losses, and ends the training by Reached."""
 
-    def __init__(self, parts: Parts, until: int | None, *, step: int, losses: dict[int, float]) -> None:
+    def __init__(self, parts: Parts, until: int, *, step: int, losses: dict[int, float]) -> None:
         """step: that was taken last. losses: where it keeps them.
 
         Raises: Reached for weights that are spoilt already, of a checkpoint.

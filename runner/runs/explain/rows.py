@@ -7,7 +7,7 @@ their backward passes) over parts of the batch, with the weights and the generat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,10 @@ MOST_TRIES = 200
 MOST_ROWS = 5
 #: a number is out of the ordinary beside the others of its column from so many times their largest on
 FAR_OUT = 1e3
+
+
+#: batch of the step, row in it, and its loss, where that was asked for
+Picked = tuple[int, int, float | None]
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,9 @@ def _suspects(origin: Record, count: int) -> tuple[int, ...]:
     return tuple(bad.view(count, -1).any(1).nonzero().flatten().tolist())
 
 
-def losses(moment: Moment) -> list[tuple[float, int, int]]:
-    """Of each row by itself, as it is evaluated: (loss, batch of the step, row), the largest first; [] where that can't be."""
-    parts, found = moment.parts, []
+def losses(moment: Moment) -> list[Picked]:
+    """The rows, each with its loss by itself, as it is evaluated, the largest first; [] where that can't be."""
+    parts, found = moment.parts, list[Picked]()
     model = parts.model
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -173,30 +177,34 @@ def losses(moment: Moment) -> list[tuple[float, int, int]]:
                 values = [
                     next(iter(parts.task(model, chosen(batch, [row])).values())) for row in range(num_rows(batch))
                 ]
-                found += [(loss, index, row) for row, loss in enumerate(torch.stack(values).tolist())]
+                found += [(index, row, loss) for row, loss in enumerate(torch.stack(values).tolist())]
     except Exception:  # a task that does not take a single row
         return []
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return sorted(found, reverse=True)
+    return sorted(found, key=lambda one: -(one[2] or 0.0))
 
 
-def placed(moment: Moment, cfg: DictConfig, row: int, batch: int = 0, *, loss: float | None = None) -> Row:
-    """Where a row of the moment's batches stands in the data."""
+def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Row]:
+    """Where rows of the moment's batches stand in the data."""
     parts, (epoch, first) = moment.parts, moment.place
-    number = first + batch
-    column, value = _out_of_the_ordinary(moment.reached.batches[batch], row, parts.source.columns)
-    if isinstance(parts.splits.train, OwnLoader):
-        return Row(row, number, loss=loss, column=column, value=value)
-    source = parts.source
-    sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], parts.splits.labels, source)
-    count = parts.train.num_rows
-    order = sampler.order(seed=cfg.seed, epoch=epoch) if sampler else permutation(count, seed=cfg.seed, epoch=epoch)
-    in_split = int(order[number * parts.train.batch_size + row])
-    in_data = int(split.indices(source, seed=cfg.seed, **validate.how_to_cut(cfg))["train"][in_split])
-    place = source.place(in_data) if source.place is not None else ""
-    return Row(row, number, in_split, in_data, place, loss, column, value)
+    source, count, places = parts.source, parts.train.num_rows, None
+    if picked and not isinstance(parts.splits.train, OwnLoader):
+        sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], parts.splits.labels, source)
+        order = sampler.order(seed=cfg.seed, epoch=epoch) if sampler else permutation(count, seed=cfg.seed, epoch=epoch)
+        places = order, split.indices(source, seed=cfg.seed, **validate.how_to_cut(cfg))["train"]
+    found = []
+    for batch, row, loss in picked:
+        column, value = _out_of_the_ordinary(moment.reached.batches[batch], row, source.columns)
+        one = Row(row, first + batch, loss=loss, column=column, value=value)
+        if places is not None:
+            in_split = int(places[0][one.batch * parts.train.batch_size + row])
+            in_data = int(places[1][in_split])
+            place = source.place(in_data) if source.place is not None else ""
+            one = replace(one, in_split=in_split, in_data=in_data, place=place)
+        found.append(one)
+    return found
 
 
 def _out_of_the_ordinary(batch: Any, row: int, names: Sequence[str]) -> tuple[str, float | None]:
