@@ -34,6 +34,8 @@ from runner.tracking.journal_reader import read_events, read_series
 LOSS = "train/loss"
 #: steps beside a spike that are shown, on each side
 NEIGHBOURS = 3
+#: seconds that a replay takes
+WORTH_A_WORD = 5.0
 #: replays at most: to the step that was asked for, and to the one that turns out to have begun it
 MOST_REPLAYS = 6
 
@@ -66,7 +68,10 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     choice = check(cfg, probe())
     say(f"run     {short(folder)}: {LOSS} is {asked.by_step.get(asked.step, math.nan):.4g} at step {asked.step:,}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
-    found = {**_found(asked, cfg, start, moment, seen), "notes": _notes(asked, cfg, choice.device, moment)}
+    found = _found(asked, cfg, start, moment, seen)
+    found["notes"] = _notes(asked, cfg, choice.device, moment)
+    if found["replay"]["first_difference"] and not found["notes"]:
+        found["notes"].append("other threads round otherwise, and so do jobs of a sweep that were trained as one")
     for line in text.lines(found):
         say(line)
     return found
@@ -118,6 +123,7 @@ def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[
 def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Start, Moment, Look]:
     """The step that was asked for, watched; of a failure the one that began it, which may be an earlier one."""
     start, until = start_before(asked.folder, asked.step - asked.every + 1), asked.step
+    _say_how_long(asked, start)
     for _ in range(MOST_REPLAYS):
         moment = replay(cfg, device, start, until=until)
         if moment is None:
@@ -136,6 +142,13 @@ def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Sta
     problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
     fix = "the same code, data, torch and device as the run's"
     raise RunnerError(Fault(f"explain {short(asked.folder)}", problem, fix))
+
+
+def _say_how_long(asked: Wanted, start: Start) -> None:
+    """Where that is worth a word: as it took the run, and some more for what is looked at after each step."""
+    rate = read_summary(asked.folder).get("steps_per_second") or math.inf
+    if (seconds := (asked.step - start.step) / rate) > WORTH_A_WORD:
+        say(f"replay  {asked.step - start.step:,} steps, some {seconds:,.0f} s at least")
 
 
 def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:
