@@ -44,9 +44,8 @@ def _row(devices: list[str], kind: str, index: int, case: Cause | Spike) -> list
         of_case = wrong_of_cause(case, found[-1]) if isinstance(case, Cause) else wrong_of_spike(case, found[-1])
         wrong.append("; ".join(of_case))
     one, rows = found[0]["operation"], [row["place"] or str(row["in_data"]) for row in found[0]["rows"][:1]]
-    said = f"step {found[0]['step']}: loss {found[0]['loss']:.4g}"
-    if one is not None:
-        said = f"step {found[0]['step']}: {one['name']} at {one['line']}, {one['phase']}"
+    what = f"{one['name']} at {one['line']}, {one['phase']}" if one else f"loss {found[0]['loss']:.4g}"
+    said = f"step {found[0]['step']}: {what}"
     print("|", " | ".join([case.name, said, "".join(rows), found[0]["try"], *(each or "yes" for each in wrong)]), "|")
     return [not each for each in wrong]
 

@@ -1,16 +1,13 @@
 """`explain`: replays a run to the step that spoilt it, and says which operation, line and rows of the data did it.
 
-Called by cli/after_training.py. Its steps: replay.py, look.py, rows.py, advice.py, text.py. The run's folder is only read.
+Called by cli/after_training.py. Its steps: wanted.py, replay.py, look.py, blame.py, rows.py, advice.py, text.py. It only reads
+the run's folder.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,35 +23,17 @@ from runner.experiment.terminal import say, short
 from runner.runs import find
 from runner.runs.explain import text
 from runner.runs.explain.advice import Case, advice
+from runner.runs.explain.blame import Blame, blame, losses
 from runner.runs.explain.look import Look, look
 from runner.runs.explain.replay import Moment, Start, replay, start_before
-from runner.runs.explain.rows import MOST_ROWS, Blame, blame, losses, placed
-from runner.tracking.journal_reader import read_events, read_series
+from runner.runs.explain.rows import MOST_ROWS, placed
+from runner.runs.explain.wanted import LOSS, Wanted, asked_for
+from runner.tracking.journal_reader import read_events
 
-LOSS = "train/loss"
-#: steps beside a spike that are shown, on each side
-NEIGHBOURS = 3
 #: seconds that a replay takes
 WORTH_A_WORD = 5.0
 #: replays at most: to the step that was asked for, and to the one that turns out to have begun it
 MOST_REPLAYS = 6
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be explained."""
-
-    folder: Path
-    step: int  # that is asked for, or whose loss is the first that is not finite
-    is_failure: bool  # the loss is not finite there
-    by_step: Mapping[int, float]  # the run's losses, in their order
-    every: int  # steps a point
-
-    def around(self, step: int) -> list[int]:
-        """The steps beside one, and itself, that have a loss."""
-        steps = list(self.by_step)
-        place = bisect_left(steps, step)
-        return steps[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]
 
 
 def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str, Any]:
@@ -64,7 +43,7 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     """
     folder = find.find(wanted, verb="explain").absolute()
     cfg = of_run(folder, overrides)
-    asked = _asked(wanted, cfg, folder, step)
+    asked = asked_for(wanted, cfg, folder, step)
     choice = check(cfg, probe())
     say(f"run     {short(folder)}: {LOSS} is {asked.by_step.get(asked.step, math.nan):.4g} at step {asked.step:,}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
@@ -75,32 +54,6 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     for line in text.lines(found):
         say(line)
     return found
-
-
-def _asked(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Wanted:
-    series = read_series(folder).get(LOSS)
-    if series is None:
-        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", f"resume {wanted}, or another run"))
-    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
-    by_step = {number: last[number] for number in sorted(last)}
-    newest = max(by_step)
-    if step is None:
-        spoilt = [number for number, loss in by_step.items() if not math.isfinite(loss)]
-        if not spoilt:
-            leap = _largest_leap(by_step)
-            problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
-            raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
-        step = spoilt[0]
-    elif step > newest:
-        raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
-    is_failure = not math.isfinite(by_step.get(step, 0.0))
-    return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
-
-
-def _largest_leap(by_step: Mapping[int, float]) -> int:
-    """The step whose loss is farthest above the one before it."""
-    leaps = {after: by_step[after] - by_step[before] for before, after in pairwise(by_step)}
-    return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
 
 
 def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[str]:
