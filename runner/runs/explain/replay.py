@@ -28,7 +28,6 @@ from runner.inspection.ranges import is_finite
 from runner.runs.explain.noticed_task import NoticedTask
 from runner.training import checkpoint
 from runner.training.fit import Training
-from runner.training.kept import file_of
 from runner.training.observer import SilentObserver
 from runner.training.parts import Parts
 from runner.training.signals import Stop
@@ -72,9 +71,9 @@ class Moment:
 
 
 def start_before(folder: Path, step: int) -> Start:
-    """The last checkpoint of the run that was taken before a step; torn ones are passed by."""
+    """The last checkpoint of the run that was taken before a step; a last.pt that is torn is passed by."""
     there = folder / "checkpoints"
-    kept = {file: int(file.stem.partition("-")[2]) for file in there.glob(file_of(0).replace("0", "*"))}
+    kept = {file: int(file.stem.partition("-")[2]) for file in there.glob("step-*.pt")}
     found = [Start(file, number) for file, number in kept.items() if number < step]
     last = there / "last.pt"
     for file in (last, checkpoint.before(last)):
