@@ -87,6 +87,7 @@ def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
     assert (code, found["asked_step"], found["step"], found["replay"]["from_step"]) == (0, 9, 8, 0)
     assert "step    8: it spoilt the weights, and the loss of step 9 shows it" in err
     assert found["operation"]["line"] == line_of("sqrt at 0")
+    assert [row["in_data"] for row in found["rows"]] == [123], "by the weights of before the step"
 
 
 def test_several_batches_a_step_and_points_of_several_steps(here, capsys):
