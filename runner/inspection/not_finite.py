@@ -89,6 +89,19 @@ class _Given(NamedTuple):
     is_written: bool
 
 
+class _Done(NamedTuple):
+    """An operation, once it is done."""
+
+    name: str
+    phase: str
+    line: str
+    module: str
+    given: Sequence[_Given]
+    before: Mapping[int, Range | None]  # of what it has written to, by id
+    bad: set[int]  # the inputs that were not finite, by id
+    has_infinity: bool  # whether a number that somebody wrote is one: masked_fill(mask, -inf)
+
+
 class Watch:
     """Sees the operations of its `with` block, with the backward passes in it; `in_task` is set by whoever takes the step."""
 
@@ -128,7 +141,7 @@ class Watch:
         before = {id(one.tensor): range_of(one.tensor) for one in given if one.is_written and self._is_known(one)}
         bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
         result = op(*args, **kwargs)
-        where = self._lines.now()  # of a view, too: its backward pass asks for it
+        line, module = self._lines.now()  # of a view, too: its backward pass asks for it
         outputs: list[tuple[int | None, Tensor]] = [*enumerate(_tensors(result))]
         outputs += [(one.place, one.tensor) for one in given if one.is_written]
         for _, tensor in outputs:
@@ -136,38 +149,38 @@ class Watch:
         if op.is_view or name in PASSING or name in UNWRITTEN:
             return result
         self._number += 1
-        phase = self._phase()
-        in_lists = any(one.place is not None for one in given)
-        records: list[Record | None] = []
-        for index, tensor in outputs:
-            measured = range_of(tensor)
-            if measured is None or not measured.num_not_finite:
-                if measured is not None and self.in_task:
-                    self.sizes.append(Size(measured.size, name.strip("_"), *where))
-                records.append(None)
-                continue
-            mine = [one for one in given if not in_lists or one.place in (None, index)]
-            causes, is_meant = self._causes(
-                [one.tensor for one in mine if id(one.tensor) in bad], measured, is_written=_has_infinity(args, kwargs)
-            )
-            inputs = [self._seen(one.argument, one.tensor, before.get(id(one.tensor))) for one in mine]
-            records.append(
-                Record(
-                    self._number,
-                    name.strip("_"),
-                    phase,
-                    *where,
-                    _node_name(),
-                    tuple(seen for seen in inputs if seen is not None),
-                    Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
-                    bad_rows(tensor),
-                    causes,
-                    is_meant,
-                )
-            )
+        name = name.strip("_")
+        done = _Done(name, self._phase(), line, module, given, before, bad, _has_infinity(args, kwargs))
+        records = [self._looked_at(done, place, tensor) for place, tensor in outputs]
         for (_, tensor), record in zip(outputs, records, strict=True):
-            self._note(tensor, record, (name.strip("_"), where[0]))
+            self._note(tensor, record, (name, line))
         return result
+
+    def _looked_at(self, done: _Done, place: int | None, tensor: Tensor) -> Record | None:
+        """What is to be said of an output; None where it is finite. place: in a list of outputs, as in those of inputs."""
+        measured = range_of(tensor)
+        if measured is None or not measured.num_not_finite:
+            if measured is not None and self.in_task:
+                self.sizes.append(Size(measured.size, done.name, done.line, done.module))
+            return None
+        in_lists = any(one.place is not None for one in done.given)
+        mine = [one for one in done.given if not in_lists or one.place in (None, place)]
+        bad = [one.tensor for one in mine if id(one.tensor) in done.bad]
+        causes, is_meant = self._causes(bad, measured, is_written=done.has_infinity)
+        inputs = [self._seen(one.argument, one.tensor, done.before.get(id(one.tensor))) for one in mine]
+        return Record(
+            self._number,
+            done.name,
+            done.phase,
+            done.line,
+            done.module,
+            _node_name(),
+            tuple(seen for seen in inputs if seen is not None),
+            Seen("", self._name(tensor), ("", ""), tuple(tensor.shape), tensor.dtype, measured),
+            bad_rows(tensor),
+            causes,
+            is_meant,
+        )
 
     def _note(self, tensor: Tensor, record: Record | None, made: tuple[str, str]) -> None:
         key = storage_of(tensor)
@@ -246,7 +259,6 @@ def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def _has_infinity(args: Any, kwargs: Any) -> bool:
-    """Whether a number that somebody wrote is one: masked_fill(mask, -inf)."""
     return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves((args, kwargs)))
 
 

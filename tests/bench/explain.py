@@ -1,4 +1,4 @@
-"""What `explain` says of planted causes of a NaN and of planted spikes, on a device each: `python tests/bench/explain.py --device cpu`.
+"""What `explain` says of planted causes of a NaN and of planted spikes, on each device: `python tests/bench/explain.py --device cpu`.
 
 Devices that are not here are pretended (tests/support/simulated.py), with the CPU's numbers.
 """
@@ -6,7 +6,6 @@ Devices that are not here are pretended (tests/support/simulated.py), with the C
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from page import add_write, section
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "support"), str(HERE.parents[1])]
-from planted_nans import CAUSES, SPIKES, Cause, explained, wrong_of_cause, wrong_of_spike  # noqa: E402
+from planted_nans import CAUSES, SPIKES, Cause, Spike, explained, wrong_of_cause, wrong_of_spike  # noqa: E402
 from simulated import run_simulated  # noqa: E402
 
 
@@ -25,42 +24,30 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     add_write(parser)
     given = parser.parse_args()
-    os.environ["RUNNER_CACHE"] = tempfile.mkdtemp(prefix="explain-cache-")
+    devices = given.device.split(",")
+    cases = [("cause", index, case) for index, case in enumerate(CAUSES)]
+    cases += [("spike", index, case) for index, case in enumerate(SPIKES)]
     with section("explain.py", write=given.write):
-        print(
-            "| planted | device | step | said | line | row | try | seconds | right |\n|---|---|---|---|---|---|---|---|---|"
-        )
-        num_right, num = 0, 0
-        for device in given.device.split(","):
-            for kind, cases in (("cause", CAUSES), ("spike", SPIKES)):
-                for index, case in enumerate(cases):
-                    if given.only not in case.name:
-                        continue
-                    wrong = _row(device, kind, index, case)
-                    num, num_right = num + 1, num_right + (not wrong)
-        print(f"\n{num_right} of {num} are named with all that was to be said.")
+        print("| planted | what is said | row | to try |", " | ".join(devices), "|")
+        print("|---|---|---|---|" + "---|" * len(devices))
+        is_right = [_row(devices, *one) for one in cases if given.only in one[2].name]
+        num = sum(map(sum, is_right))
+        print(f"\n{num} of {len(is_right) * len(devices)} are named with all that was to be said.")
 
 
-def _row(device: str, kind: str, index: int, case) -> list[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = run_simulated(device, explained, kind, index, cwd=Path(folder))
-        except AssertionError as error:
-            print("|", case.name, "|", device, "| | | | | | |", " ".join(str(error).split())[-600:], "|")
-            return ["it failed"]
-    wrong = wrong_of_cause(case, found) if isinstance(case, Cause) else wrong_of_spike(case, found)
-    one = found["operation"] or {"name": f"loss {found['loss']:.4g}", "phase": "a spike", "line": ""}
-    rows = ", ".join(str(row["in_data"]) for row in found["rows"][:1])
-    cells = [case.name, device, found["step"], f"{one['name']}, {one['phase']}", one["line"], rows, found["try"]]
-    print(
-        "|",
-        " | ".join(map(str, cells)),
-        "|",
-        f"{found['seconds']:.1f} |",
-        "yes" if not wrong else "; ".join(wrong),
-        "|",
-    )
-    return wrong
+def _row(devices: list[str], kind: str, index: int, case: Cause | Spike) -> list[bool]:
+    """Prints what is said of a case on the first device, and whether that is right on each."""
+    found, wrong = [], []
+    for device in devices:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(run_simulated(device, explained, kind, index, cwd=Path(folder)))
+        of_case = wrong_of_cause(case, found[-1]) if isinstance(case, Cause) else wrong_of_spike(case, found[-1])
+        wrong.append("; ".join(of_case))
+    one, rows = found[0]["operation"], [row["place"] or str(row["in_data"]) for row in found[0]["rows"][:1]]
+    what = f"{one['name']} at {one['line']}, {one['phase']}" if one else f"loss {found[0]['loss']:.4g}"
+    said = f"step {found[0]['step']}: {what}"
+    print("|", " | ".join([case.name, said, "".join(rows), found[0]["try"], *(each or "yes" for each in wrong)]), "|")
+    return [not each for each in wrong]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from torch.utils.data import Dataset
 from runner.data import split as room
 from runner.data.builtin.digits import digits
 from runner.data.source import Source, as_source
-from runner.data.split import fingerprint, folds, split, take
+from runner.data.split import fingerprint, folds, indices, split, take
 from runner.errors import RunnerError
 
 
@@ -35,6 +35,16 @@ def test_every_row_is_in_one_split():
     assert sorted(numbers(splits.train) + numbers(splits.val) + numbers(splits.test)) == list(range(100))
     assert all(numbers(rows) == sorted(numbers(rows)) for rows in (splits.train, splits.val, splits.test))
     assert splits.train[0][:, 0].tolist() == numbers(splits.train), "inputs and targets stay together"
+
+
+@pytest.mark.parametrize("how", [{}, {"limit": 50}, {"fold": (1, 4)}])
+def test_which_rows_are_in_a_split_can_be_asked_later(how):
+    source, shares = numbered(100, [0, 1] * 50), {"val_fraction": 0.1, "test_fraction": 0.2, "seed": 3}
+    splits = split(source, **shares, **{"limit": None, **how})
+    found = indices(source, **shares, **{"limit": None, **how})
+    assert {name: rows.tolist() for name, rows in found.items()} == {
+        name: numbers(getattr(splits, name)) for name in ("train", "val", "test")
+    }
 
 
 def test_the_seed_alone_decides():

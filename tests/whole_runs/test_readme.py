@@ -45,6 +45,7 @@ PLACEHOLDERS = {
     "[--output FILE]": "",
     "[--output x.csv|x.parquet]": "--output x.csv",
     "[KEY=VALUE ...]": "",
+    "[--step N]": "--step 3",
     "KEY=A,B [...]": "seed=1,2",
     "GROUP=OPTION": "model=mlp",
     "RUN": "last",

@@ -56,7 +56,7 @@ def _optimizer(case: Case) -> str:
 def _exploded(case: Case) -> str:
     """Losses that grow without an end before it."""
     recent = [loss for loss in case.losses[-LAST_STEPS:] if math.isfinite(loss)]
-    if len(recent) < 2 or abs(recent[-1]) < EXPLODED * max(min(map(abs, recent)), 1e-6) or case.rows:
+    if len(recent) < 2 or abs(recent[-1]) < EXPLODED * max(min(map(abs, recent)), 1e-6):
         return ""
     rate = next((float(group["lr"]) for group in case.groups), 0.0)
     return (
@@ -102,10 +102,11 @@ def _division(case: Case) -> str:
     if case.origin.name not in ("div", "reciprocal", "rsqrt"):
         return ""
     below = next((one for one in reversed(case.origin.inputs) if one.argument in ("other", "self")), None)
-    if below is None or not _holds_zero(below):
+    if below is None or not _holds_zero(below) or not all(map(_is_finite, case.origin.inputs)):
         return ""
     made = f" ({below.made[0]} at {below.made[1]})" if below.made[0] else ""
-    return f"an epsilon below the line: its divisor{made} is 0 there, so x / (y + 1e-8), or y.clamp_min(1e-8)"
+    is_zero = "is 0" if case.origin.output.range.num_nan else "is 0, or next to it,"
+    return f"an epsilon below the line: its divisor{made} {is_zero} there, so x / (y + 1e-8), or y.clamp_min(1e-8)"
 
 
 def _domain(case: Case) -> str:

@@ -1,16 +1,13 @@
 """`explain`: replays a run to the step that spoilt it, and says which operation, line and rows of the data did it.
 
-Called by cli/after_training.py. Its steps: replay.py, look.py, rows.py, advice.py, text.py. The run's folder is only read.
+Called by cli/after_training.py. Its steps: wanted.py, replay.py, look.py, blame.py, rows.py, advice.py, text.py. It only reads
+the run's folder.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,33 +23,17 @@ from runner.experiment.terminal import say, short
 from runner.runs import find
 from runner.runs.explain import text
 from runner.runs.explain.advice import Case, advice
+from runner.runs.explain.blame import Blame, blame, losses
 from runner.runs.explain.look import Look, look
 from runner.runs.explain.replay import Moment, Start, replay, start_before
-from runner.runs.explain.rows import MOST_ROWS, Blame, blame, losses, placed
-from runner.tracking.journal_reader import read_events, read_series
+from runner.runs.explain.rows import MOST_ROWS, placed
+from runner.runs.explain.wanted import LOSS, Wanted, asked_for
+from runner.tracking.journal_reader import read_events
 
-LOSS = "train/loss"
-#: steps beside a spike that are shown, on each side
-NEIGHBOURS = 3
+#: seconds that a replay takes
+WORTH_A_WORD = 5.0
 #: replays at most: to the step that was asked for, and to the one that turns out to have begun it
 MOST_REPLAYS = 6
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is to be explained."""
-
-    folder: Path
-    step: int  # that is asked for, or whose loss is the first that is not finite
-    is_failure: bool  # the loss is not finite there
-    by_step: Mapping[int, float]  # the run's losses, in their order
-    every: int  # steps a point
-
-    def around(self, step: int) -> list[int]:
-        """The steps beside one, and itself, that have a loss."""
-        steps = list(self.by_step)
-        place = bisect_left(steps, step)
-        return steps[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]
 
 
 def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str, Any]:
@@ -62,39 +43,17 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     """
     folder = find.find(wanted, verb="explain").absolute()
     cfg = of_run(folder, overrides)
-    asked = _asked(wanted, cfg, folder, step)
+    asked = asked_for(wanted, cfg, folder, step)
     choice = check(cfg, probe())
     say(f"run     {short(folder)}: {LOSS} is {asked.by_step.get(asked.step, math.nan):.4g} at step {asked.step:,}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
-    found = {**_found(asked, cfg, start, moment, seen), "notes": _notes(asked, cfg, choice.device, moment)}
+    found = _found(asked, cfg, start, moment, seen)
+    found["notes"] = _notes(asked, cfg, choice.device, moment)
+    if found["replay"]["first_difference"] and not found["notes"]:
+        found["notes"].append("other threads round otherwise, and so do jobs of a sweep that were trained as one")
     for line in text.lines(found):
         say(line)
     return found
-
-
-def _asked(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> Wanted:
-    series = read_series(folder).get(LOSS)
-    if series is None:
-        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", f"resume {wanted}, or another run"))
-    last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
-    by_step = {number: last[number] for number in sorted(last)}
-    newest = max(by_step)
-    if step is None:
-        step = next((number for number, loss in by_step.items() if not math.isfinite(loss)), 0)
-        if not step:
-            leap = _largest_leap(by_step)
-            problem = f"its {len(last):,} losses are all finite; the largest leap of one is at step {leap:,}"
-            raise RunnerError(Fault(f"explain {wanted}", problem, f"explain {wanted} --step {leap}"))
-    elif step > newest:
-        raise RunnerError(Fault(f"--step {step}", f"the run took {newest:,} steps", f"--step {newest}"))
-    is_failure = not math.isfinite(by_step.get(step, 0.0))
-    return Wanted(folder, step, is_failure, by_step, int(cfg.metrics.every))
-
-
-def _largest_leap(by_step: Mapping[int, float]) -> int:
-    """The step whose loss is farthest above the one before it."""
-    leaps = {after: by_step[after] - by_step[before] for before, after in pairwise(by_step)}
-    return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
 
 
 def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[str]:
@@ -117,36 +76,42 @@ def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[
 def _replayed(asked: Wanted, cfg: DictConfig, device: torch.device) -> tuple[Start, Moment, Look]:
     """The step that was asked for, watched; of a failure the one that began it, which may be an earlier one."""
     start, until = start_before(asked.folder, asked.step - asked.every + 1), asked.step
+    _say_how_long(asked, start)
     for _ in range(MOST_REPLAYS):
         moment = replay(cfg, device, start, until=until)
         if moment is None:
             break
         if moment.reached.take is not None:
             seen = look(moment)
-            if seen.origin is not None or not asked.is_failure or until is None:
+            if seen.origin is not None or not asked.is_failure:
                 return start, moment, seen
-            until = None  # it comes out otherwise here: perhaps in a later step
+            if until != asked.step:
+                break
+            until = max(asked.by_step) + 1  # it comes out otherwise here: perhaps in a later step
         elif moment.reached.step <= start.step:  # what the checkpoint holds is spoilt
             start = start_before(asked.folder, start.step)
         else:
             until = moment.reached.step
     problem = "replayed, it stays finite: what made it is not in its configuration, its data and its last checkpoint"
-    fix = "the same code, data, torch and device as the run's; placement.guard=always in a new run looks as it goes"
+    fix = "the same code, data, torch and device as the run's"
     raise RunnerError(Fault(f"explain {short(asked.folder)}", problem, fix))
+
+
+def _say_how_long(asked: Wanted, start: Start) -> None:
+    """Where that is worth a word: as it took the run, and some more for what is looked at after each step."""
+    rate = read_summary(asked.folder).get("steps_per_second") or math.inf
+    if (seconds := (asked.step - start.step) / rate) > WORTH_A_WORD:
+        say(f"replay  {asked.step - start.step:,} steps, some {seconds:,.0f} s at least")
 
 
 def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:
     """Everything, as plain values."""
     origin, parts = seen.origin, moment.parts
     blamed = blame(moment, origin, seen.generators) if origin is not None else Blame(())
-    if origin is None:
-        rows = [placed(moment, cfg, row, batch, loss=loss) for loss, batch, row in losses(moment)[:MOST_ROWS]]
-    else:
-        rows = [placed(moment, cfg, row, blamed.batch) for row in blamed.rows[:MOST_ROWS]]
-    before = {number: loss for number, loss in asked.by_step.items() if number < moment.reached.step} | {
-        **moment.losses
-    }
-    recent = [before[number] for number in sorted(before)]
+    picked = losses(moment) if origin is None else [(blamed.batch, row, None) for row in blamed.rows]
+    rows = placed(moment, cfg, picked[:MOST_ROWS])
+    known = {**asked.by_step, **moment.losses}
+    recent = [known[number] for number in sorted(known) if number < moment.reached.step]
     sure = rows if blamed.is_sure else []
     return {
         "run": short(asked.folder),

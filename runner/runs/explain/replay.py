@@ -28,7 +28,6 @@ from runner.inspection.ranges import is_finite
 from runner.runs.explain.noticed_task import NoticedTask
 from runner.training import checkpoint
 from runner.training.fit import Training
-from runner.training.kept import file_of
 from runner.training.observer import SilentObserver
 from runner.training.parts import Parts
 from runner.training.signals import Stop
@@ -72,9 +71,9 @@ class Moment:
 
 
 def start_before(folder: Path, step: int) -> Start:
-    """The last checkpoint of the run that was taken before a step; torn ones are passed by."""
+    """The last checkpoint of the run that was taken before a step; a last.pt that is torn is passed by."""
     there = folder / "checkpoints"
-    kept = {file: int(file.stem.partition("-")[2]) for file in there.glob(file_of(0).replace("0", "*"))}
+    kept = {file: int(file.stem.partition("-")[2]) for file in there.glob("step-*.pt")}
     found = [Start(file, number) for file, number in kept.items() if number < step]
     last = there / "last.pt"
     for file in (last, checkpoint.before(last)):
@@ -87,8 +86,8 @@ def start_before(folder: Path, step: int) -> Start:
     return max(found, key=lambda one: one.step, default=Start(None))
 
 
-def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | None) -> Moment | None:
-    """Trains until `until` is the next step (None: to its end), or a step has spoilt it; None where it came to its end.
+def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -> Moment | None:
+    """Trains until `until` is the next step, or a step has spoilt it; None where it came to its end.
 
     A compiled run is taken as it is written. Looks after each step whether its loss and the weights are finite, which waits
     for the device.
@@ -108,7 +107,7 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int | 
 class Lens:
     """In the guard's place: counts the steps, keeps their losses, and ends the training by Reached."""
 
-    def __init__(self, parts: Parts, until: int | None, *, step: int, losses: dict[int, float]) -> None:
+    def __init__(self, parts: Parts, until: int, *, step: int, losses: dict[int, float]) -> None:
         """step: that was taken last. losses: where it keeps them.
 
         Raises: Reached for weights that are spoilt already, of a checkpoint.

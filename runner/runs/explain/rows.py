@@ -1,33 +1,23 @@
-"""Finds the rows of a batch that made a value that is not finite, and where in the data they stand.
-
-A row is named where the step without it is finite, and it alone is not: forward passes (of what begins in backward, with
-their backward passes) over parts of the batch, with the weights and the generators of before the step.
-"""
+"""Says where in the data the rows of a replayed step stand, and which of their numbers is out of the ordinary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from runner.config import validate
 from runner.data import split
 from runner.data.loading.order import permutation
 from runner.data.own_loader import OwnLoader
 from runner.data.sampler import sampler_of
-from runner.device import backends
-from runner.device.placement import map_tensors, num_rows, tensors
-from runner.inspection.not_finite import Record
+from runner.device.placement import tensors
+from runner.runs.explain.blame import Picked
 from runner.runs.explain.replay import Moment
-from runner.training.optimizer import Turns
 
-#: parts that a batch is first tried in: where each is bad by itself, no row is to blame
-NUM_PARTS = 8
-MOST_TRIES = 200
 #: rows that are shown each by itself
 MOST_ROWS = 5
 #: a number is out of the ordinary beside the others of its column from so many times their largest on
@@ -48,155 +38,25 @@ class Row:
     value: float | None = None
 
 
-@dataclass(frozen=True)
-class Blame:
-    """Which rows made it. is_sure: without them the step is finite, and they alone are not."""
-
-    rows: tuple[int, ...]
-    batch: int = 0  # of the step's
-    is_sure: bool = False
-    of_all: bool = False  # any part of the batch does it
-
-
-def blame(moment: Moment, origin: Record, generators: Mapping[str, Any]) -> Blame:
-    """The rows that made the value of an operation; none for an optimizer's, where nobody can tell, and where all do."""
-    parts = moment.parts
-    if origin.phase == "optimizer" or isinstance(parts.optimizer, Turns):
-        return Blame(())
-    trial = _Trial(moment, generators, goes_back=origin.phase == "backward")
-    for index, batch in enumerate(moment.reached.batches):
-        try:
-            if not trial.is_finite(batch):
-                return _of_batch(trial, batch, index, _suspects(origin, num_rows(batch)))
-        except Exception:  # of a model that does not take a part of a batch
-            rows = _suspects(origin, num_rows(batch))
-            return Blame(rows if len(moment.reached.batches) == 1 else ())
-    return Blame(())
-
-
-def _of_batch(trial: _Trial, batch: Any, index: int, suspects: tuple[int, ...]) -> Blame:
-    count = num_rows(batch)
-    everything = range(count)
-    try:
-        if suspects and len(suspects) < count and trial.blames(batch, suspects, everything):
-            return Blame(suspects, index, is_sure=True)
-        size = max(1, -(-count // NUM_PARTS))
-        parts = [everything[at : at + size] for at in range(0, count, size)]
-        bad = [part for part in parts if not trial.is_finite(chosen(batch, part))]
-        if len(bad) == len(parts):
-            return Blame((), index, of_all=True)
-        found = [row for part in bad for row in trial.halved(batch, part)]
-        if found and trial.blames(batch, found, everything):
-            return Blame(tuple(found), index, is_sure=True)
-    except _EnoughError:
-        pass
-    except Exception:  # a layer that does not take a single row
-        return Blame(suspects if len(suspects) < count else (), index)
-    return Blame((), index)
-
-
-class _EnoughError(Exception):
-    """More tries than are worth it."""
-
-
-class _Trial:
-    """Steps over parts of a batch, that leave nothing behind."""
-
-    def __init__(self, moment: Moment, generators: Mapping[str, Any], *, goes_back: bool) -> None:
-        parts = self._parts = moment.parts
-        self._task = parts.task
-        self._generators, self._goes_back, self._left = generators, goes_back, MOST_TRIES
-        self._parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-
-    def is_finite(self, batch: Any) -> bool:
-        """Whether the loss is, and, where it is a matter of those, the gradients."""
-        self._left -= 1
-        if self._left < 0:
-            raise _EnoughError
-        parts = self._parts
-        buffers = [buffer.clone() for buffer in parts.model.buffers()]
-        backends.set_generator_states(self._generators, parts.device, *parts.elsewhere)
-        try:
-            with torch.set_grad_enabled(self._goes_back), parts.precision.autocast():
-                loss = next(iter(self._task(parts.model, batch).values()))
-            found = [loss]
-            if self._goes_back:
-                found += torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        finally:
-            with torch.no_grad():
-                for buffer, before in zip(parts.model.buffers(), buffers, strict=True):
-                    buffer.copy_(before)
-        return all(bool(tensor.isfinite().all()) for tensor in found if tensor is not None)
-
-    def blames(self, batch: Any, rows: Sequence[int], everything: Sequence[int]) -> bool:
-        rest = [row for row in everything if row not in set(rows)]
-        return not self.is_finite(chosen(batch, rows)) and self.is_finite(chosen(batch, rest))
-
-    def halved(self, batch: Any, rows: Sequence[int]) -> list[int]:
-        """Of rows that are bad together, those that are by themselves."""
-        if len(rows) == 1:
-            return list(rows)
-        half = len(rows) // 2
-        parts = [part for part in (rows[:half], rows[half:]) if not self.is_finite(chosen(batch, part))]
-        return [row for part in parts for row in self.halved(batch, part)]
-
-
-def chosen(batch: Any, rows: Sequence[int]) -> Any:
-    """Those rows of a batch; what has another first dimension stays whole."""
-    count = num_rows(batch)
-
-    def choose(tensor: Tensor) -> Tensor:
-        if not tensor.dim() or len(tensor) != count:
-            return tensor
-        return tensor.index_select(0, torch.tensor(list(rows), device=tensor.device))
-
-    return map_tensors(batch, choose)
-
-
-def _suspects(origin: Record, count: int) -> tuple[int, ...]:
-    """The rows at which the operation's output is not finite, where its first dimension is the batch's, or a multiple."""
-    bad = origin.bad_rows
-    if not count or not len(bad) or len(bad) % count:
-        return ()
-    return tuple(bad.view(count, -1).any(1).nonzero().flatten().tolist())
-
-
-def losses(moment: Moment) -> list[tuple[float, int, int]]:
-    """Of each row by itself, as it is evaluated: (loss, batch of the step, row), the largest first; [] where that can't be."""
-    parts, found = moment.parts, []
-    model = parts.model
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), parts.precision.autocast():
-            for index, batch in enumerate(moment.reached.batches):
-                values = [
-                    next(iter(parts.task(model, chosen(batch, [row])).values())) for row in range(num_rows(batch))
-                ]
-                found += [(loss, index, row) for row, loss in enumerate(torch.stack(values).tolist())]
-    except Exception:  # a task that does not take a single row
-        return []
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return sorted(found, reverse=True)
-
-
-def placed(moment: Moment, cfg: DictConfig, row: int, batch: int = 0, *, loss: float | None = None) -> Row:
-    """Where a row of the moment's batches stands in the data."""
+def placed(moment: Moment, cfg: DictConfig, picked: Sequence[Picked]) -> list[Row]:
+    """Where rows of the moment's batches stand in the data."""
     parts, (epoch, first) = moment.parts, moment.place
-    number = first + batch
-    column, value = _out_of_the_ordinary(moment.reached.batches[batch], row, parts.source.columns)
-    if isinstance(parts.splits.train, OwnLoader):
-        return Row(row, number, loss=loss, column=column, value=value)
-    source = parts.source
-    sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], parts.splits.labels, source)
-    count = parts.train.num_rows
-    order = sampler.order(seed=cfg.seed, epoch=epoch) if sampler else permutation(count, seed=cfg.seed, epoch=epoch)
-    in_split = int(order[number * parts.train.batch_size + row])
-    in_data = int(split.indices(source, seed=cfg.seed, **validate.how_to_cut(cfg))["train"][in_split])
-    place = source.place(in_data) if source.place is not None else ""
-    return Row(row, number, in_split, in_data, place, loss, column, value)
+    source, count, places = parts.source, parts.train.num_rows, None
+    if picked and not isinstance(parts.splits.train, OwnLoader):
+        sampler = sampler_of(validate.shared_data_settings(cfg)["sampler"], parts.splits.labels, source)
+        order = sampler.order(seed=cfg.seed, epoch=epoch) if sampler else permutation(count, seed=cfg.seed, epoch=epoch)
+        places = order, split.indices(source, seed=cfg.seed, **validate.how_to_cut(cfg))["train"]
+    found = []
+    for batch, row, loss in picked:
+        column, value = _out_of_the_ordinary(moment.reached.batches[batch], row, source.columns)
+        one = Row(row, first + batch, loss=loss, column=column, value=value)
+        if places is not None:
+            in_split = int(places[0][one.batch * parts.train.batch_size + row])
+            in_data = int(places[1][in_split])
+            place = source.place(in_data) if source.place is not None else ""
+            one = replace(one, in_split=in_split, in_data=in_data, place=place)
+        found.append(one)
+    return found
 
 
 def _out_of_the_ordinary(batch: Any, row: int, names: Sequence[str]) -> tuple[str, float | None]:

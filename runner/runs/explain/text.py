@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,9 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _of_a_spike(found)
         return
     if found["step"] != found["asked_step"]:
-        yield f"step    {found['step']:,}: it spoilt the weights, and the loss of step {found['asked_step']:,} shows it"
+        shows = f"it spoilt the weights, and the loss of step {found['asked_step']:,} shows it"
+        first = f"the first whose loss is not finite; the point at step {found['asked_step']:,} is a mean"
+        yield f"step    {found['step']:,}: {shows if math.isfinite(found['loss']) else first}"
     one = found["operation"]
     yield f"first   {_what(one)}: {one['line']}{' in ' + one['module'] if one['module'] else ''}, {_phase(one)}"
     for seen in one["inputs"]:

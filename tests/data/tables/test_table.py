@@ -54,6 +54,15 @@ def fault(*args, **settings):
     return caught.value.faults[0]
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_where_a_row_stands_is_told_past_those_that_were_left_out(folder, in_memory):
+    write("a.csv", "day,x,y\n2026-01-05,1,1\n\n2026-01-06,2,\n2026-01-07,3,3\n")
+    write("b.csv", "day,x,y\n2026-01-08,4,4\n")
+    source = table(["a.csv", "b.csv"], drop_missing_targets=True, in_memory=in_memory)
+    assert [source.place(row) for row in range(4)] == ["a.csv, line 2", "a.csv, line 5", "b.csv, line 2", ""]
+    assert source.columns == ("day", "day", "day", "x")
+
+
 def test_numbers_texts_booleans_dates_and_what_is_missing(mixed):
     source = table(mixed)
     days = (dt.date(2026, 1, 5) - dt.date(1970, 1, 1)).days

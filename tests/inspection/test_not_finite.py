@@ -1,0 +1,150 @@
+"""The operation that began it: by what it was given, past infinities that were meant, in forward, backward and the update."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from runner.inspection.not_finite import Watch
+from runner.inspection.tensor_names import Names
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("mask", torch.tensor([0.0, -math.inf, -math.inf]))
+
+    def forward(self, call, rows):
+        return call(rows * self.scale, self)
+
+
+def watched(call, rows, *, backward=False):
+    """What began it in the result, or in the gradient of the scale."""
+    net, names = Net(), Names()
+    names.model(net)
+    names.batch(rows)
+    watch = Watch(net, names)
+    with watch:
+        watch.in_task = True
+        found = net(call, rows)
+        watch.in_task = False
+        if backward:
+            found.sum().backward()
+    return watch.record_of(net.scale.grad if backward else found)
+
+
+def rows(value=0.0):
+    return torch.tensor([[1.0, 2.0, 3.0], [1.0, value, 3.0]])
+
+
+def line_of(origin):
+    """Its line in this file."""
+    file, _, number = origin.line.rpartition(":")
+    assert file.endswith("test_not_finite.py")
+    return int(number)
+
+
+def test_the_first_operation_is_found_from_the_last():
+    record = watched(lambda x, net: (x.log() * 0 + 1).relu().sum(), rows())
+    assert (record.name, record.origin().name) == ("sum", "log")
+    origin = record.origin()
+    assert (origin.phase, origin.module) == ("forward", "Net")
+    assert line_of(origin) == test_the_first_operation_is_found_from_the_last.__code__.co_firstlineno + 1
+    assert [(seen.argument, seen.made[0], seen.range.least) for seen in origin.inputs] == [("self", "mul", 0.0)]
+    assert (origin.output.range.num_inf, origin.bad_rows.tolist()) == (1, [False, True])
+
+
+def test_of_two_the_earlier_one_is_told():
+    record = watched(lambda x, net: x.log() + (x - 1).log(), rows())
+    assert record.origin().number < max(cause.number for cause in record.causes)
+
+
+MEANT = {
+    "masked": lambda x, net: x.masked_fill(x > 1, -math.inf),
+    "full": lambda x, net: torch.full((3, 3), -math.inf).triu(1)[:2] + x,
+    "a buffer": lambda x, net: x + net.mask,
+    "where": lambda x, net: torch.where(x > 1, x, -math.inf),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_an_infinity_that_was_written_is_no_beginning(name):
+    def call(x, net):
+        scores = MEANT[name](x, net)
+        weights = scores.softmax(1)  # of a part of them, that is well
+        return (weights * x).sum(1) + (scores - scores).sum(1)  # and here it is not
+
+    origin = watched(call, rows()).origin()
+    assert (origin.name, origin.output.range.num_inf) == ("sub", 0)
+
+
+def test_a_row_without_a_place_to_look_at_begins_in_the_softmax():
+    origin = watched(lambda x, net: x.masked_fill(x == x, -math.inf).softmax(1) * x, rows()).origin()
+    assert (origin.name, origin.inputs[0].made[0]) == ("softmax", "masked_fill")
+
+
+def test_what_the_batch_brings_begins_where_it_is_taken():
+    origin = watched(lambda x, net: x + 1, rows(math.inf)).origin()
+    assert (origin.name, [seen.name for seen in origin.inputs]) == ("mul", ["batch", "model.scale"])
+
+
+def test_what_is_in_unwritten_memory_is_nobodys_value():
+    def call(x, net):
+        found = torch.empty_like(x)
+        found.copy_(x.log())
+        return found
+
+    assert watched(call, rows()).origin().name == "log"
+
+
+def test_in_the_backward_pass_the_line_is_the_forward_passs():
+    record = watched(lambda x, net: torch.where(x > 0, x.sqrt(), 0.0), rows(), backward=True)
+    origin = record.origin()
+    assert (origin.phase, origin.node, origin.is_own_function) == ("backward", "SqrtBackward0", False)
+    assert line_of(origin) == test_in_the_backward_pass_the_line_is_the_forward_passs.__code__.co_firstlineno + 1
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.abs()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0] / ctx.saved_tensors[0].abs()
+
+
+def test_an_own_function_has_its_own_line():
+    origin = watched(lambda x, net: Own.apply(x), rows(), backward=True).origin()
+    assert (origin.node, origin.is_own_function) == ("OwnBackward", True)
+    assert line_of(origin) == Own.backward.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+def test_of_an_update_the_parameter_is_named_with_what_it_was(how):
+    net, names = Net(), Names()
+    net.other = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam(net.parameters(), eps=0.0, **how)
+    names.model(net)
+    watch = Watch(net, names)
+    with watch:
+        ((net.scale * 2).sum() + 0 * net.other.sum()).backward()
+        optimizer.step()
+    assert watch.record_of(net.scale) is None
+    origin = watch.record_of(net.other).origin()
+    assert origin.phase == "optimizer"
+    assert {seen.shape for seen in origin.inputs} <= {(2,), ()}
+
+
+def test_of_the_forward_pass_sizes_are_kept_and_nothing_else_stays():
+    net, names = Net(), Names()
+    watch = Watch(net, names)
+    modes = torch.utils._python_dispatch._len_torch_dispatch_stack()
+    with watch:
+        watch.in_task = True
+        net(lambda x, _: x * 100, rows())
+    assert max(watch.sizes).value == 300.0
+    assert torch.utils._python_dispatch._len_torch_dispatch_stack() == modes

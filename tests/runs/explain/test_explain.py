@@ -1,0 +1,151 @@
+"""`explain`: planted causes and spikes are named, wherever the checkpoint lies; what it can't explain, and what it leaves alone.
+
+All twelve causes and five spikes on three devices: tests/bench/explain.py.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import seeded
+from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_of, wrong_of_cause, wrong_of_spike
+
+from runner import cli
+
+LOG = words_of(CAUSES[0])
+
+
+def some(cases, count):
+    """A few of them by the session's seed, or all in the long run."""
+    every = range(len(cases))
+    return every if seeded.NUM_EXAMPLES else random.Random(f"{seeded.SEED} explain").sample(every, count)
+
+
+@pytest.fixture
+def here(own_folder):
+    plant(own_folder)
+    return own_folder
+
+
+def explain(capsys, *words):
+    capsys.readouterr()
+    code = cli.main(["explain", *words, "--json"])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def rewrite(old, new):
+    """The person's code is another one when `explain` is asked."""
+    text = Path("my_parts.py").read_text()
+    assert old in text
+    Path("my_parts.py").write_text(text.replace(old, new))
+    del sys.modules["my_parts"]
+
+
+@pytest.mark.parametrize("index", some(CAUSES, 4), ids=lambda index: CAUSES[index].name)
+def test_a_planted_cause_is_named_with_its_line_and_row(here, index):
+    assert wrong_of_cause(CAUSES[index], explained("cpu", "cause", index)) == []
+
+
+@pytest.mark.parametrize("index", some(SPIKES, 2), ids=lambda index: SPIKES[index].name)
+def test_a_spike_is_told_by_its_rows(here, index):
+    assert wrong_of_spike(SPIKES[index], explained("cpu", "spike", index)) == []
+
+
+def test_a_failed_run_names_the_command_and_its_folder_stays_as_it_is(here, capsys):
+    assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
+    assert "next    python -m runner explain run\n" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
+    assert cli.main(["explain", "run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run     run: train/loss is nan at step 8"
+    assert lines[1] == "replay  from the beginning, 7 steps: the same losses to the bit"
+    assert lines[2] == f"first   log gives inf (1 of 96): {line_of('log of 0')} in Net, in the forward pass"
+    assert "row 0 of batch 7, row 123 of the data" in lines[6]
+    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
+
+
+def test_a_resumed_run_is_taken_up_from_the_checkpoint_before(here, capsys):
+    words = [*LOG, "hydra.run.dir=run", "train.checkpoint_every_steps=3", "scheduler=cosine", "train.ema_decay=0.9"]
+    assert cli.main([*words, "train.num_steps=5"]) == 0
+    assert cli.main(["resume", "run", "train.num_steps=9"]) == 1
+    code, found, _ = explain(capsys, "run")
+    replay = found["replay"]
+    assert (code, replay["from_step"], replay["steps"], replay["compared"]) == (0, 6, 1, 2)
+    assert replay["first_difference"] is None
+    assert [row["in_data"] for row in found["rows"]] == [123]
+
+
+def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
+    """The weights are NaN from step 8 on, and so is what was kept after it."""
+    words = words_of(next(cause for cause in CAUSES if cause.name == "sqrt at 0"))
+    assert cli.main([*words, "hydra.run.dir=run", "train.checkpoint_every_steps=8", "train.num_steps=8"]) == 0
+    assert cli.main(["resume", "run", "train.num_steps=9"]) == 1
+    code, found, err = explain(capsys, "run")
+    assert (code, found["asked_step"], found["step"], found["replay"]["from_step"]) == (0, 9, 8, 0)
+    assert "step    8: it spoilt the weights, and the loss of step 9 shows it" in err
+    assert found["operation"]["line"] == line_of("sqrt at 0")
+    assert [row["in_data"] for row in found["rows"]] == [123], "by the weights of before the step"
+
+
+def test_several_batches_a_step_and_points_of_several_steps(here, capsys):
+    words = ["train.accumulate_steps=2", "metrics.every=3", "train.clip_grad_norm=1", "data.residency=stream"]
+    assert cli.main([*LOG, *words, "hydra.run.dir=run"]) == 1
+    code, found, _ = explain(capsys, "run")
+    assert (code, found["asked_step"], found["step"], found["num_rows"]) == (0, 6, 4, 32)
+    assert [(row["batch"], row["row"], row["in_data"]) for row in found["rows"]] == [(7, 0, 123)]
+
+
+def test_an_own_loader_has_rows_of_batches_alone(here, capsys):
+    (here / "my_loader.py").write_text(
+        "import my_parts\nfrom torch.utils.data import DataLoader\n"
+        "def loader():\n    return DataLoader(my_parts.Rows(value=0), batch_size=16)\n"
+    )
+    (here / "conf/data/own.yaml").write_text("_target_: my_loader.loader\n")
+    words = [word for word in LOG if not word.startswith("data")]
+    words += ["data=own", "data.val_fraction=0", "data.test_fraction=0", "hydra.run.dir=run"]
+    assert cli.main(words) == 1
+    code, found, _ = explain(capsys, "run")
+    assert code == 0
+    assert [(row["batch"], row["row"], row["in_data"]) for row in found["rows"]] == [(7, 11, None)]
+
+
+def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
+    assert cli.main([*words_of(SPIKES[0]), "hydra.run.dir=run", "train.num_epochs=1"]) == 0
+    for words, so, write in (
+        (("run",), "its 20 losses are all finite", f"explain run --step {leap()}"),
+        (("run", "--step", "21"), "the run took 20 steps", "--step 20"),
+        (("run", "--step", "0"), "it is a whole number, 1 or more", "--step"),
+        (("run", "seed=2"), "explain takes the run as it was", "explain RUN"),
+        (("nowhere",), "there is no folder nowhere", "explain last"),
+    ):
+        code, found, _ = explain(capsys, *words)
+        assert code == 2
+        assert so in found["faults"][0]["so"]
+        assert write in found["faults"][0]["write"]
+
+
+def test_a_replay_that_stays_finite_says_so(here, capsys):
+    assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
+    rewrite("torch.log(rows)", "torch.log1p(rows)")
+    code, found, _ = explain(capsys, "run")
+    assert code == 2
+    assert "replayed, it stays finite" in found["faults"][0]["so"]
+
+
+def test_notes_say_why_the_bits_may_differ(here, capsys):
+    assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
+    summary = json.loads(Path("run/summary.json").read_text())
+    summary |= {"num_processes": 2, "device": "cuda:3", "versions": {"torch": "2.0"}}
+    Path("run/summary.json").write_text(json.dumps(summary))
+    rewrite("+ 0.1", "+ 0.2")
+    found = explain(capsys, "run")[1]
+    assert [note.partition(",")[0] for note in found["notes"]] == [
+        "2 processes trained it",
+        "it ran on cuda:3",
+        "it ran with torch 2.0",
+        "the data is not what it was: its fingerprint is another one",
+    ]
+    assert found["replay"]["first_difference"][0] == 1
