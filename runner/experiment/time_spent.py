@@ -68,6 +68,7 @@ def of_training(
     found = best(trained) if steps.num_clocked else None
     advice = found and {
         "kind": found.kind,
+        "why": found.why,
         "write": found.write,
         "saves": found.seconds / trained.seconds,
         "words": found.in_words(trained.seconds),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import cProfile
+import math
 import os
 import pstats
 import time
@@ -31,6 +32,8 @@ from runner.training.step.clock import STEP, StepTimes, few_rows
 MOST_BYTES = 2**28
 MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
 MANY_STEPS, MOST_PROFILED = 600, 3
+#: of a batch, that is taken with more threads: they are worth less to it than to the whole
+PART_OF_ROWS, TIMES_WITH_THREADS = 4, 5
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
 BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
 #: the profiler's word for the file of what is no Python
@@ -96,8 +99,9 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
         found = replace(found, flops=products.flops * rows / FEW_ROWS)
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     is_worth = parts.device.type == "cpu" and (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
-    if is_worth and time.perf_counter() + 5 * a_step < ends:
-        found = replace(found, with_threads=(most, _with_threads(whole, most)))
+    some_rows = -(-rows // PART_OF_ROWS)
+    if is_worth and time.perf_counter() + TIMES_WITH_THREADS * a_step / PART_OF_ROWS < ends:
+        found = replace(found, with_threads=(most, _with_threads(partial(take, _of_rows(some, some_rows)), most)))
     return found
 
 
@@ -163,13 +167,12 @@ def _seconds(take: Callable[[], None], *, ends: float) -> float:
 
 def _with_threads(take: Callable[[], None], most: int) -> float:
     """What it takes with so many threads, of what it takes with as many as now; in turns."""
-    now, seconds = torch.get_num_threads(), {}
+    now = torch.get_num_threads()
+    seconds: dict[int, float] = {}
     try:
-        for threads in (most, now, most, now):
+        for threads in (most, now, most, now):  # threads begin at their first time
             torch.set_num_threads(threads)
-            began = time.perf_counter()
-            take()
-            seconds[threads] = time.perf_counter() - began  # the second time counts: threads begin at the first
+            seconds[threads] = min(seconds.get(threads, math.inf), _seconds(take, ends=0.0))
     finally:
         torch.set_num_threads(now)
     return seconds[most] / seconds[now]
@@ -177,7 +180,7 @@ def _with_threads(take: Callable[[], None], most: int) -> float:
 
 def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
     """By the quickest of some calls that are profiled."""
-    quickest: tuple[float, Any] = (float("inf"), None)
+    quickest: tuple[float, Any] = (math.inf, None)
     for _ in range(MOST_PROFILED):
         profile = cProfile.Profile()
         try:
