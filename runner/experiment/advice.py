@@ -25,7 +25,7 @@ from runner.training.result import Result
 from runner.training.step.costs import StepCosts
 
 #: of the training: less is not worth a word
-LEAST = 0.05
+LEAST, LEAST_SECONDS = 0.05, 1.0
 #: of the host's part of a step that a compiled one does without, at least (tests/bench/where_time_went.py)
 COMPILED_SAVES, GRAPH_SAVES = 0.6, 0.9
 #: rows a step that are few, and as many as are proposed
@@ -86,7 +86,9 @@ class Trained:
 
 
 def best(run: Trained) -> Advice | None:
-    """The advice that saves most; None where none saves much."""
+    """The advice that saves most; None where none saves much, or the training took no time."""
+    if run.seconds < LEAST_SECONDS:
+        return None
     found = [rule(run) for rule in (_read, _python, _compile, _batch, _validate, _save, _threads)]
     worth = [advice for advice in found if advice is not None and advice.seconds >= LEAST * run.seconds]
     return max(worth, key=lambda advice: advice.seconds, default=None)

@@ -29,6 +29,7 @@ NAMES = {
     "launch": "the host's calls of kernels, that nothing hides, and Python",
     "compute": "the device at work",
     "metrics": "rows of values, and their copies",
+    "steps": "all of them, where none was clocked",
     "validation": "",
     "test": "",
     "hooks": "functions of yours",
@@ -55,7 +56,7 @@ def of_training(
     """
     steps = result.steps
     if steps is None or not steps.num_steps:
-        return {"time": dict(result.beside)}
+        return {"time": {**result.beside, "warm-up": steps.warm_seconds if steps else 0.0}}
     costs = StepCosts()
     if within is not None and not steps.is_shared and parts.shards is None:
         try:

@@ -353,7 +353,9 @@ class Training:
         clock = self.clock if place is None else place.clock
         seconds = self._step_seconds if place is None else place.step_seconds
         num_steps = self.progress.step - self._first_step
-        if clock is not None:
+        if clock is None:
+            self._beside["steps"] += seconds
+        else:
             result.steps = replace(clock.times(seconds, num_steps), is_shared=place is not None)
         result.beside = dict(self._beside)
         result.times["validation"] = self.evaluation.times

@@ -23,6 +23,7 @@ COLORS = {
     "disk": "#cc79a7",
     "hooks": "#4f9a94",
     "warm-up": "#e6b800",
+    "steps": style.GREEN,
     TRAINING: style.INK,
 }
 #: narrower pieces have no room for their name
