@@ -71,7 +71,8 @@ def test_a_run_that_goes_on_has_its_own_time_and_one_without_steps_too(own_folde
 def test_a_run_that_stands_at_its_end(own_folder):
     run([*WORDS, "train.num_steps=5"], folder="run")
     (Path("run") / "summary.json").unlink()
-    found = run([*WORDS, "train.num_steps=5"], folder="run")
+    assert cli.main(["resume", "run"]) == 0
+    found = summary()
     assert found["num_steps"] == 5 and found["step"] is None
     check(found, "start-up")
 
