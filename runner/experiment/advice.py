@@ -104,18 +104,19 @@ def _read(run: Trained) -> Advice | None:
         return Advice("data-bound", write, waited, but="at most that, where it keeps up")
     if not isinstance(rows, Dataset):
         return None
-    row, on_cpu = _row_seconds(rows)
-    batch, num_steps = row * run.parts.train.batch_size * run.settings.train.accumulate_steps, run.num_steps
-    step = (sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies"))) / num_steps
+    num_steps, num_rows = run.num_steps, run.parts.train.batch_size * run.settings.train.accumulate_steps
+    step = sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies")) / num_steps
     asked, cpus = run.settings.experiment.get("data.num_workers"), _num_cpus()
     now = automatic_workers(rows) if asked is None else int(asked)
+    batch = (waited / num_steps + step) * now if now else waited / num_steps
+    on_cpu = _share_on_cpu(rows)
 
     def waits(readers: int) -> float:
-        """For a batch, of each step; the CPUs are shared with the step."""
+        """For the data of all steps; the CPUs are shared with them."""
         return max(0.0, batch / readers - step, (on_cpu * batch + step) / cpus - step) * num_steps
 
     more = list(range(now + 1, cpus + 1))  # torch warns of more
-    why = f"a row takes {row * 1000:.3g} ms"
+    why = f"a row takes {batch / num_rows * 1000:.3g} ms"
     if more:
         readers = next(count for count in more if waits(count) <= min(map(waits, more)) + LEAST * run.seconds)
         if (saves := READERS_SAVE * (waited - waits(readers))) > waited / 4:
@@ -210,14 +211,13 @@ def _threads(run: Trained) -> Advice | None:
     return Advice("few threads", f"backends.cpu.num_threads={most}", saves, f"{torch.get_num_threads()} of {most}")
 
 
-def _row_seconds(rows: Any) -> tuple[float, float]:
-    """Of reading one, and which part of it this process computes: some are read."""
+def _share_on_cpu(rows: Any) -> float:
+    """Which part of the reading of a row this process computes: some are read."""
     began, computing = time.perf_counter(), time.thread_time()
     count = min(READ_ROWS, len(rows))
     for index in range(count):
         rows[index * (len(rows) // count)]
-    seconds = time.perf_counter() - began
-    return seconds / count, (time.thread_time() - computing) / max(seconds, 1e-9)
+    return min(1.0, (time.thread_time() - computing) / max(time.perf_counter() - began, 1e-9))
 
 
 def _num_cpus() -> int:

@@ -102,7 +102,7 @@ def test_each_rule(run, kind, write, share):
 
 def test_readers_and_what_they_can_not_do(monkeypatch):
     # 0.512 s a batch; by 4 readers 0.128 s, of which the step hides 0.098
-    monkeypatch.setattr(advice, "_row_seconds", lambda rows: (0.004, 0.05))
+    monkeypatch.setattr(advice, "_share_on_cpu", lambda rows: 0.05)
     found = best(trained({"data": 512.0}, rows=Rows(), experiment={"data.num_workers": 0}))
     assert found is not None and found.write == "data.num_workers=4" and found.why == "a row takes 4 ms"
     assert found.seconds == pytest.approx(0.85 * (512 - 30), rel=0.01)

@@ -45,7 +45,7 @@ class StepTimes:
     """What the steps of a training took, all of them.
 
     warm_seconds: of the first ones beyond what others take. parts: the host's seconds, by PARTS. device_seconds: of the
-    kernels, where the device has clocks (None: it has none). kept: some rows of a batch, and how many a step takes.
+    kernels, where the device has clocks (None: it has none). kept: some rows of a batch, and how many it has.
     """
 
     num_steps: int
@@ -119,7 +119,7 @@ class StepClock:
 
         def take(batches: Sequence[Any]) -> Mapping[str, Tensor]:
             if self._kept is None:
-                self._kept = few_rows(batches[0]), sum(map(num_rows, batches))
+                self._kept = few_rows(batches[0]), num_rows(batches[0])
             return step(batches)
 
         return take

@@ -26,7 +26,7 @@ from runner.inspection.call_site import is_own
 from runner.training.cpu_threads import Products
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
-from runner.training.step.clock import STEP, StepTimes, few_rows
+from runner.training.step.clock import BACKWARD, FORWARD, STEP, StepTimes, few_rows
 
 #: a model of so many bytes is not copied: its kernels take longer than what calls them
 MOST_BYTES = 2**28
@@ -64,22 +64,24 @@ class StepCosts:
     with_threads: tuple[int, float] | None = None
 
 
-def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
+def look(parts: Parts, times: StepTimes, *, accumulate_steps: int, within: float) -> StepCosts:
     """within: seconds; what would take longer is left out, but for one step with few rows. Of many steps three more are had.
 
+    accumulate_steps: batches a step, of which one is looked at.
     Raises: what the model or its task raises.
     """
     kept = times.kept or _first_rows(parts)
-    usual = max(1, times.num_steps)
-    a_step = sum(times.parts.get(name, 0.0) for name in ("forward", "backward", STEP)) / usual
+    usual = max(1, times.num_steps) * accumulate_steps
+    a_step = sum(times.parts.get(name, 0.0) for name in (FORWARD, BACKWARD, STEP)) / usual
     if kept is None or isinstance(parts.optimizer, Turns) or num_bytes(parts.model.state_dict()) > MOST_BYTES:
         return StepCosts()
     states = backends.generator_states(parts.device)
     try:
         within = max(within, 3 * a_step if usual >= MANY_STEPS else 0.0)
-        return _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
+        found = _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
     finally:
         backends.set_generator_states(states, parts.device)
+    return replace(found, flops=found.flops and found.flops * accumulate_steps)
 
 
 def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
