@@ -51,6 +51,8 @@ def test_a_run_and_its_tree(own_folder, capfd):
 def test_what_explain_does_not_take(own_folder, capfd):
     assert cli.main(["explain", "run", "--tim"]) == 2
     assert "--time" in capfd.readouterr().err
+    assert cli.main(["explain", "run", "--time", "device=cpu"]) == 2
+    assert "explain --time does not take device=cpu" in capfd.readouterr().err
     Path("run").mkdir()
     (Path("run") / "rerun.yaml").write_text("{}")
     assert cli.main(["explain", "run", "--time"]) == 2
