@@ -101,12 +101,12 @@ PLANTED = {
         "data-bound",
         lambda write: write if "=" in write else "data=own data.num=1200",
     ),
-    "tiny batch": Planted("train.batch_size=2 train.num_epochs=3 data.val_fraction=0", "tiny batch"),
+    "tiny batch": Planted("train.batch_size=2 train.num_epochs=2 data.val_fraction=0", "tiny batch"),
     "Python in the step": Planted(
-        "model.python=20000 train.num_epochs=30 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
+        "model.python=20000 train.num_epochs=20 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
     ),
     "host read": Planted(
-        "model.reads=128 train.num_epochs=30 data.val_fraction=0", "host read", lambda _: "model.reads=0"
+        "model.reads=128 train.num_epochs=20 data.val_fraction=0", "host read", lambda _: "model.reads=0"
     ),
     "huge validation": Planted("data.val_fraction=0.9 data.num=40000 train.num_epochs=40", "validation"),
     "checkpoint each step": Planted(

@@ -90,7 +90,7 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
     few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
     of_few, found = _seconds(few, ends=0.0), StepCosts()
     if time.perf_counter() + 2 * a_step < ends:
-        found = replace(found, own=_own_python(whole, ends=time.perf_counter() + (ends - time.perf_counter()) / 2))
+        found = replace(found, own=_own_python(whole, ends=ends - (ends - time.perf_counter()) / 4))
     if parts.device.type == "cpu" and time.perf_counter() + 2 * of_few < ends:
         found = replace(
             found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
