@@ -31,7 +31,7 @@ from runner.training.step.clock import BACKWARD, FORWARD, STEP, StepTimes, few_r
 #: a model of so many bytes is not copied: its kernels take longer than what calls them
 MOST_BYTES = 2**28
 MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
-MANY_STEPS, MOST_PROFILED = 600, 3
+MANY_STEPS, MOST_PROFILED, DISTURBED = 600, 3, 3
 #: of a batch, that is taken with more threads: they are worth less to it than to the whole
 PART_OF_ROWS, TIMES_WITH_THREADS = 4, 5
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
@@ -90,7 +90,7 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
     few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
     of_few, found = _seconds(few, ends=0.0), StepCosts()
     if time.perf_counter() + 2 * a_step < ends:
-        found = replace(found, own=_own_python(whole, ends=ends - (ends - time.perf_counter()) / 4))
+        found = replace(found, own=_own_python(whole, a_step, ends=ends - (ends - time.perf_counter()) / 4))
     if parts.device.type == "cpu" and time.perf_counter() + 2 * of_few < ends:
         found = replace(
             found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
@@ -180,8 +180,8 @@ def _with_threads(take: Callable[[], None], most: int) -> float:
     return seconds[most] / seconds[now]
 
 
-def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
-    """By the quickest of some calls that are profiled."""
+def _own_python(take: Callable[[], None], a_step: float, *, ends: float) -> OwnPython | None:
+    """By the quickest of some calls that are profiled; one that took far longer than a step was disturbed, and says nothing."""
     quickest: tuple[float, Any] = (math.inf, None)
     for _ in range(MOST_PROFILED):
         profile = cProfile.Profile()
@@ -192,7 +192,7 @@ def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
         calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
         total = sum(own for _, _, own, _, _ in calls.values())
         quickest = min(quickest, (total, calls), key=lambda one: one[0])
-        if time.perf_counter() + total > ends:
+        if time.perf_counter() + total > ends and total < DISTURBED * a_step:
             break
     return _of_persons(*quickest)
 
