@@ -233,16 +233,18 @@ def watch(words: list[str]) -> int:
 
 def explain(words: list[str]) -> int:
     """What spoilt a step; with --time where the run's time went, with --trace some of its steps once more, for perfetto."""
-    if not {"--time", "--trace"} & set(words):
+    if {"-h", "--help"} & set(words) or not {"--time", "--trace"} & set(words):
         return _after_training("explain", words)
+    from runner.cli import options
     from runner.cli.explain_time import explain_time, trace
 
-    runs = [word for word in words if _may_be_a_folder(word)][:1]
-    settings = [word for word in words if "=" in word and not word.startswith("-") and word not in runs]
-    rest = [word for word in words if word not in (*runs, *settings)]
-    _only(rest, "explain", ("RUN", "--time", "--trace"))
-    wanted = runs[0] if runs else "last"
-    answer.give(trace(wanted, settings) if "--trace" in words else explain_time(wanted))
+    asked = options.parse("explain", words)
+    _, settings = sorted_words(asked.rest)
+    if "--trace" in asked.flags:
+        answer.give(trace(asked.run, settings))
+    else:
+        _only(settings, "explain --time", ("RUN",))
+        answer.give(explain_time(asked.run))
     return 0
 
 

@@ -61,8 +61,10 @@ VERBS = {
     "explain": Verb(
         "replays a run to the step that spoilt it, and says which operation, line and rows did it",
         flags={"--step": "N"},
+        switches=("--time", "--trace"),
         keys=COMPUTING[:1],
-        more="--step: of a run without a loss that is not finite, e.g. one at which the loss leapt; the run's folder stays as it is",
+        more="--step: of a run without a loss that is not finite, e.g. one at which the loss leapt; the run's folder stays as it is\n"
+        "--time: where the run's time went, and what would save most; --trace: 20 of its steps again, into profile/, for perfetto",
     ),
     "lr-find": Verb(
         "trains a few steps with a rising learning rate, and says which rate to take",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from runner.config.settings import Settings
@@ -24,13 +25,14 @@ from runner.training.result import Result
 from runner.training.step.costs import StepCosts
 
 #: of the training: less is not worth a word
-LEAST = 0.05
+LEAST, LEAST_SECONDS = 0.05, 1.0
 #: of the host's part of a step that a compiled one does without, at least (tests/bench/where_time_went.py)
 COMPILED_SAVES, GRAPH_SAVES = 0.6, 0.9
 #: rows a step that are few, and as many as are proposed
 TINY_BATCH, USUAL_BATCH = 16, 64
 #: of the training, that measuring and saving may take
 ENOUGH = 0.03
+MINUTE = 60
 #: of forward and backward, from which a function's own Python is the reason
 MUCH_PYTHON = 0.25
 READ_ROWS = 8
@@ -40,16 +42,21 @@ READERS_SAVE = 0.85
 
 @dataclass(frozen=True)
 class Advice:
-    """kind: what the training is bound by. write: what to change. seconds: that it would save, of this training."""
+    """kind: what the training is bound by, and why: where that is seen. write: what to change. seconds: that it would save.
+
+    but: what else it changes.
+    """
 
     kind: str
     write: str
     seconds: float
-    more: str = ""
+    why: str = ""
+    but: str = ""
 
     def in_words(self, of_seconds: float) -> str:
-        saves = f"{self.kind}: {self.write} would save about {self.seconds / of_seconds:.0%} of the training"
-        return f"{saves}; {self.more}" if self.more else saves
+        kind = f"{self.kind} ({self.why})" if self.why else self.kind
+        saves = f"{kind}: {self.write} would save about {self.seconds / of_seconds:.0%} of the training"
+        return f"{saves}; {self.but}" if self.but else saves
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,9 @@ class Trained:
 
 
 def best(run: Trained) -> Advice | None:
-    """The advice that saves most; None where none saves much."""
+    """The advice that saves most; None where none saves much, or the training took no time."""
+    if run.seconds < LEAST_SECONDS:
+        return None
     found = [rule(run) for rule in (_read, _python, _compile, _batch, _validate, _save, _threads)]
     worth = [advice for advice in found if advice is not None and advice.seconds >= LEAST * run.seconds]
     return max(worth, key=lambda advice: advice.seconds, default=None)
@@ -91,30 +100,30 @@ def _read(run: Trained) -> Advice | None:
     if waited < LEAST * run.seconds:
         return None
     if isinstance(rows, OwnLoader):
-        return Advice(
-            "data-bound", "a loader that reads ahead, DataLoader(..., num_workers=...),", waited, "at most that"
-        )
+        write = "a loader that reads ahead (DataLoader(..., num_workers=...))"
+        return Advice("data-bound", write, waited, but="at most that, where it keeps up")
     if not isinstance(rows, Dataset):
         return None
-    row, on_cpu = _row_seconds(rows)
-    batch, num_steps = row * run.parts.train.batch_size * run.settings.train.accumulate_steps, run.num_steps
-    step = (sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies"))) / num_steps
+    num_steps, num_rows = run.num_steps, run.parts.train.batch_size * run.settings.train.accumulate_steps
+    step = sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies")) / num_steps
     asked, cpus = run.settings.experiment.get("data.num_workers"), _num_cpus()
     now = automatic_workers(rows) if asked is None else int(asked)
+    batch = (waited / num_steps + step) * now if now else waited / num_steps
+    on_cpu = _share_on_cpu(rows)
 
     def waits(readers: int) -> float:
-        """For a batch, of each step; the CPUs are shared with the step."""
+        """For the data of all steps; the CPUs are shared with them."""
         return max(0.0, batch / readers - step, (on_cpu * batch + step) / cpus - step) * num_steps
 
     more = list(range(now + 1, cpus + 1))  # torch warns of more
-    kind = f"data-bound: a row takes {row * 1000:.3g} ms, {run.parts.train.batch_size} a batch"
+    why = f"a row takes {batch / num_rows * 1000:.3g} ms"
     if more:
         readers = next(count for count in more if waits(count) <= min(map(waits, more)) + LEAST * run.seconds)
         if (saves := READERS_SAVE * (waited - waits(readers))) > waited / 4:
-            return Advice(kind, f"data.num_workers={readers}", saves)
+            return Advice("data-bound", f"data.num_workers={readers}", saves, why)
     epochs = num_steps * run.settings.train.accumulate_steps / run.parts.train.num_batches
-    write = "a function that returns all rows as tensors, read once,"
-    return Advice(kind, write, waited * max(0.0, 1 - 1 / max(epochs, 1.0)))
+    write = "all rows as tensors, read once by your function,"
+    return Advice("data-bound", write, waited * max(0.0, 1 - 1 / max(epochs, 1.0)), why)
 
 
 def _python(run: Trained) -> Advice | None:
@@ -122,16 +131,15 @@ def _python(run: Trained) -> Advice | None:
     own, launch = run.costs.own, run.spent.get("launch", 0.0)
     reads = [found for found in run.result.findings if found.kind == "host read" and found.line]
     if reads and run.parts.device.type != "cpu":
-        where = f"{reads[0].where} reads the device"
-        return Advice(f"host read: {where}", "a step without it", 0.8 * launch)
+        return Advice("host read", "a step without it", 0.8 * launch, f"{reads[0].where} waits for the device")
     if own is None or own.share < MUCH_PYTHON:
         return None
     saves = 0.9 * min(own.share * run.learning, launch)
     if own.num_reads:
-        kind = f"host read: {own.where} reads {own.num_reads:,} values a step, one after the other"
-        return Advice(kind, "operations on whole tensors, with no item() and no tolist(),", saves)
-    kind = f"Python in the step: {own.where} takes {own.share:.0%} of forward and backward by itself"
-    return Advice(kind, "doing that once, in the data, or by operations on tensors,", saves)
+        why = f"{own.where} reads {own.num_reads:,} values a step, one after the other"
+        return Advice("host read", "operations on whole tensors, with no item() and no tolist(),", saves, why)
+    why = f"{own.where} takes {own.share:.0%} of forward and backward by itself"
+    return Advice("Python in the step", "doing that once, in the data, or by operations on tensors,", saves, why)
 
 
 def _compile(run: Trained) -> Advice | None:
@@ -144,8 +152,8 @@ def _compile(run: Trained) -> Advice | None:
         return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
     if parts.device.type not in ("cpu", "cuda") or not _has_compiler():
         return None
-    more = "it takes some seconds to compile" if launch < 60 else ""
-    return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, more)
+    but = "compiling takes some seconds, once" if launch < MINUTE else ""
+    return Advice("launch-bound", "train.compile=true", COMPILED_SAVES * launch, but=but)
 
 
 def _batch(run: Trained) -> Advice | None:
@@ -156,8 +164,9 @@ def _batch(run: Trained) -> Advice | None:
     if rows > TINY_BATCH or larger < 4 * rows or not run.result.steps:
         return None
     of_steps = sum(run.spent.get(name, 0.0) for name in ("launch", "metrics"))
-    more = "it learns otherwise then: optimizer.lr too"
-    return Advice(f"tiny batch: {rows} rows a step", f"train.batch_size={larger}", (1 - rows / larger) * of_steps, more)
+    but = "it learns otherwise then, and wants another optimizer.lr"
+    why = f"{rows} rows a step"
+    return Advice("tiny batch", f"train.batch_size={larger}", (1 - rows / larger) * of_steps, why, but)
 
 
 def _validate(run: Trained) -> Advice | None:
@@ -170,7 +179,8 @@ def _validate(run: Trained) -> Advice | None:
         return None
     every = limits.evaluate_every_steps or -(-run.parts.train.num_batches // train.accumulate_steps)
     write = f"train.evaluate_every_steps={every * math.ceil(times / left)}"
-    return Advice(f"validation: {times} times", write, spent * (1 - left / times))
+    but = "the best weights are chosen from fewer then"
+    return Advice("validation", write, spent * (1 - left / times), f"{times:,} times", but)
 
 
 def _save(run: Trained) -> Advice | None:
@@ -189,7 +199,7 @@ def _save(run: Trained) -> Advice | None:
         return None
     of_these = spent * count / sum(times.get(name, 0) for name in ("last", "best", "measured"))
     write = f"{key}={every * apart:g}"
-    return Advice(f"checkpoints: {count:,} of them", write, of_these * (1 - 1 / min(apart, count)))
+    return Advice("checkpoints", write, of_these * (1 - 1 / min(apart, count)), f"{count:,} of them")
 
 
 def _threads(run: Trained) -> Advice | None:
@@ -198,17 +208,16 @@ def _threads(run: Trained) -> Advice | None:
         return None
     most, of_now = run.costs.with_threads
     saves = 0.9 * (1 - of_now) * run.learning
-    return Advice("compute-bound on few threads", f"backends.cpu.num_threads={most}", saves)
+    return Advice("few threads", f"backends.cpu.num_threads={most}", saves, f"{torch.get_num_threads()} of {most}")
 
 
-def _row_seconds(rows: Any) -> tuple[float, float]:
-    """Of reading one, and which part of it this process computes: some are read."""
+def _share_on_cpu(rows: Any) -> float:
+    """Which part of the reading of a row this process computes: some are read."""
     began, computing = time.perf_counter(), time.thread_time()
     count = min(READ_ROWS, len(rows))
     for index in range(count):
         rows[index * (len(rows) // count)]
-    seconds = time.perf_counter() - began
-    return seconds / count, (time.thread_time() - computing) / max(seconds, 1e-9)
+    return min(1.0, (time.thread_time() - computing) / max(time.perf_counter() - began, 1e-9))
 
 
 def _num_cpus() -> int:

@@ -162,9 +162,9 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
             f"{summary['num_steps']:,} steps in {seconds['train']:.2f} s: {summary['steps_per_second']:,.0f} steps/s, "
             f"{summary['samples_per_second']:,.0f} samples/s"
         )
-    if sum(summary["time"].values()):
+    if summary.get("time"):
         rows["time"] = in_words(summary["time"], summary["step"])
-    if summary["advice"]:
+    if summary.get("advice"):
         rows["faster"] = summary["advice"]["words"]
     return rows
 

@@ -23,19 +23,20 @@ log = logging.getLogger("runner")
 #: in the order of a run, with what they are for a person
 NAMES = {
     "start-up": "imports, data, model",
-    "warm-up": "the first steps, beyond what others take: kernels, memory, compiling",
+    "warm-up": "what first steps take beyond others",
     "data": "waiting for the next batch",
-    "copies": "to the device, that nothing hides",
-    "launch": "the host's calls of kernels, that nothing hides, and Python",
+    "copies": "to the device, with nothing beside",
+    "launch": "the host's calls, and Python",
     "compute": "the device at work",
     "metrics": "rows of values, and their copies",
+    "steps": "all of them: none was clocked",
     "validation": "",
     "test": "",
     "hooks": "functions of yours",
-    "checkpoints": "snapshots, and what waits for the disk in them",
-    "disk": "waiting for journal and checkpoints at the end",
+    "checkpoints": "snapshots",
+    "disk": "waiting for it at the end",
     "tracker": "waiting for MLflow",
-    "finish": "the model for MLflow, pictures, summary",
+    "finish": "the model for MLflow, pictures",
     "other": "",
 }
 #: what is no part of the training
@@ -55,24 +56,34 @@ def of_training(
     """
     steps = result.steps
     if steps is None or not steps.num_steps:
-        return {"time": dict(result.beside)}
-    costs = StepCosts()
-    if within is not None and not steps.is_shared and parts.shards is None:
-        try:
-            costs = look(parts, steps, within=within)
-        except Exception as error:  # of a model or a task that nobody foresaw
-            log.info("the step could not be taken once more: %s", error)
-    spent = {"warm-up": steps.warm_seconds, **_of_steps(parts, steps, costs, speeds)}
-    spent = {name: value for name, value in spent.items() if value} | result.beside
-    trained = Trained(parts, settings, result, costs, spent)
-    found = best(trained) if steps.num_clocked else None
+        return {"time": {**result.beside, "warm-up": steps.warm_seconds if steps else 0.0}}
+    costs, found = StepCosts(), None
+    trained = _trained(parts, settings, result, costs, speeds)
+    try:
+        if within is not None and not steps.is_shared and parts.shards is None:
+            costs = look(parts, steps, accumulate_steps=settings.train.accumulate_steps, within=within)
+            trained = _trained(parts, settings, result, costs, speeds)
+        found = best(trained) if steps.num_clocked else None
+    except Exception as error:  # of a model, a task or a Dataset that nobody foresaw
+        log.info("the step could not be looked at once more: %s", error)
     advice = found and {
         "kind": found.kind,
+        "why": found.why,
         "write": found.write,
         "saves": found.seconds / trained.seconds,
         "words": found.in_words(trained.seconds),
     }
-    return {"time": spent, "step": _of_one_step(steps, costs, settings.train.precision, speeds), "advice": advice}
+    step = _of_one_step(steps, costs, settings.train.precision, speeds)
+    return {"time": dict(trained.spent), "step": step, "advice": advice}
+
+
+def _trained(
+    parts: Parts, settings: Settings, result: Result, costs: StepCosts, speeds: MeasuredDevice | None
+) -> Trained:
+    assert result.steps is not None
+    of_steps = _of_steps(parts, result.steps, costs, speeds, settings.train.accumulate_steps)
+    spent = {"warm-up": result.steps.warm_seconds, **of_steps, **result.beside}
+    return Trained(parts, settings, result, costs, {name: value for name, value in spent.items() if value})
 
 
 def in_words(time: Mapping[str, float], step: Mapping[str, Any] | None) -> str:
@@ -126,7 +137,9 @@ def whole(training: Mapping[str, float], *, total: float, around: Mapping[str, f
     return {name: known[name] for name in NAMES if known.get(name)}
 
 
-def _of_steps(parts: Parts, steps: StepTimes, costs: StepCosts, speeds: MeasuredDevice | None) -> dict[str, float]:
+def _of_steps(
+    parts: Parts, steps: StepTimes, costs: StepCosts, speeds: MeasuredDevice | None, accumulate_steps: int
+) -> dict[str, float]:
     host = dict(steps.parts)
     data, metrics = host.pop("data", 0.0), host.pop("metrics", 0.0)
     queued = sum(host.values())
@@ -134,7 +147,7 @@ def _of_steps(parts: Parts, steps: StepTimes, costs: StepCosts, speeds: Measured
     if steps.device_seconds is not None:  # the host's part is what goes beyond the device's
         compute = min(seconds, steps.device_seconds)
         left = (seconds - compute) / seconds if seconds else 0.0
-        copies = min(data, _copy_seconds(parts, steps, speeds)) * left
+        copies = min(data, _copy_seconds(parts, steps, speeds, accumulate_steps)) * left
         return {
             "data": data * left - copies,
             "copies": copies,
@@ -146,12 +159,13 @@ def _of_steps(parts: Parts, steps: StepTimes, costs: StepCosts, speeds: Measured
     return {"data": data, "launch": launch, "compute": queued - launch, "metrics": metrics}
 
 
-def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None) -> float:
+def _copy_seconds(parts: Parts, steps: StepTimes, speeds: MeasuredDevice | None, accumulate_steps: int) -> float:
     """Of the batches that come over one by one, at the speed that was measured."""
     if speeds is None or steps.kept is None or parts.train.indexed() is not None:
         return 0.0
     rows, count = steps.kept
-    return num_bytes(rows) * count / max(1, num_rows(rows)) / speeds.copy_bytes_per_second * steps.num_steps
+    num_bytes_a_row = num_bytes(rows) / max(1, num_rows(rows))
+    return num_bytes_a_row * count * accumulate_steps * steps.num_steps / speeds.copy_bytes_per_second
 
 
 def _launch(parts: Parts, steps: StepTimes, costs: StepCosts) -> float:

@@ -15,6 +15,7 @@ from runner.experiment.terminal import Terminal, short
 from runner.experiment.time_spent import AROUND, NAMES, rates_in_words
 from runner.runs import find
 
+LEAST_SHOWN = 0.0005
 KEYS = ("time", "step", "advice", "seconds", "num_steps", "device", "status")
 
 
@@ -36,15 +37,18 @@ def show_time(found: Mapping[str, Any]) -> None:
     time, step, screen = found["time"], found["step"], Terminal(soft_wrap=False)
     total = sum(time.values())
     trained = sum(seconds for name, seconds in time.items() if name not in AROUND)
-    tree = Tree(Text(f"{short(Path(found['folder']))}: {total:.2f} s on {found['device']}, {found['status']}"))
-    names = [name for name in NAMES if name in time]
-    for name in [name for name in names if name == "start-up"]:
-        tree.add(_line(name, time[name], total))
-    training = tree.add(_line("training", trained, total, note=f"{found['num_steps']:,} steps of the run"))
-    for name in [name for name in names if name not in AROUND]:
-        training.add(_line(name, time[name], trained))
-    for name in [name for name in names if name in AROUND and name != "start-up"]:
-        tree.add(_line(name, time[name], total))
+    tree = Tree(
+        Text(f"{short(Path(found['folder']))}: {total:.2f} s on {found['device']}, {found['num_steps']:,} steps")
+    )
+    shown = {name: time[name] for name in NAMES if time.get(name, 0.0) >= LEAST_SHOWN * total}
+    training: Tree | None = None
+    for name, seconds in shown.items():
+        if name in AROUND:
+            tree.add(_line(name, seconds, total))
+            continue
+        if training is None:
+            training = tree.add(_line("training", trained, total))
+        training.add(_line(name, seconds, trained))
     screen.print(tree)
     if step:
         of_parts = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in step["parts"].items())
@@ -54,6 +58,5 @@ def show_time(found: Mapping[str, Any]) -> None:
         screen.print(Text(f"faster: {found['advice']['words']}"))
 
 
-def _line(name: str, seconds: float, of: float, *, note: str = "") -> Text:
-    share = f"{seconds / of:6.1%}" if of else ""
-    return Text(f"{seconds:8.2f} s {share}  {name:<12}{note or NAMES.get(name, '')}".rstrip())
+def _line(name: str, seconds: float, of: float) -> Text:
+    return Text(f"{seconds:8.2f} s {seconds / of:6.1%}  {name:<12}{NAMES.get(name, '')}".rstrip())

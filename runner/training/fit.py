@@ -7,7 +7,7 @@ as long as one: progress, metric buffer, checkpoints, background thread; stacked
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -124,7 +124,7 @@ class Training:
         self.checklist = Checklist(parts.device, say=observer.say) if is_check else None
         self.timed: TimedSteps | None = None
         self.clock: StepClock | None = None
-        self._beside: Counter[str] = Counter()  # seconds of what goes on beside the steps
+        self._beside: defaultdict[str, float] = defaultdict(float)  # seconds of what goes on beside the steps
         self._step_seconds, self._first_step = 0.0, self.progress.step
         self._began = time.perf_counter()
 
@@ -201,7 +201,7 @@ class Training:
         if not self.progress.step:
             self.call_hooks("start")
         with self.observer.progress(num_steps=limits.num_steps, num_epochs=limits.num_epochs):
-            began, beside = time.perf_counter(), self._beside.total()
+            began, beside = time.perf_counter(), sum(self._beside.values())
             try:
                 self.result.ending = yield from train(
                     epochs,
@@ -213,7 +213,7 @@ class Training:
                     gives_up=self.gives_up,
                 )
             finally:
-                self._step_seconds = time.perf_counter() - began - self._beside.total() + beside
+                self._step_seconds = time.perf_counter() - began - sum(self._beside.values()) + beside
             if self.profiled is not None:
                 self.profiled.end()
             with self.beside("disk"):
@@ -353,7 +353,9 @@ class Training:
         clock = self.clock if place is None else place.clock
         seconds = self._step_seconds if place is None else place.step_seconds
         num_steps = self.progress.step - self._first_step
-        if clock is not None:
+        if clock is None:
+            self._beside["steps"] += seconds
+        else:
             result.steps = replace(clock.times(seconds, num_steps), is_shared=place is not None)
         result.beside = dict(self._beside)
         result.times["validation"] = self.evaluation.times

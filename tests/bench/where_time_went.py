@@ -88,7 +88,7 @@ USUAL = "model=net data=own tracking.enabled=false task.plots=false data.test_fr
 
 
 class Planted(NamedTuple):
-    """A cause: the words that plant it, how its advice begins, and the words that follow the advice, from what it writes."""
+    """A cause: the words that plant it, the kind of its advice, and the words that follow the advice, from what it writes."""
 
     words: str
     named: str
@@ -97,14 +97,16 @@ class Planted(NamedTuple):
 
 PLANTED = {
     "slow Dataset": Planted(
-        "data=waiting data.num=1500 data.num_workers=0 train.batch_size=32 train.num_epochs=2", "data-bound"
+        "data=waiting data.num=1200 data.num_workers=0 train.batch_size=32 train.num_epochs=2",
+        "data-bound",
+        lambda write: write if "=" in write else "data=own data.num=1200",
     ),
-    "tiny batch": Planted("train.batch_size=2 train.num_epochs=3 data.val_fraction=0", "tiny batch"),
+    "tiny batch": Planted("train.batch_size=2 train.num_epochs=2 data.val_fraction=0", "tiny batch"),
     "Python in the step": Planted(
-        "model.python=20000 train.num_epochs=30 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
+        "model.python=20000 train.num_epochs=20 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
     ),
     "host read": Planted(
-        "model.reads=128 train.num_epochs=30 data.val_fraction=0", "host read", lambda _: "model.reads=0"
+        "model.reads=128 train.num_epochs=20 data.val_fraction=0", "host read", lambda _: "model.reads=0"
     ),
     "huge validation": Planted("data.val_fraction=0.9 data.num=40000 train.num_epochs=40", "validation"),
     "checkpoint each step": Planted(
@@ -112,8 +114,8 @@ PLANTED = {
     ),
     "small kernels": Planted("model.layers=40 model.width=16 train.num_epochs=40 data.val_fraction=0", "launch-bound"),
     "one thread": Planted(
-        "model.width=1536 train.batch_size=512 train.num_epochs=8 backends.cpu.num_threads=1 data.val_fraction=0",
-        "compute-bound on few threads",
+        "model.width=512 train.batch_size=256 train.num_epochs=40 backends.cpu.num_threads=1 data.val_fraction=0",
+        "few threads",
     ),
 }
 BESIDE = ("start-up", "tracker", "finish", "other", "warm-up")
@@ -143,33 +145,26 @@ def ran(words: str, folder: Path) -> Ran:
 
 
 def causes(names: list[str], repeats: int, folder: Path) -> None:
-    print(
-        "| planted | advice | share that it says | share that it gained | gained of what it says | time of the wall |"
-    )
-    print("|---|---|---|---|---|---|")
+    print("| planted | advice | share that it says | share that it gained | gained of what it says |")
+    print("|---|---|---|---|---|")
     for name in names:
         planted = PLANTED[name]
         turns: list[tuple[Ran, Ran, Mapping[str, Any]]] = []
         for number in range(repeats):
             before = ran(planted.words, folder / f"{name} {number}")
-            advice = before.summary["advice"] or {"kind": "none", "write": "", "saves": 0.0, "words": ""}
-            is_named = advice["kind"].startswith(planted.named)
+            advice = before.summary["advice"] or {"kind": "none", "why": "", "write": "", "saves": 0.0, "words": ""}
+            is_named = advice["kind"] == planted.named
             follow = planted.follow(advice["write"]) if is_named else ""
             after = ran(f"{planted.words} {follow}", folder / f"{name} {number} followed")
             turns.append((before, after, advice))
         says = [turn[2]["saves"] for turn in turns]
         gained = [1 - after.training / before.training for before, after, _ in turns]
-        sums = [sum(before.summary["time"].values()) / before.wall for before, _, _ in turns]
-        named = sum(turn[2]["kind"].startswith(planted.named) for turn in turns)
+        named = sum(turn[2]["kind"] == planted.named for turn in turns)
         ratio = statistics.median(gain / max(say, 1e-9) for gain, say in zip(gained, says, strict=True))
-        words = (
-            f"{turns[-1][2]['kind']}: {turns[-1][2]['write']}"
-            if named == repeats
-            else f"{named} of {repeats}: {turns[-1][2]['words']}"
-        )
+        last = turns[-1][2]
+        words = f"{last['kind']} ({last['why']}): {last['write']}" if named == repeats else f"{named} of {repeats}"
         print(
-            f"| {name} | {words} | {statistics.median(says):.0%} | {statistics.median(gained):.0%} | "
-            f"{ratio:.2f} | {min(sums):.3f} to {max(sums):.3f} |",
+            f"| {name} | {words} | {statistics.median(says):.0%} | {statistics.median(gained):.0%} | {ratio:.2f} |",
             flush=True,
         )
 
@@ -199,10 +194,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--switch", action="store_true", help="what the clocks cost, in the place of the causes")
-    parser.add_argument("--only", default=",".join(PLANTED), help="of the causes, by their names")
+    parser.add_argument("--only", help=f"some of {', '.join(PLANTED)}, with commas")
     add_write(parser)
     given = parser.parse_args()
-    name = "where_time_went.py switch" if given.switch else "where_time_went.py"
+    names = list(PLANTED) if given.only is None else given.only.split(",")
+    name = f"where_time_went.py {'switch' if given.switch else given.only or ''}".rstrip()
     with tempfile.TemporaryDirectory() as where, section(name, write=given.write):
         folder = Path(where)
         (folder / "my_parts.py").write_text(PARTS)
@@ -214,7 +210,7 @@ def main() -> None:
         if given.switch:
             switch(given.repeats, folder)
         else:
-            causes(given.only.split(","), given.repeats, folder)
+            causes(names, given.repeats, folder)
         os.chdir(ROOT)
 
 

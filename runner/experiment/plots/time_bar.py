@@ -23,6 +23,7 @@ COLORS = {
     "disk": "#cc79a7",
     "hooks": "#4f9a94",
     "warm-up": "#e6b800",
+    "steps": style.GREEN,
     TRAINING: style.INK,
 }
 #: narrower pieces have no room for their name
@@ -62,8 +63,8 @@ def _bar(axes: Any, row: int, spent: Mapping[str, float]) -> dict[str, Any]:
         if share >= LEAST_SHOWN:
             pieces[name] = piece[0]
         if share >= LEAST_NAMED:
-            axes.text(
-                begin + share / 2, row, f"{name}\n{share:.0%}", ha="center", va="center", color="white", fontsize=8.5
-            )
+            ink = style.INK if name in AROUND else "white"
+            words = f"{name}\n{share:.0%}"
+            axes.text(begin + share / 2, row, words, ha="center", va="center", color=ink, fontsize=8.5)
         begin += share
     return pieces

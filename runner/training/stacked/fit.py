@@ -102,7 +102,8 @@ class _Place:
         self.fresh = 0  # steps that were taken and not told yet
         self.error: BaseException | None = None
         self.asked: Any = None
-        self.step_seconds, self.clock = 0.0, None
+        self.step_seconds = 0.0
+        self.clock: StepClock | None = None
         self.generators = dict(member.generators)
         self._state: dict[str, Any] = {"names": [], "rows": torch.empty(0), "notes": {}}
         self._together: _Together | None = None

@@ -7,7 +7,7 @@ comparison of integers; nothing here waits for the device.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
@@ -36,16 +36,16 @@ DOUBLED, MOST_TIMES = 8, 64
 KEPT_ROWS = 8
 #: steps for each whose kernels are clocked alone, behind a pause of the device: that costs a step
 STEPS_A_PAUSE, MOST_PAUSES = 1_000, 10
-DATA, METRICS, STEP = "data", "metrics", "step"
+#: forward, backward and update, or step where that is one call
+PARTS = (DATA, FORWARD, BACKWARD, UPDATE, STEP, METRICS) = ("data", "forward", "backward", "update", "step", "metrics")
 
 
 @dataclass(frozen=True)
 class StepTimes:
     """What the steps of a training took, all of them.
 
-    warm_seconds: of the first ones beyond what others take. parts: the host's seconds by part: data, then step, or forward,
-    backward and update, then metrics. device_seconds: of the kernels, where the device has clocks (None: it has none).
-    kept: some rows of a batch, and how many a step takes.
+    warm_seconds: of the first ones beyond what others take. parts: the host's seconds, by PARTS. device_seconds: of the
+    kernels, where the device has clocks (None: it has none). kept: some rows of a batch, and how many it has.
     """
 
     num_steps: int
@@ -63,7 +63,7 @@ class _Clocked:
 
     num_words: int = 0
     num_steps: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class StepClock:
@@ -81,7 +81,8 @@ class StepClock:
         self._number = self._epochs = self._warm_epochs = 0
         self._first, self._warm_seconds = first, 0.0
         self._openings, self._others = _Clocked(), _Clocked()
-        self._name, self._since, self._now = DATA, 0.0, Counter[str]()
+        self._name, self._since = DATA, 0.0
+        self._now: defaultdict[str, float] = defaultdict(float)
         self._kept: tuple[Any, int] | None = None
         self._events = _Events(device, min(MOST_PAUSES, num_steps // STEPS_A_PAUSE))
 
@@ -92,7 +93,7 @@ class StepClock:
 
     def begin(self) -> None:
         """What comes is the data's, until a part begins."""
-        self._name, self._now = DATA, Counter()
+        self._name, self._now = DATA, defaultdict(float)
         self._events.begin()
         self._since = time.perf_counter()
 
@@ -118,7 +119,7 @@ class StepClock:
 
         def take(batches: Sequence[Any]) -> Mapping[str, Tensor]:
             if self._kept is None:
-                self._kept = few_rows(batches[0]), sum(map(num_rows, batches))
+                self._kept = few_rows(batches[0]), num_rows(batches[0])
             return step(batches)
 
         return take
@@ -127,7 +128,7 @@ class StepClock:
         """A word is over, after which the training is at `step`. is_first: of its epoch."""
         began = step - num_steps
         if began < self.warm_until or began == self._first:
-            self._warm_seconds += time.perf_counter() - self._since + self._now.total()
+            self._warm_seconds += time.perf_counter() - self._since + sum(self._now.values())
             self._warm_epochs += is_first
             self.warm_until, self.due = max(step, self.warm_until), step
             return
@@ -136,7 +137,8 @@ class StepClock:
         found = self._openings if is_first else self._others
         found.num_words += 1
         found.num_steps += num_steps
-        found.seconds.update(self._now)
+        for name, seconds in self._now.items():
+            found.seconds[name] += seconds
         if step < self.due:
             return
         self._number += 1
@@ -148,25 +150,22 @@ class StepClock:
         """Of all steps, which took so long together."""
         openings, others = self._openings, self._others
         num_warm = self.warm_until - self._first
-        left, totals = float(num_steps - num_warm), Counter[str]()
-        if openings.num_words and others.num_words:
-            num_openings = self._epochs - self._warm_epochs
-            left -= num_openings * openings.num_steps / openings.num_words
-            totals.update({name: value / openings.num_words * num_openings for name, value in openings.seconds.items()})
-        clocked = others if others.num_words else openings
-        if clocked.num_words and left > 0:
-            totals.update({name: value / clocked.num_steps * left for name, value in clocked.seconds.items()})
-        known = totals.total()
-        num_usual = num_steps - num_warm
-        a_step = known / num_usual if num_usual > 0 else 0.0
-        warm = max(0.0, self._warm_seconds - num_warm * a_step) if known else seconds
+        num_usual = max(0, num_steps - num_warm)
+        num_openings = self._epochs - self._warm_epochs if openings.num_words and others.num_words else 0
+        each_opening = num_openings / max(1, openings.num_words)  # so many stand behind one that was clocked
+        rest = others if others.num_words else openings
+        each_step = max(0.0, num_usual - each_opening * openings.num_steps) / max(1, rest.num_steps)
+        totals = {name: each_opening * openings.seconds[name] + each_step * rest.seconds[name] for name in PARTS}
+        known = sum(totals.values())
+        usual = known / num_usual if num_usual else 0.0
+        warm = min(seconds, max(0.0, self._warm_seconds - num_warm * usual)) if known else seconds
         factor = (seconds - warm) / known if known else 0.0
         on_device = self._events.seconds_a_step()
         return StepTimes(
             num_steps=num_steps,
             num_clocked=openings.num_steps + others.num_steps,
             warm_seconds=warm,
-            parts={name: value * factor for name, value in totals.items()},
+            parts={name: value * factor for name, value in totals.items() if value},
             device_seconds=None if on_device is None else on_device * num_steps,
             kept=self._kept,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import cProfile
+import math
 import os
 import pstats
 import time
@@ -25,12 +26,14 @@ from runner.inspection.call_site import is_own
 from runner.training.cpu_threads import Products
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
-from runner.training.step.clock import STEP, StepTimes, few_rows
+from runner.training.step.clock import BACKWARD, FORWARD, STEP, StepTimes, few_rows
 
 #: a model of so many bytes is not copied: its kernels take longer than what calls them
 MOST_BYTES = 2**28
 MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
-MANY_STEPS, MOST_PROFILED = 600, 3
+MANY_STEPS, MOST_PROFILED, DISTURBED = 600, 3, 3
+#: of a batch, that is taken with more threads: they are worth less to it than to the whole
+PART_OF_ROWS, TIMES_WITH_THREADS = 4, 5
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
 BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
 #: the profiler's word for the file of what is no Python
@@ -61,22 +64,24 @@ class StepCosts:
     with_threads: tuple[int, float] | None = None
 
 
-def look(parts: Parts, times: StepTimes, *, within: float) -> StepCosts:
+def look(parts: Parts, times: StepTimes, *, accumulate_steps: int, within: float) -> StepCosts:
     """within: seconds; what would take longer is left out, but for one step with few rows. Of many steps three more are had.
 
+    accumulate_steps: batches a step, of which one is looked at.
     Raises: what the model or its task raises.
     """
     kept = times.kept or _first_rows(parts)
-    usual = max(1, times.num_steps)
-    a_step = sum(times.parts.get(name, 0.0) for name in ("forward", "backward", STEP)) / usual
+    usual = max(1, times.num_steps) * accumulate_steps
+    a_step = sum(times.parts.get(name, 0.0) for name in (FORWARD, BACKWARD, STEP)) / usual
     if kept is None or isinstance(parts.optimizer, Turns) or num_bytes(parts.model.state_dict()) > MOST_BYTES:
         return StepCosts()
     states = backends.generator_states(parts.device)
     try:
         within = max(within, 3 * a_step if usual >= MANY_STEPS else 0.0)
-        return _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
+        found = _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
     finally:
         backends.set_generator_states(states, parts.device)
+    return replace(found, flops=found.flops and found.flops * accumulate_steps)
 
 
 def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
@@ -85,7 +90,7 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
     few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
     of_few, found = _seconds(few, ends=0.0), StepCosts()
     if time.perf_counter() + 2 * a_step < ends:
-        found = replace(found, own=_own_python(whole, ends=time.perf_counter() + (ends - time.perf_counter()) / 2))
+        found = replace(found, own=_own_python(whole, a_step, ends=ends - (ends - time.perf_counter()) / 4))
     if parts.device.type == "cpu" and time.perf_counter() + 2 * of_few < ends:
         found = replace(
             found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
@@ -96,8 +101,9 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
         found = replace(found, flops=products.flops * rows / FEW_ROWS)
     most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     is_worth = parts.device.type == "cpu" and (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
-    if is_worth and time.perf_counter() + 5 * a_step < ends:
-        found = replace(found, with_threads=(most, _with_threads(whole, most)))
+    some_rows = -(-rows // PART_OF_ROWS)
+    if is_worth and time.perf_counter() + TIMES_WITH_THREADS * a_step / PART_OF_ROWS < ends:
+        found = replace(found, with_threads=(most, _with_threads(partial(take, _of_rows(some, some_rows)), most)))
     return found
 
 
@@ -163,21 +169,20 @@ def _seconds(take: Callable[[], None], *, ends: float) -> float:
 
 def _with_threads(take: Callable[[], None], most: int) -> float:
     """What it takes with so many threads, of what it takes with as many as now; in turns."""
-    now, seconds = torch.get_num_threads(), {}
+    now = torch.get_num_threads()
+    seconds: dict[int, float] = {}
     try:
-        for threads in (most, now, most, now):
+        for threads in (most, now, most, now):  # threads begin at their first time
             torch.set_num_threads(threads)
-            began = time.perf_counter()
-            take()
-            seconds[threads] = time.perf_counter() - began  # the second time counts: threads begin at the first
+            seconds[threads] = min(seconds.get(threads, math.inf), _seconds(take, ends=0.0))
     finally:
         torch.set_num_threads(now)
     return seconds[most] / seconds[now]
 
 
-def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
-    """By the quickest of some calls that are profiled."""
-    quickest: tuple[float, Any] = (float("inf"), None)
+def _own_python(take: Callable[[], None], a_step: float, *, ends: float) -> OwnPython | None:
+    """By the quickest of some calls that are profiled; one that took far longer than a step was disturbed, and says nothing."""
+    quickest: tuple[float, Any] = (math.inf, None)
     for _ in range(MOST_PROFILED):
         profile = cProfile.Profile()
         try:
@@ -187,7 +192,7 @@ def _own_python(take: Callable[[], None], *, ends: float) -> OwnPython | None:
         calls = pstats.Stats(profile).stats  # type: ignore[attr-defined]
         total = sum(own for _, _, own, _, _ in calls.values())
         quickest = min(quickest, (total, calls), key=lambda one: one[0])
-        if time.perf_counter() + total > ends:
+        if time.perf_counter() + total > ends and total < DISTURBED * a_step:
             break
     return _of_persons(*quickest)
 

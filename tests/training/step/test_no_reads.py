@@ -110,38 +110,38 @@ def mutated(module, before, after):
     return new
 
 
-WRITE = "self._buffer.write(self._step(group))"
+WRITE = "self._buffer.write(self.step(group))"
 NORM = "norm = move()"
 MUTATIONS = {
     "loss.item()": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); values['loss'].item(); self._buffer.write(values)",
+        "values = self.step(group); values['loss'].item(); self._buffer.write(values)",
     ),
     "if loss > x": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); 1 if values['loss'] > 9 else 0; self._buffer.write(values)",
+        "values = self.step(group); 1 if values['loss'] > 9 else 0; self._buffer.write(values)",
     ),
     "f-string": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); f\"{values['loss']:.3f}\"; self._buffer.write(values)",
+        "values = self.step(group); f\"{values['loss']:.3f}\"; self._buffer.write(values)",
     ),
     "print": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); repr(values['loss']); self._buffer.write(values)",
+        "values = self.step(group); repr(values['loss']); self._buffer.write(values)",
     ),
     "tolist": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); values['loss'].tolist(); self._buffer.write(values)",
+        "values = self.step(group); values['loss'].tolist(); self._buffer.write(values)",
     ),
     "cpu": (
         runner.training.step.eager,
         WRITE,
-        "values = self._step(group); values['loss'].cpu(); self._buffer.write(values)",
+        "values = self.step(group); values['loss'].cpu(); self._buffer.write(values)",
     ),
     "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = move(); float(norm)"),
     "numpy": (runner.training.step.train_step, NORM, "norm = move(); norm.numpy()"),
