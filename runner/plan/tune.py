@@ -28,7 +28,7 @@ from runner.experiment.terminal import say
 from runner.plan.command import planned
 from runner.plan.tune_measure import NUM_LOSSES, difference
 from runner.plan.tune_options import in_words
-from runner.plan.tune_search import Search
+from runner.plan.tune_search import Row, Search
 
 FOLDER = Path("conf/tuned")
 #: that --precision tries, by kind of device
@@ -47,11 +47,14 @@ def tune(
     _check(cfg, name)
     choice = check(cfg, probe())
     plan = planned(cfg)
-    search = Search(cfg, torch.device(choice.here), seconds)
+    search = Search(cfg, torch.device(choice.here), seconds, _tell)
     asked = [each for each in PRECISIONS.get(search.device.type, ()) if each != cfg.train.precision]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will give them
         search.begin(plan)
+        say(
+            f"as it is  {search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps, {choice.device} ({choice.reason})"
+        )
         try:
             for option in search.options(plan, asked if precision else []):
                 search.take(option)
@@ -130,13 +133,15 @@ def _said(found: dict[str, Any]) -> str:
     return f"A step takes {found['ratio']:.2f} of the time; the first {num} losses differ by {by:.1e} at most."
 
 
+def _tell(row: Row) -> None:
+    """A line of the table, once it is known."""
+    name = in_words(row.settings).rstrip("=")
+    figures = "" if row.ratio is None else f"{row.ratio:.2f} of the time, "
+    by = "" if row.difference is None else f"; losses differ by {row.difference:.1e}"
+    say(f"  {name:<46} {figures}{row.outcome}{by}")
+
+
 def _show(found: dict[str, Any]) -> None:
-    say(f"as it is  {found['step_seconds'] * 1e3:.3g} ms a step, {found['num_steps']:,} steps, {found['device']}")
-    for row in found["tried"]:
-        name = in_words(row["settings"]).rstrip("=")
-        figures = "" if row["ratio"] is None else f"{row['ratio']:.2f} times, "
-        by = "" if row["difference"] is None else f"; losses differ by {row['difference']:.1e}"
-        say(f"  {name:<48} {figures}{row['outcome']}{by}")
     say(f"takes     {in_words(found['settings']) or 'the run as it is'}")
     say(f"          {_said(found)}")
     say(f"written   {found['file']}, in {found['seconds']:.0f} s; {found['use']}")

@@ -24,7 +24,7 @@ FEW_ACTIVATIONS = 8 * 2**20
 FEW_FLOPS = 2e5
 #: what a compilation takes at least, and what part of a step it may save at most
 LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
     parts_of = (plan.get("memory") or {}).get("parts", {})
     kept = parts_of.get("activations", 0) + parts_of.get("temporaries", 0)
     why = ""
-    if any(isinstance(module, BATCH_NORMS) for module in parts.model.modules()):
+    if any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()):
         why = "batch norm sees each part by itself: other numbers"
     elif _has_dropout(parts.model) or parts.source.finish is not None:
         why = "dropout, or augmentation, draws for each part: other numbers"
@@ -115,7 +115,7 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
 
 
 def _has_dropout(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
 def _compile(cfg: DictConfig, parts: Parts, step_seconds: float) -> Option:

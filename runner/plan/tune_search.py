@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class Search:
     cfg: DictConfig
     device: torch.device
     seconds: float
+    tell: Callable[[Row], None]  # hears of each try
     rows: list[Row] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
     ratio: float = 1.0
@@ -66,7 +67,7 @@ class Search:
     def take(self, option: Option) -> None:
         """Tries each answer of an option on top of what leads."""
         if option.why_not:
-            self.rows.append(Row({option.name: ""}, f"not tried: {option.why_not}"))
+            self._add(Row({option.name: ""}, f"not tried: {option.why_not}"))
         for each in option.tries:
             self._try(each)
         if option.name == "train.compile" and self.settings.get(
@@ -84,7 +85,7 @@ class Search:
         found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, 2 * SHARE * self.seconds))
         self.ratio, self.gained = found.ratio, found.ratios
         if not (found.is_beyond_noise and self._gains(found.ratio, self.settings, self.holder)):
-            self.rows.append(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
+            self._add(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
             self.settings, self.ratio = dict(self.needed), 1.0
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class Search:
 
     def _try(self, each: dict[str, Any]) -> None:
         if time.monotonic() > self._end:
-            self.rows.append(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
+            self._add(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
             return
         settings = {**self.settings, **each}
         try:
@@ -109,10 +110,9 @@ class Search:
             if not isinstance(error, RunnerError) and not backends.is_out_of_memory(error):
                 raise
             why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
-            self.rows.append(Row(each, f"refused: {why}"))
+            self._add(Row(each, f"refused: {why}"))
             return
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
-        self.rows.append(row)
         row.difference = difference(self.usual.losses, candidate.losses)
         is_other = not is_same(self.usual.losses, candidate.losses, precision=str(self.cfg.train.precision))
         if is_other and "train.precision" not in settings:
@@ -122,10 +122,15 @@ class Search:
             found = compare(self.holder, candidate, seconds=seconds)
             row.step_seconds, row.ratio = found.step_seconds, self.ratio * found.ratio
             row.outcome = self._judged(found, settings, candidate)
+        self._add(row)
         if row.outcome == "wins":
             self.settings, self.ratio, candidate = settings, self.ratio * found.ratio, self._exchanged(candidate)
         if candidate is not None:
             _free(candidate)
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.tell(row)
 
     def _exchanged(self, candidate: Candidate) -> Candidate | None:
         """The candidate leads; the one that led is to be closed, but for the run as it is."""
