@@ -112,13 +112,13 @@ def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, A
 
 
 def _write(found: dict[str, Any]) -> None:
-    """An overlay, whose first line says how it is used."""
+    """An overlay, whose first lines say that it is one, as Hydra wants it, and how it is used."""
     tree = OmegaConf.create()
     for key, value in (found["settings"] or {"train.compile": False}).items():
         OmegaConf.update(tree, key, value)
     lines = [
-        f"# {found['use']}",
         "# @package _global_",
+        f"# {found['use']}",
         f"# By tune, {found['device']}: {found['machine']}. {_said(found)}",
     ]
     file = Path(found["file"])
