@@ -22,8 +22,6 @@ from runner.training.parts import Parts
 FEW_ACTIVATIONS = 8 * 2**20
 #: operations of a kernel, on average: with less no second thread is worth being woken (training/cpu_threads.py)
 FEW_FLOPS = 2e5
-#: what a compilation takes at least, and what part of a step it may save at most
-LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
 DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout
 
 
@@ -36,16 +34,14 @@ class Option:
     why_not: str = ""
 
 
-def options(
-    cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, step_seconds: float, precisions: Sequence[str] = ()
-) -> list[Option]:
+def options(cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, precisions: Sequence[str] = ()) -> list[Option]:
     """In the order in which they are best tried: what changes the work of a step first, then how it is compiled.
 
-    parts, step_seconds: of the run as it is. plan: its plan. precisions: those that a person allows beside the run's own.
+    parts: of the run as it is. plan: its plan. precisions: those that a person allows beside the run's own.
     """
     kind = parts.device.type
     found = [_precision(precisions), _threads(cfg, parts, plan), _layout(cfg, parts), _residency(cfg, parts)]
-    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts, step_seconds)]
+    found += [_micro_batches(cfg, parts, plan), _compile(cfg)]
     if kind == "cuda":
         found.append(_graph(cfg, parts))
     return [each for each in found if each.tries or each.why_not]
@@ -118,16 +114,12 @@ def _has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
-def _compile(cfg: DictConfig, parts: Parts, step_seconds: float) -> Option:
+def _compile(cfg: DictConfig) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
     if cfg.train.recompute or cfg.placement.map or cfg.placement.guard == "always":
         return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
-    saved = MOST_SAVED * step_seconds * parts.limits.num_steps
-    if saved < LEAST_SECONDS_TO_COMPILE:
-        why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {saved / MOST_SAVED:.1f} s"
-        return Option(name, why_not=why)
     return Option(name, ({name: True},))
 
 

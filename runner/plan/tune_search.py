@@ -16,9 +16,11 @@ from omegaconf import DictConfig
 
 from runner.device import backends
 from runner.errors import RunnerError
-from runner.plan.tune_measure import Candidate, Comparison, compare, difference, is_same
+from runner.plan.tune_measure import NOISE, Candidate, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, options, with_settings
 
+#: what a compilation takes at least, and what part of a step it may save at most
+LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
 #: of the time there is, what a comparison takes
 SHARE = 0.08
 LEAST_SECONDS = 0.5
@@ -48,8 +50,8 @@ class Search:
     tell: Callable[[Row], None]  # hears of each try
     rows: list[Row] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
-    ratio: float = 1.0
-    gained: tuple[float, ...] = ()  # the ratios of the last comparison with the run as it is
+    ratio: float = 1.0  # of the one that leads: its step's time by that of the run as it is
+    ahead: float = 0.0  # likewise: seconds before its steps, beside those of the run as it is
     compile_seconds: float = 0.0  # the most that a compilation took
 
     def begin(self, plan: dict[str, Any]) -> None:
@@ -62,14 +64,19 @@ class Search:
 
     def options(self, plan: dict[str, Any], precisions: Sequence[str]) -> list[Option]:
         cfg = with_settings(self.cfg, self.needed)
-        return options(cfg, self.usual.parts, plan, step_seconds=self.usual.step_seconds, precisions=precisions)
+        return options(cfg, self.usual.parts, plan, precisions=precisions)
 
     def take(self, option: Option) -> None:
         """Tries each answer of an option on top of what leads."""
         if option.why_not:
             self._add(Row({option.name: ""}, f"not tried: {option.why_not}"))
         for each in option.tries:
-            self._try(each)
+            steps = self.ratio * self.step_seconds * self.num_steps
+            if each.get("train.compile") and MOST_SAVED * steps < LEAST_SECONDS_TO_COMPILE:
+                why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {steps:.1f} s"
+                self._add(Row(each, f"not tried: {why}"))
+            else:
+                self._try(each)
         if option.name == "train.compile" and self.settings.get(
             option.name
         ):  # compiled, threads are worth something else
@@ -83,10 +90,10 @@ class Search:
         if self.settings == self.needed:
             return
         found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, 2 * SHARE * self.seconds))
-        self.ratio, self.gained = found.ratio, found.ratios
-        if not (found.is_beyond_noise and self._gains(found.ratio, self.settings, self.holder)):
+        self.ratio = found.ratio
+        if not (found.is_beyond_noise and self._gains(found, self.ahead, 0.0)):
             self._add(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
-            self.settings, self.ratio = dict(self.needed), 1.0
+            self.settings, self.ratio, self.ahead = dict(self.needed), 1.0, 0.0
 
     def close(self) -> None:
         for candidate in {id(each): each for each in (self.usual, self.holder)}.values():
@@ -124,7 +131,8 @@ class Search:
             row.outcome = self._judged(found, settings, candidate)
         self._add(row)
         if row.outcome == "wins":
-            self.settings, self.ratio, candidate = settings, self.ratio * found.ratio, self._exchanged(candidate)
+            self.settings, self.ratio, self.ahead = settings, self.ratio * found.ratio, self._ahead(candidate, settings)
+            candidate = self._exchanged(candidate)
         if candidate is not None:
             _free(candidate)
 
@@ -139,15 +147,19 @@ class Search:
 
     def _judged(self, found: Comparison, settings: dict[str, Any], candidate: Candidate) -> str:
         if not found.is_beyond_noise:
-            return "slower" if found.ratio > 1.02 else "no faster beyond the noise"
-        if not self._gains(self.ratio * found.ratio, settings, candidate):
+            return "slower" if found.ratio > 1 + NOISE else "no faster beyond the noise"
+        if not self._gains(found, self._ahead(candidate, settings), self.ahead):
             return f"too short a run: {candidate.setup_seconds:.0f} s of compiling are not won back"
         return "wins"
 
-    def _gains(self, ratio: float, settings: dict[str, Any], candidate: Candidate) -> bool:
-        """Whether the whole run, with what comes before its steps, takes less time than with what leads."""
-        ahead = candidate.setup_seconds - self.usual.setup_seconds if settings.get("train.compile") else 0.0
-        return ahead + ratio * self.step_seconds * self.num_steps < self.step_seconds * self.num_steps
+    def _ahead(self, candidate: Candidate, settings: dict[str, Any]) -> float:
+        is_compiled = bool(settings.get("train.compile"))
+        return candidate.setup_seconds - self.usual.setup_seconds if is_compiled else 0.0
+
+    def _gains(self, found: Comparison, ahead: float, holders: float) -> bool:
+        """Whether all of the run's steps, with what comes before them, take less time than the holder's."""
+        own = found.step_seconds * self.num_steps
+        return ahead + own < holders + own / found.ratio
 
 
 def _free(candidate: Candidate) -> None:

@@ -32,10 +32,10 @@ def cfg_of(*words):
         return composed_with(composer([]), [*(COMMON if "model=cnn" in words else WORDS), *words])
 
 
-def options_of(*words, plan=FITS, step_seconds=10.0, precisions=()):
+def options_of(*words, plan=FITS, precisions=()):
     cfg = cfg_of(*words)
     parts = prepare(cfg, torch.device("cpu"))
-    found = options(cfg, parts, plan, step_seconds=step_seconds, precisions=precisions)
+    found = options(cfg, parts, plan, precisions=precisions)
     return {option.name: option for option in found}
 
 
@@ -55,7 +55,6 @@ def test_what_may_win_is_tried():
         ([], {}, "train.precision", "--precision"),
         ([], {}, "data.residency", "on the device"),
         ([], {}, "backends.cpu.channels_last", "no 2-d convolutions"),
-        ([], {"step_seconds": 1e-3}, "train.compile", "8 s or more"),
         (["placement.guard=always"], {}, "train.compile", "placement.guard=always"),
         (["model=cnn"], {}, "train.accumulate_steps", "batch norm"),
         (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
@@ -141,6 +140,19 @@ def test_a_compilation_is_taken_where_the_whole_run_wins_it_back(search, compili
     search.take(Option("train.compile", ({"train.compile": True},)))
     assert (search.settings == {"train.compile": True}) is takes
     assert takes or "not won back" in search.rows[0].outcome
+
+
+def test_a_run_that_is_over_before_a_compilation_is_not_compiled(search):
+    search.take(Option("a", ({"a": 0.1},)))
+    search.take(Option("train.compile", ({"train.compile": True},)))  # 10 s of steps are left of 100
+    assert search.settings == {"a": 0.1} and search.rows[-1].outcome.startswith("not tried: it takes 8 s or more")
+
+
+def test_a_compilation_is_held_against_what_leads(search):
+    search.take(Option("a", ({"a": 0.2},)))
+    search.cfg.compiling = 15.0
+    search.take(Option("train.compile", ({"train.compile": True},)))  # 20 s become 15 + 10
+    assert search.settings == {"a": 0.2} and "not won back" in search.rows[-1].outcome
 
 
 def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
