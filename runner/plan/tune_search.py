@@ -130,20 +130,17 @@ class Search:
             row.step_seconds, row.ratio = found.step_seconds, self.ratio * found.ratio
             row.outcome = self._judged(found, settings, candidate)
         self._add(row)
+        loser = candidate
         if row.outcome == "wins":
             self.settings, self.ratio, self.ahead = settings, self.ratio * found.ratio, self._ahead(candidate, settings)
-            candidate = self._exchanged(candidate)
-        if candidate is not None:
-            _free(candidate)
+            loser, self.holder = self.holder, candidate
+        if loser is not self.usual:
+            loser.close()
+            gc.collect()
 
     def _add(self, row: Row) -> None:
         self.rows.append(row)
         self.tell(row)
-
-    def _exchanged(self, candidate: Candidate) -> Candidate | None:
-        """The candidate leads; the one that led is to be closed, but for the run as it is."""
-        before, self.holder = self.holder, candidate
-        return None if before is self.usual else before
 
     def _judged(self, found: Comparison, settings: dict[str, Any], candidate: Candidate) -> str:
         if not found.is_beyond_noise:
@@ -160,8 +157,3 @@ class Search:
         """Whether all of the run's steps, with what comes before them, take less time than the holder's."""
         own = found.step_seconds * self.num_steps
         return ahead + own < holders + own / found.ratio
-
-
-def _free(candidate: Candidate) -> None:
-    candidate.close()
-    gc.collect()
