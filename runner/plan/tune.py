@@ -43,6 +43,7 @@ def tune(
     precision: whether it may change, and with it the numbers. Raises: RunnerError for a configuration that can't be run.
     """
     began = time.monotonic()
+    overrides = [word for word in overrides if not word.lstrip("+").startswith("tuned=")]  # it begins anew
     cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
     _check(cfg, name)
     choice = check(cfg, probe())
@@ -64,7 +65,7 @@ def tune(
     name = name or _name(cfg, overrides)
     found = _as_values(search, choice.device, plan) | {"seconds": time.monotonic() - began}
     found["file"], found["use"] = str(FOLDER / f"{name}.yaml"), _use(overrides, name)
-    _write(found)
+    _write(found, found["settings"] or {"train.compile": cfg.train.compile})
     _show(found)
     return found
 
@@ -89,13 +90,13 @@ def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
 
 
 def _use(overrides: Sequence[str], name: str) -> str:
-    own = [word for word in overrides if not word.lstrip("+").startswith(("tuned=", "tracking.", "hydra."))]
+    own = [word for word in overrides if not word.lstrip("+").startswith(("tracking.", "hydra."))]
     return shlex.join(["python", "-m", "runner", *own, f"tuned={name}"])
 
 
 def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, Any]:
     leads = search.settings != search.needed
-    losses = search.holder.losses if leads else search.usual.losses
+    losses = (search.holder if leads else search.usual).losses
     return {
         "device": device,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
@@ -111,10 +112,10 @@ def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, A
     }
 
 
-def _write(found: dict[str, Any]) -> None:
+def _write(found: dict[str, Any], settings: dict[str, Any]) -> None:
     """An overlay, whose first lines say that it is one, as Hydra wants it, and how it is used."""
     tree = OmegaConf.create()
-    for key, value in (found["settings"] or {"train.compile": False}).items():
+    for key, value in settings.items():
         OmegaConf.update(tree, key, value)
     lines = [
         "# @package _global_",
@@ -128,7 +129,8 @@ def _write(found: dict[str, Any]) -> None:
 
 def _said(found: dict[str, Any]) -> str:
     if found["is_default"]:
-        return "Nothing was faster beyond the noise: it is the run as it is."
+        what = "the run, made to fit the memory" if found["settings"] else "the run as it is"
+        return f"Nothing was faster beyond the noise: it is {what}."
     num, by = found["losses_compared"], found["losses_differ_by"]
     return f"A step takes {found['ratio']:.2f} of the time; the first {num} losses differ by {by:.1e} at most."
 
@@ -136,7 +138,7 @@ def _said(found: dict[str, Any]) -> str:
 def _tell(row: Row) -> None:
     """A line of the table, once it is known."""
     name = in_words(row.settings).rstrip("=")
-    figures = "" if row.ratio is None else f"{row.ratio:.2f} of the time, "
+    figures = "" if row.ratio is None else f"{row.ratio:.2f} times as long, "
     by = "" if row.difference is None else f"; losses differ by {row.difference:.1e}"
     say(f"  {name:<46} {figures}{row.outcome}{by}")
 

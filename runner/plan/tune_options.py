@@ -41,7 +41,7 @@ def options(cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, precisions: 
     """
     kind = parts.device.type
     found = [_precision(precisions), _threads(cfg, parts, plan), _layout(cfg, parts), _residency(cfg, parts)]
-    found += [_micro_batches(cfg, parts, plan), _compile(cfg)]
+    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts)]
     if kind == "cuda":
         found.append(_graph(cfg, parts))
     return [each for each in found if each.tries or each.why_not]
@@ -114,12 +114,14 @@ def _has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
-def _compile(cfg: DictConfig) -> Option:
+def _compile(cfg: DictConfig, parts: Parts) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
     if cfg.train.recompute or cfg.placement.map or cfg.placement.guard == "always":
         return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
+    if _has_dropout(parts.model):
+        return Option(name, why_not="compiled, dropout draws other numbers")
     return Option(name, ({name: True},))
 
 

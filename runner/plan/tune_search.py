@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 
 from runner.device import backends
-from runner.errors import RunnerError
+from runner.errors import Fault, RunnerError
 from runner.plan.tune_measure import NOISE, Candidate, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, options, with_settings
 
@@ -58,7 +58,13 @@ class Search:
         """Builds the run as it is; where the plan says that it does not fit, with what it proposes. Raises: RunnerError."""
         self.needed = {"train.recompute": [plan["recompute"]]} if plan.get("recompute") else {}
         self.settings = dict(self.needed)
-        self.usual = self.holder = self._candidate(self.settings)
+        try:
+            self.usual = self.holder = self._candidate(self.settings)
+        except Exception as error:
+            if not backends.is_out_of_memory(error):
+                raise
+            fix = "python -m runner plan with the same words: it says what fits"
+            raise RunnerError(Fault("tune", "the memory does not take a step of the run as it is", fix)) from error
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
         self._end = time.monotonic() + self.seconds
 

@@ -58,6 +58,7 @@ def test_what_may_win_is_tried():
         (["placement.guard=always"], {}, "train.compile", "placement.guard=always"),
         (["model=cnn"], {}, "train.accumulate_steps", "batch norm"),
         (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
+        (["model.dropout=0.1"], {}, "train.compile", "dropout"),
         ([], {"plan": {**FITS, "memory": {"parts": {"activations": 1000}}}}, "train.accumulate_steps", "caches"),
     ],
 )
@@ -184,6 +185,26 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
     assert with_settings(cfg, found["settings"]) == cfg
     summary = run_experiment([*WORDS, "tuned=mine", "tracking.enabled=false", "hydra.run.dir=run"])
     assert summary["status"] == "finished"
+
+
+def test_a_run_that_does_not_fit_is_made_to_fit_first(search):
+    search.close()
+    search.begin({"recompute": "blocks.*"})
+    search.take(Option("a", ({"a": 2.0},)))
+    search.confirm()
+    assert search.settings == search.needed == {"train.recompute": ["blocks.*"]}
+
+
+def test_memory_that_ends_is_told(search, monkeypatch):
+    def ends(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    search.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(tune_search, "Candidate", ends)
+        with pytest.raises(RunnerError, match="does not take a step"):
+            search.begin({})
+    search.begin({})
 
 
 @pytest.mark.parametrize(
