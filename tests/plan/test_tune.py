@@ -187,6 +187,11 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
     assert summary["status"] == "finished"
 
 
+def test_a_file_that_was_never_written_is_told(run):
+    code, _, err = run("tuned=mine", "device=cpu")
+    assert code == 2 and "python -m runner tune --name mine" in err
+
+
 def test_a_run_that_does_not_fit_is_made_to_fit_first(search):
     search.close()
     search.begin({"recompute": "blocks.*"})
