@@ -45,8 +45,8 @@ def whole_seconds(search: Search, ratio: float, setup: float) -> float:
     return setup + ratio * search.step_seconds * search.num_steps
 
 
-def grid(words: list[str], keys: dict, *, seconds: float) -> dict[str, tuple[float, float, str]]:
-    """By settings: the step's time by the run's as it is, the compilation's seconds, and what came of it."""
+def grid(words: list[str], keys: dict, *, seconds: float) -> dict[str, float]:
+    """By settings, "" for the run as it is: the seconds of the whole run's steps, with what is compiled before."""
     cfg, _ = composed([], [*words, "tracking.enabled=false"])
     search = Search(cfg, torch.device(check(cfg, probe()).here), seconds, lambda row: None)
     search.begin(planned(cfg))
@@ -59,11 +59,11 @@ def grid(words: list[str], keys: dict, *, seconds: float) -> dict[str, tuple[flo
         if search.holder is not search.usual:
             search.holder.close()
     search.close()
-    found = {}
+    found = {"": whole_seconds(search, 1.0, 0.0)}
     for row in search.rows:
         if row.ratio is not None:
             setup = (row.setup_seconds or 0.0) - search.usual.setup_seconds if row.settings["train.compile"] else 0.0
-            found[in_words(row.settings)] = (row.ratio, whole_seconds(search, row.ratio, setup), row.outcome)
+            found[in_words(row.settings)] = whole_seconds(search, row.ratio, setup)
     return found
 
 
@@ -91,11 +91,10 @@ def main() -> None:
             began = time.monotonic()
             points = grid(words, keys, seconds=given.seconds)
             took = time.monotonic() - began
-            as_it_is = chosen["step_seconds"] * chosen["num_steps"]
-            best = min([*points, ""], key=lambda point: points[point][1] if point else as_it_is)
-            mine = [point for point in points if set(in_words(chosen["settings"]).split()) <= set(point.split())]
-            own = min((points[point][1] for point in mine), default=as_it_is) if chosen["settings"] else as_it_is
-            least = points[best][1] if best else as_it_is
+            best = min(points, key=lambda point: points[point])
+            words_of = set(in_words(chosen["settings"]).split())
+            own = min(points[point] for point in points if words_of <= set(point.split()) or not (words_of or point))
+            least = points[best]
             print(
                 f"| {name} | {in_words(chosen['settings']) or 'the run as it is'} | {chosen['ratio']:.2f} |"
                 f" {best or 'the run as it is'} | {least / own:.2f} | {chosen['seconds']:.0f} | {took:.0f} |",
