@@ -62,7 +62,9 @@ def grid(words: list[str], keys: dict, *, seconds: float) -> dict[str, float]:
     found = {"": whole_seconds(search, 1.0, 0.0)}
     for row in search.rows:
         if row.ratio is not None:
-            setup = (row.setup_seconds or 0.0) - search.usual.setup_seconds if row.settings["train.compile"] else 0.0
+            setup = (
+                (row.setup_seconds or 0.0) - search.usual.setup_seconds if row.settings.get("train.compile") else 0.0
+            )
             found[in_words(row.settings)] = whole_seconds(search, row.ratio, setup)
     return found
 
@@ -93,7 +95,8 @@ def main() -> None:
             took = time.monotonic() - began
             best = min(points, key=lambda point: points[point])
             words_of = set(in_words(chosen["settings"]).split())
-            own = min(points[point] for point in points if words_of <= set(point.split()) or not (words_of or point))
+            alike = [point for point in points if words_of <= set(point.split())]  # first what leaves the rest as it is
+            own = points[alike[0] if words_of and alike else ""]
             least = points[best]
             print(
                 f"| {name} | {in_words(chosen['settings']) or 'the run as it is'} | {chosen['ratio']:.2f} |"
