@@ -49,7 +49,6 @@ def tune(
     choice = check(cfg, probe())
     plan = planned(cfg)
     search = Search(cfg, torch.device(choice.here), seconds, _tell)
-    asked = [each for each in PRECISIONS.get(search.device.type, ()) if each != cfg.train.precision]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will give them
         search.begin(plan)
@@ -57,7 +56,8 @@ def tune(
             f"as it is  {search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps, {choice.device} ({choice.reason})"
         )
         try:
-            for option in search.options(plan, asked if precision else []):
+            others = [each for each in PRECISIONS[search.device.type] if each != search.usual.parts.precision.name]
+            for option in search.options(plan, others if precision else []):
                 search.take(option)
             search.confirm()
         finally:

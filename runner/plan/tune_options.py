@@ -129,8 +129,8 @@ def _graph(cfg: DictConfig, parts: Parts) -> Option:
     name = "train.cuda_graph"
     if cfg.train.cuda_graph:
         return Option(name, ({name: False},))
-    if parts.train.indexed() is None or cfg.train.recompute or cfg.train.precision == "fp16":
-        return Option(name, why_not="it goes with rows on the device, without train.recompute and fp16")
+    if parts.train.indexed() is None or cfg.train.recompute:
+        return Option(name, why_not="it goes with rows on the device, without train.recompute")
     return Option(name, ({name: True},))
 
 

@@ -127,7 +127,7 @@ class Search:
             return
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
         row.difference = difference(self.usual.losses, candidate.losses)
-        is_other = not is_same(self.usual.losses, candidate.losses, precision=str(self.cfg.train.precision))
+        is_other = not is_same(self.usual.losses, candidate.losses, precision=self.usual.parts.precision.name)
         if is_other and "train.precision" not in settings:
             row.outcome = "other numbers"
         else:

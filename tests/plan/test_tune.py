@@ -98,7 +98,7 @@ class Fake:
         if cfg.train.compile:
             self.time, self.setup_seconds = self.time * 0.5, cfg.compiling
         self.losses = np.full(50, 2.0 if cfg.b != 0.25 else 1.0)
-        self.parts = SimpleNamespace(limits=SimpleNamespace(num_steps=100))
+        self.parts = SimpleNamespace(limits=SimpleNamespace(num_steps=100), precision=SimpleNamespace(name="fp32"))
         Fake.open += 1
 
     def close(self):
