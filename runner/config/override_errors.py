@@ -152,6 +152,9 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
             return Fault(
                 text, f"{bare} is a mapping already, without these keys", f"'++{bare}={value}', which adds them"
             )
+        if bare == "tuned":  # a group without a file, until `tune` has written one
+            fix = f"python -m runner tune --name {value}, with the same words: it writes one"
+            return Fault(text, "there is no conf/tuned in the current folder", fix)
         hits = validate.suggest_keys(bare, known)
         fix = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
         return Fault(text, f"there is no key {bare}", fix)

@@ -28,7 +28,7 @@ from runner.experiment.terminal import say
 from runner.plan.command import planned
 from runner.plan.tune_measure import NUM_LOSSES, difference
 from runner.plan.tune_options import in_words
-from runner.plan.tune_search import Search
+from runner.plan.tune_search import Row, Search
 
 FOLDER = Path("conf/tuned")
 #: that --precision tries, by kind of device
@@ -43,17 +43,21 @@ def tune(
     precision: whether it may change, and with it the numbers. Raises: RunnerError for a configuration that can't be run.
     """
     began = time.monotonic()
+    overrides = [word for word in overrides if not word.lstrip("+").startswith("tuned=")]  # it begins anew
     cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
     _check(cfg, name)
     choice = check(cfg, probe())
     plan = planned(cfg)
-    search = Search(cfg, torch.device(choice.here), seconds)
-    asked = [each for each in PRECISIONS.get(search.device.type, ()) if each != cfg.train.precision]
+    search = Search(cfg, torch.device(choice.here), seconds, _tell)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will give them
         search.begin(plan)
+        say(
+            f"as it is  {search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps, {choice.device} ({choice.reason})"
+        )
         try:
-            for option in search.options(plan, asked if precision else []):
+            others = [each for each in PRECISIONS[search.device.type] if each != search.usual.parts.precision.name]
+            for option in search.options(plan, others if precision else []):
                 search.take(option)
             search.confirm()
         finally:
@@ -61,7 +65,7 @@ def tune(
     name = name or _name(cfg, overrides)
     found = _as_values(search, choice.device, plan) | {"seconds": time.monotonic() - began}
     found["file"], found["use"] = str(FOLDER / f"{name}.yaml"), _use(overrides, name)
-    _write(found)
+    _write(found, found["settings"] or {"train.compile": cfg.train.compile})
     _show(found)
     return found
 
@@ -86,13 +90,13 @@ def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
 
 
 def _use(overrides: Sequence[str], name: str) -> str:
-    own = [word for word in overrides if not word.lstrip("+").startswith(("tuned=", "tracking.", "hydra."))]
+    own = [word for word in overrides if not word.lstrip("+").startswith(("tracking.", "hydra."))]
     return shlex.join(["python", "-m", "runner", *own, f"tuned={name}"])
 
 
 def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, Any]:
     leads = search.settings != search.needed
-    losses = search.holder.losses if leads else search.usual.losses
+    losses = (search.holder if leads else search.usual).losses
     return {
         "device": device,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
@@ -108,14 +112,14 @@ def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, A
     }
 
 
-def _write(found: dict[str, Any]) -> None:
-    """An overlay, whose first line says how it is used."""
+def _write(found: dict[str, Any], settings: dict[str, Any]) -> None:
+    """An overlay, whose first lines say that it is one, as Hydra wants it, and how it is used."""
     tree = OmegaConf.create()
-    for key, value in (found["settings"] or {"train.compile": False}).items():
+    for key, value in settings.items():
         OmegaConf.update(tree, key, value)
     lines = [
-        f"# {found['use']}",
         "# @package _global_",
+        f"# {found['use']}",
         f"# By tune, {found['device']}: {found['machine']}. {_said(found)}",
     ]
     file = Path(found["file"])
@@ -125,18 +129,21 @@ def _write(found: dict[str, Any]) -> None:
 
 def _said(found: dict[str, Any]) -> str:
     if found["is_default"]:
-        return "Nothing was faster beyond the noise: it is the run as it is."
+        what = "the run, made to fit the memory" if found["settings"] else "the run as it is"
+        return f"Nothing was faster beyond the noise: it is {what}."
     num, by = found["losses_compared"], found["losses_differ_by"]
     return f"A step takes {found['ratio']:.2f} of the time; the first {num} losses differ by {by:.1e} at most."
 
 
+def _tell(row: Row) -> None:
+    """A line of the table, once it is known."""
+    name = in_words(row.settings).rstrip("=")
+    figures = "" if row.ratio is None else f"{row.ratio:.2f} times as long, "
+    by = "" if row.difference is None else f"; losses differ by {row.difference:.1e}"
+    say(f"  {name:<46} {figures}{row.outcome}{by}")
+
+
 def _show(found: dict[str, Any]) -> None:
-    say(f"as it is  {found['step_seconds'] * 1e3:.3g} ms a step, {found['num_steps']:,} steps, {found['device']}")
-    for row in found["tried"]:
-        name = in_words(row["settings"]).rstrip("=")
-        figures = "" if row["ratio"] is None else f"{row['ratio']:.2f} times, "
-        by = "" if row["difference"] is None else f"; losses differ by {row['difference']:.1e}"
-        say(f"  {name:<48} {figures}{row['outcome']}{by}")
     say(f"takes     {in_words(found['settings']) or 'the run as it is'}")
     say(f"          {_said(found)}")
     say(f"written   {found['file']}, in {found['seconds']:.0f} s; {found['use']}")

@@ -22,9 +22,7 @@ from runner.training.parts import Parts
 FEW_ACTIVATIONS = 8 * 2**20
 #: operations of a kernel, on average: with less no second thread is worth being woken (training/cpu_threads.py)
 FEW_FLOPS = 2e5
-#: what a compilation takes at least, and what part of a step it may save at most
-LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout
 
 
 @dataclass(frozen=True)
@@ -36,16 +34,14 @@ class Option:
     why_not: str = ""
 
 
-def options(
-    cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, step_seconds: float, precisions: Sequence[str] = ()
-) -> list[Option]:
+def options(cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, precisions: Sequence[str] = ()) -> list[Option]:
     """In the order in which they are best tried: what changes the work of a step first, then how it is compiled.
 
-    parts, step_seconds: of the run as it is. plan: its plan. precisions: those that a person allows beside the run's own.
+    parts: of the run as it is. plan: its plan. precisions: those that a person allows beside the run's own.
     """
     kind = parts.device.type
     found = [_precision(precisions), _threads(cfg, parts, plan), _layout(cfg, parts), _residency(cfg, parts)]
-    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts, step_seconds)]
+    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts)]
     if kind == "cuda":
         found.append(_graph(cfg, parts))
     return [each for each in found if each.tries or each.why_not]
@@ -101,7 +97,7 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
     parts_of = (plan.get("memory") or {}).get("parts", {})
     kept = parts_of.get("activations", 0) + parts_of.get("temporaries", 0)
     why = ""
-    if any(isinstance(module, BATCH_NORMS) for module in parts.model.modules()):
+    if any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()):
         why = "batch norm sees each part by itself: other numbers"
     elif _has_dropout(parts.model) or parts.source.finish is not None:
         why = "dropout, or augmentation, draws for each part: other numbers"
@@ -115,19 +111,17 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
 
 
 def _has_dropout(model: nn.Module) -> bool:
-    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
-def _compile(cfg: DictConfig, parts: Parts, step_seconds: float) -> Option:
+def _compile(cfg: DictConfig, parts: Parts) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
     if cfg.train.recompute or cfg.placement.map or cfg.placement.guard == "always":
         return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
-    saved = MOST_SAVED * step_seconds * parts.limits.num_steps
-    if saved < LEAST_SECONDS_TO_COMPILE:
-        why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {saved / MOST_SAVED:.1f} s"
-        return Option(name, why_not=why)
+    if _has_dropout(parts.model):
+        return Option(name, why_not="compiled, dropout draws other numbers")
     return Option(name, ({name: True},))
 
 
@@ -135,8 +129,8 @@ def _graph(cfg: DictConfig, parts: Parts) -> Option:
     name = "train.cuda_graph"
     if cfg.train.cuda_graph:
         return Option(name, ({name: False},))
-    if parts.train.indexed() is None or cfg.train.recompute or cfg.train.precision == "fp16":
-        return Option(name, why_not="it goes with rows on the device, without train.recompute and fp16")
+    if parts.train.indexed() is None or cfg.train.recompute:
+        return Option(name, why_not="it goes with rows on the device, without train.recompute")
     return Option(name, ({name: True},))
 
 

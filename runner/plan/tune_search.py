@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from omegaconf import DictConfig
 
 from runner.device import backends
-from runner.errors import RunnerError
-from runner.plan.tune_measure import Candidate, Comparison, compare, difference, is_same
+from runner.errors import Fault, RunnerError
+from runner.plan.tune_measure import NOISE, Candidate, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, options, with_settings
 
+#: what a compilation takes at least, and what part of a step it may save at most
+LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
 #: of the time there is, what a comparison takes
 SHARE = 0.08
 LEAST_SECONDS = 0.5
@@ -45,30 +47,42 @@ class Search:
     cfg: DictConfig
     device: torch.device
     seconds: float
+    tell: Callable[[Row], None]  # hears of each try
     rows: list[Row] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
-    ratio: float = 1.0
-    gained: tuple[float, ...] = ()  # the ratios of the last comparison with the run as it is
+    ratio: float = 1.0  # of the one that leads: its step's time by that of the run as it is
+    ahead: float = 0.0  # likewise: seconds before its steps, beside those of the run as it is
     compile_seconds: float = 0.0  # the most that a compilation took
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Builds the run as it is; where the plan says that it does not fit, with what it proposes. Raises: RunnerError."""
         self.needed = {"train.recompute": [plan["recompute"]]} if plan.get("recompute") else {}
         self.settings = dict(self.needed)
-        self.usual = self.holder = self._candidate(self.settings)
+        try:
+            self.usual = self.holder = self._candidate(self.settings)
+        except Exception as error:
+            if not backends.is_out_of_memory(error):
+                raise
+            fix = "python -m runner plan with the same words: it says what fits"
+            raise RunnerError(Fault("tune", "the memory does not take a step of the run as it is", fix)) from error
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
         self._end = time.monotonic() + self.seconds
 
     def options(self, plan: dict[str, Any], precisions: Sequence[str]) -> list[Option]:
         cfg = with_settings(self.cfg, self.needed)
-        return options(cfg, self.usual.parts, plan, step_seconds=self.usual.step_seconds, precisions=precisions)
+        return options(cfg, self.usual.parts, plan, precisions=precisions)
 
     def take(self, option: Option) -> None:
         """Tries each answer of an option on top of what leads."""
         if option.why_not:
-            self.rows.append(Row({option.name: ""}, f"not tried: {option.why_not}"))
+            self._add(Row({option.name: ""}, f"not tried: {option.why_not}"))
         for each in option.tries:
-            self._try(each)
+            steps = self.ratio * self.step_seconds * self.num_steps
+            if each.get("train.compile") and MOST_SAVED * steps < LEAST_SECONDS_TO_COMPILE:
+                why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {steps:.1f} s"
+                self._add(Row(each, f"not tried: {why}"))
+            else:
+                self._try(each)
         if option.name == "train.compile" and self.settings.get(
             option.name
         ):  # compiled, threads are worth something else
@@ -82,10 +96,10 @@ class Search:
         if self.settings == self.needed:
             return
         found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, 2 * SHARE * self.seconds))
-        self.ratio, self.gained = found.ratio, found.ratios
-        if not (found.is_beyond_noise and self._gains(found.ratio, self.settings, self.holder)):
-            self.rows.append(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
-            self.settings, self.ratio = dict(self.needed), 1.0
+        self.ratio = found.ratio
+        if not (found.is_beyond_noise and self._gains(found, self.ahead, 0.0)):
+            self._add(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))
+            self.settings, self.ratio, self.ahead = dict(self.needed), 1.0, 0.0
 
     def close(self) -> None:
         for candidate in {id(each): each for each in (self.usual, self.holder)}.values():
@@ -100,7 +114,7 @@ class Search:
 
     def _try(self, each: dict[str, Any]) -> None:
         if time.monotonic() > self._end:
-            self.rows.append(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
+            self._add(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
             return
         settings = {**self.settings, **each}
         try:
@@ -109,12 +123,11 @@ class Search:
             if not isinstance(error, RunnerError) and not backends.is_out_of_memory(error):
                 raise
             why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
-            self.rows.append(Row(each, f"refused: {why}"))
+            self._add(Row(each, f"refused: {why}"))
             return
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
-        self.rows.append(row)
         row.difference = difference(self.usual.losses, candidate.losses)
-        is_other = not is_same(self.usual.losses, candidate.losses, precision=str(self.cfg.train.precision))
+        is_other = not is_same(self.usual.losses, candidate.losses, precision=self.usual.parts.precision.name)
         if is_other and "train.precision" not in settings:
             row.outcome = "other numbers"
         else:
@@ -122,29 +135,31 @@ class Search:
             found = compare(self.holder, candidate, seconds=seconds)
             row.step_seconds, row.ratio = found.step_seconds, self.ratio * found.ratio
             row.outcome = self._judged(found, settings, candidate)
+        self._add(row)
+        loser = candidate
         if row.outcome == "wins":
-            self.settings, self.ratio, candidate = settings, self.ratio * found.ratio, self._exchanged(candidate)
-        if candidate is not None:
-            _free(candidate)
+            self.settings, self.ratio, self.ahead = settings, self.ratio * found.ratio, self._ahead(candidate, settings)
+            loser, self.holder = self.holder, candidate
+        if loser is not self.usual:
+            loser.close()
+            gc.collect()
 
-    def _exchanged(self, candidate: Candidate) -> Candidate | None:
-        """The candidate leads; the one that led is to be closed, but for the run as it is."""
-        before, self.holder = self.holder, candidate
-        return None if before is self.usual else before
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.tell(row)
 
     def _judged(self, found: Comparison, settings: dict[str, Any], candidate: Candidate) -> str:
         if not found.is_beyond_noise:
-            return "slower" if found.ratio > 1.02 else "no faster beyond the noise"
-        if not self._gains(self.ratio * found.ratio, settings, candidate):
+            return "slower" if found.ratio > 1 + NOISE else "no faster beyond the noise"
+        if not self._gains(found, self._ahead(candidate, settings), self.ahead):
             return f"too short a run: {candidate.setup_seconds:.0f} s of compiling are not won back"
         return "wins"
 
-    def _gains(self, ratio: float, settings: dict[str, Any], candidate: Candidate) -> bool:
-        """Whether the whole run, with what comes before its steps, takes less time than with what leads."""
-        ahead = candidate.setup_seconds - self.usual.setup_seconds if settings.get("train.compile") else 0.0
-        return ahead + ratio * self.step_seconds * self.num_steps < self.step_seconds * self.num_steps
+    def _ahead(self, candidate: Candidate, settings: dict[str, Any]) -> float:
+        is_compiled = bool(settings.get("train.compile"))
+        return candidate.setup_seconds - self.usual.setup_seconds if is_compiled else 0.0
 
-
-def _free(candidate: Candidate) -> None:
-    candidate.close()
-    gc.collect()
+    def _gains(self, found: Comparison, ahead: float, holders: float) -> bool:
+        """Whether all of the run's steps, with what comes before them, take less time than the holder's."""
+        own = found.step_seconds * self.num_steps
+        return ahead + own < holders + own / found.ratio

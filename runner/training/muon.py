@@ -34,7 +34,7 @@ class Muon(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 0.003,
+        lr: float = 0.01,
         *,
         weight_decay: float = 0.01,
         momentum: float = 0.95,

@@ -22,6 +22,7 @@ RUNS = {
     "resnet": (*MADE_UP, "model=resnet", "data.shape=[3,32,32]", "train.batch_size=64"),
     "transformer": (*MADE_UP, "model=transformer", "data.shape=[32,16]", "train.batch_size=64", "train.precision=bf16"),
     "lstm": (*MADE_UP, "model=lstm", "data.shape=[64,16]", "train.batch_size=64", "optimizer=sgd"),
+    "recomputed": (*MADE_UP, "model=vit", "data.shape=[3,16,16]", "model.depth=6", "model.dropout=0.1", "train.recompute=[layers.*]"),
     "a person's own": (*MADE_UP, "model=own", "data.shape=[32,16]", "train.batch_size=256"),
 }  # fmt: skip
 
@@ -50,3 +51,14 @@ def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
     assert 0.85 <= plan["memory"]["peak_bytes"] / real <= 1.15
     assert sum(plan["memory"]["parts"].values()) == plan["memory"]["peak_bytes"]
     assert plan["findings"] == []
+
+
+def proposed(_, usable_bytes, *words):
+    with simulated_device("cpu", has_numbers=False) as device:
+        return look(cfg_of(words), device, {**REQUEST, "usable_bytes": usable_bytes}).get("recompute")
+
+
+@pytest.mark.parametrize(("usable_mib", "pattern"), [(100, "stack.blocks.*"), (40, None), (200, None)])
+def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, pattern, tmp_path):
+    words = (*MADE_UP, "model=transformer", "model.depth=6", "data.shape=[64,32]", "train.batch_size=64")
+    assert run_simulated("cpu", proposed, usable_mib * 2**20, *words, cwd=tmp_path) == pattern

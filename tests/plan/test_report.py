@@ -136,3 +136,12 @@ def test_sizes_are_said_as_people_say_them():
         "1,000 GiB",
         "2 TiB",
     ]
+
+
+def test_what_would_fit_when_it_is_computed_again_is_proposed_first():
+    given = answer(peak=20 * GIB, sizes={"fp32": 10}) | {"recompute": "blocks.*"}
+    found = judged(given)
+    write = found["findings"][0]["write"]
+    assert write.startswith("train.recompute=[blocks.*] (the same numbers") and "train.batch_size=10" in write
+    assert found["recompute"] == "blocks.*"
+    assert "recompute" not in judged(answer(peak=20 * GIB, sizes={"fp32": 10}))["findings"][0]["write"]

@@ -33,7 +33,7 @@ RUNS = [
     f"data=images data.path=images model=resnet model.width=4 {QUIET}",
     f"data=breast_cancer model=mlp {QUIET}",
     f"data=diabetes model=mlp task=regression {QUIET}",
-    f"data=iris model=mlp scheduler=plateau {QUIET}",
+    f"data=iris model=mlp scheduler=plateau optimizer=muon {QUIET}",
     f"data=table data.path=rows.csv model=mlp {QUIET}",
     f"data=wine model=mlp {QUIET}",
     f"data=playground model=mlp {QUIET}",

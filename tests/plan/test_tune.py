@@ -1,0 +1,228 @@
+"""tune: what is tried and why not, what wins and what does not, and the file that it leaves."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runner import run as run_experiment
+from runner.config.compose import composed_with, composer, hydra_session
+from runner.errors import Fault, RunnerError
+from runner.experiment.build import prepare
+from runner.plan import tune as command
+from runner.plan import tune_search
+from runner.plan.tune_measure import TURNS, Comparison, difference, is_same
+from runner.plan.tune_options import Option, in_words, options, with_settings
+
+FITS = {"fits": True, "recompute": None, "step": {"flops": 1e9, "num_kernels": 10}, "memory": {"parts": {"activations": 2**30}}}  # fmt: skip
+COMMON = ["device=cpu", "data.limit=400", "train.batch_size=32", "train.num_epochs=1"]
+WORDS = [*COMMON, "model=mlp", "model.hidden_sizes=[8]"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
+def cfg_of(*words):
+    with hydra_session(["runner"]):
+        return composed_with(composer([]), [*(COMMON if "model=cnn" in words else WORDS), *words])
+
+
+def options_of(*words, plan=FITS, precisions=()):
+    cfg = cfg_of(*words)
+    parts = prepare(cfg, torch.device("cpu"))
+    found = options(cfg, parts, plan, precisions=precisions)
+    return {option.name: option for option in found}
+
+
+def test_what_may_win_is_tried():
+    found = options_of(precisions=["bf16"])
+    assert found["train.precision"].tries == ({"train.precision": "bf16"},)
+    assert found["train.compile"].tries == ({"train.compile": True},)
+    halves = ({"train.batch_size": 16, "train.accumulate_steps": 2}, {"train.batch_size": 8, "train.accumulate_steps": 4})  # fmt: skip
+    assert found["train.accumulate_steps"].tries == halves
+    assert options_of("train.compile=true")["train.compile"].tries == ({"train.compile": False},)
+    assert options_of("data.residency=stream")["data.residency"].tries == ({"data.residency": "auto"},)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "name", "why"),
+    [
+        ([], {}, "train.precision", "--precision"),
+        ([], {}, "data.residency", "on the device"),
+        ([], {}, "backends.cpu.channels_last", "no 2-d convolutions"),
+        (["placement.guard=always"], {}, "train.compile", "placement.guard=always"),
+        (["model=cnn"], {}, "train.accumulate_steps", "batch norm"),
+        (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
+        (["model.dropout=0.1"], {}, "train.compile", "dropout"),
+        ([], {"plan": {**FITS, "memory": {"parts": {"activations": 1000}}}}, "train.accumulate_steps", "caches"),
+    ],
+)
+def test_what_can_not_win_is_not_tried_and_said(words, more, name, why):
+    option = options_of(*words, **more)[name]
+    assert not option.tries and why in option.why_not
+
+
+def test_numbers_are_the_same_but_for_rounding_at_the_start():
+    losses = np.linspace(2, 1, 50)
+    assert difference(losses, losses * 1.01) == pytest.approx(0.01)
+    assert is_same(losses, losses * (1 + 1e-6), precision="fp32")
+    assert is_same(losses, np.r_[losses[:5], losses[5:] * 1.01], precision="fp32")  # rounding grows
+    assert not is_same(losses, losses * 1.01, precision="fp32")
+    assert is_same(losses, losses * 1.01, precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "wins"),
+    [([0.9] * TURNS, True), ([0.9] * 5 + [1.5], True), ([0.9] * 4 + [1.1] * 2, False), ([0.99] * TURNS, False)],
+)
+def test_a_gain_is_beyond_noise_or_none(ratios, wins):
+    assert Comparison(tuple(ratios), 1.0).is_beyond_noise is wins
+
+
+class Fake:
+    """A run whose step takes 1 s times the factor of each setting."""
+
+    open = 0
+
+    def __init__(self, cfg, device, *, most_seconds):
+        factors = {"a": cfg.a, "b": cfg.b}
+        if "refused" in factors.values():
+            raise RunnerError(Fault("a", "it goes with nothing", "b"))
+        self.time = float(np.prod([float(value) for value in factors.values()]))
+        self.step_seconds, self.setup_seconds, self.threads = self.time, 1.0, 2
+        if cfg.train.compile:
+            self.time, self.setup_seconds = self.time * 0.5, cfg.compiling
+        self.losses = np.full(50, 2.0 if cfg.b != 0.25 else 1.0)
+        self.parts = SimpleNamespace(limits=SimpleNamespace(num_steps=100), precision=SimpleNamespace(name="fp32"))
+        Fake.open += 1
+
+    def close(self):
+        Fake.open -= 1
+
+
+@pytest.fixture
+def search(monkeypatch):
+    from omegaconf import OmegaConf
+
+    monkeypatch.setattr(tune_search, "Candidate", Fake)
+    monkeypatch.setattr(
+        tune_search, "compare", lambda one, other, *, seconds: Comparison((other.time / one.time,) * TURNS, other.time)
+    )
+    cfg = OmegaConf.create({"a": 1, "b": 1, "compiling": 10.0, "train": {"compile": False, "precision": "fp32"}})
+    made = tune_search.Search(cfg, torch.device("cpu"), 60.0, lambda row: None)
+    made.begin({})
+    yield made
+    made.close()
+    assert Fake.open == 0
+
+
+def outcomes(search):
+    return {in_words(row.settings): row.outcome.partition(":")[0] for row in search.rows}
+
+
+def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
+    search.take(Option("a", ({"a": 0.5}, {"a": 0.4}, {"a": 0.9})))
+    search.take(Option("b", ({"b": 2.0}, {"b": 0.25}, {"b": "refused"})))
+    search.take(Option("c", why_not="it can't win"))
+    search.confirm()
+    assert outcomes(search) == {"a=0.5": "wins", "a=0.4": "wins", "a=0.9": "slower", "b=2.0": "slower", "b=0.25": "other numbers", "b=refused": "refused", "c=": "not tried"}  # fmt: skip
+    assert search.settings == {"a": 0.4} and search.ratio == pytest.approx(0.4)
+    assert {in_words(row.settings): row.ratio for row in search.rows}["b=2.0"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("compiling", "takes"), [(10.0, True), (60.0, False)])
+def test_a_compilation_is_taken_where_the_whole_run_wins_it_back(search, compiling, takes):
+    search.cfg.compiling = compiling
+    search.take(Option("train.compile", ({"train.compile": True},)))
+    assert (search.settings == {"train.compile": True}) is takes
+    assert takes or "not won back" in search.rows[0].outcome
+
+
+def test_a_run_that_is_over_before_a_compilation_is_not_compiled(search):
+    search.take(Option("a", ({"a": 0.1},)))
+    search.take(Option("train.compile", ({"train.compile": True},)))  # 10 s of steps are left of 100
+    assert search.settings == {"a": 0.1} and search.rows[-1].outcome.startswith("not tried: it takes 8 s or more")
+
+
+def test_a_compilation_is_held_against_what_leads(search):
+    search.take(Option("a", ({"a": 0.2},)))
+    search.cfg.compiling = 15.0
+    search.take(Option("train.compile", ({"train.compile": True},)))  # 20 s become 15 + 10
+    assert search.settings == {"a": 0.2} and "not won back" in search.rows[-1].outcome
+
+
+def test_what_does_not_win_at_the_end_is_not_taken(search, monkeypatch):
+    search.take(Option("a", ({"a": 0.5},)))
+    monkeypatch.setattr(tune_search, "compare", lambda one, other, *, seconds: Comparison((1.01,) * TURNS, 1.0))
+    search.confirm()
+    assert search.settings == {} and search.ratio == 1.0
+    assert search.rows[-1].outcome.startswith("at the end no faster")
+
+
+def test_what_there_is_no_time_for_is_said(search):
+    search.seconds = 0.0
+    search._end = 0.0
+    search.take(Option("a", ({"a": 0.5},)))
+    assert search.settings == {} and "--seconds" in search.rows[0].outcome
+
+
+def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
+    monkeypatch.setattr(command, "planned", lambda cfg: FITS)
+    Path("conf").mkdir()
+    code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    lines = Path("conf/tuned/mine.yaml").read_text().splitlines()
+    assert lines[1] == f"# {found['use']}" and lines[1].endswith("tuned=mine")
+    assert "as it is" in err and "takes " in err and "not tried" in err
+    assert found["losses_compared"] > 0 and found["losses_differ_by"] < 1e-3
+    cfg = cfg_of("tuned=mine")
+    assert with_settings(cfg, found["settings"]) == cfg
+    summary = run_experiment([*WORDS, "tuned=mine", "tracking.enabled=false", "hydra.run.dir=run"])
+    assert summary["status"] == "finished"
+
+
+def test_a_file_that_was_never_written_is_told(run):
+    code, _, err = run("tuned=mine", "device=cpu")
+    assert code == 2 and "python -m runner tune --name mine" in err
+
+
+def test_a_run_that_does_not_fit_is_made_to_fit_first(search):
+    search.close()
+    search.begin({"recompute": "blocks.*"})
+    search.take(Option("a", ({"a": 2.0},)))
+    search.confirm()
+    assert search.settings == search.needed == {"train.recompute": ["blocks.*"]}
+
+
+def test_memory_that_ends_is_told(search, monkeypatch):
+    def ends(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    search.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(tune_search, "Candidate", ends)
+        with pytest.raises(RunnerError, match="does not take a step"):
+            search.begin({})
+    search.begin({})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.num_processes=2"], "train.num_processes=1"),
+        (["--name", "a/b"], "--name fast"),
+        (["--second", "3"], "no flag --second"),
+        (["--seconds", "0"], "--seconds 30"),
+        (["train.num_epoch=3"], "train.num_epochs=3"),
+    ],
+)
+def test_a_mistake_says_what_to_write(words, said, run):
+    code, _, err = run("tune", *WORDS, *words)
+    assert code == 2 and said in err
+    assert not Path("conf").exists()

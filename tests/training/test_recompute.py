@@ -1,0 +1,104 @@
+"""train.recompute: the same numbers to the bit, from less memory; whatever the modules draw and count."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import RunnerError
+from runner.training.recompute import recompute, repeated
+
+CPU = torch.device("cpu")
+
+
+class Block(nn.Module):
+    """Draws from torch, and from Python; counts what a norm counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.dropout = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.calls = 0
+
+    def forward(self, x, scale=1.0):
+        self.calls += 1
+        return x + scale * random.random() * self.dropout(self.norm(self.layer(x))).relu()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.output = nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 2)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return self.output(x)
+
+
+def trained(*patterns, num=3):
+    torch.manual_seed(0)
+    model = Net()
+    recompute(model, patterns, device=CPU)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1)
+    random.seed(1)
+    losses = []
+    for _ in range(num):
+        loss = model(torch.randn(16, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return model, torch.stack(losses), (torch.rand(1), random.random())
+
+
+@pytest.mark.parametrize("patterns", [["blocks.*"], ["blocks"], ["blocks.1"], ["*"], ["blocks.*.norm", "output"]])
+def test_the_same_to_the_bit(patterns):
+    plain, losses, after = trained()
+    model, found, drawn = trained(*patterns)
+    assert torch.equal(found, losses) and drawn == after
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in plain.state_dict().items())
+
+
+def test_the_outermost_are_computed_twice_and_no_more():
+    model, _, _ = trained("blocks.*", num=1)
+    assert [block.calls for block in model.blocks] == [2, 2, 2]
+    model, _, _ = trained("blocks.1", num=1)
+    assert [block.calls for block in model.blocks] == [1, 2, 1]
+    with torch.no_grad():
+        model(torch.randn(4, 8))
+    assert [block.calls for block in model.blocks] == [2, 3, 2]
+
+
+def test_a_copy_has_its_own_modules_and_names_stay():
+    model, _, _ = trained("blocks.*", num=1)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.output.weight.zero_()
+        other.blocks[0].layer.weight.zero_()
+    assert model.blocks[0].layer.weight.any()
+    assert [*other.state_dict()] == [*Net().state_dict()]
+    assert isinstance(model.blocks[0], Block) and type(model.blocks[0]).__name__ == "Block"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("block.*", "blocks"), ("layr", "blocks.0.layer"), ("nothing", "names that begin with")]
+)
+def test_a_path_that_is_none_is_told_the_nearest(pattern, said):
+    with pytest.raises(RunnerError) as told:
+        recompute(Net(), [pattern], device=CPU)
+    assert told.value.faults[0].asked == f"train.recompute: {pattern}"
+    assert said in told.value.faults[0].fix
+
+
+def test_paths_are_those_that_a_person_knows():
+    model = nn.ModuleDict({"model": Net()})
+    recompute(model, ["blocks.0"], device=CPU, prefix="model.")
+    assert type(model["model"].blocks[0]) is not Block and type(model["model"].blocks[1]) is Block
+
+
+def test_the_blocks_of_a_model_are_found():
+    assert repeated(Net()) == "blocks.*"
+    assert repeated(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == ""
