@@ -24,6 +24,8 @@ FORMS = {
     "report": "report [SWEEP]",
     "compare": "compare A B | SWEEP [metric=NAME] [tracking.uri=URI]",
     "try": "try [KEY=VALUE ...] [--against RUN|best] [--budget SECONDS] [metric=NAME]",
+    "diff": "diff A B [...] [--ops] [tracking.uri=URI]",
+    "watch": "watch [RUN|SWEEP]",
     "history": "history [RUN] [--output FILE] [tracking.uri=URI]",
     "schema": "schema [--output FILE]",
     "sync": "sync [DIR] [tracking.uri=URI]",
