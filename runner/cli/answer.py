@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from runner.distributed.environment import rank_here
 from runner.errors import MISTAKE, RunnerError, finite, without_password
 
 FLAG = "--json"
+#: what has a command print a text, and do nothing
+TEXTS = {"--help", "-h", "--version", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+_is_given = False
 _out: TextIO | None = None  # where answers go while a command runs that was asked for one
 
 
 @contextmanager
 def asked_for() -> Iterator[None]:
     """What this process and those that it starts print for a person goes to stderr, and answers to stdout."""
-    global _out
+    global _out, _is_given
     stdout = sys.stdout
     stdout.flush()
+    _is_given = False
     with redirect_stdout(sys.stderr), _inherited(stdout) as _out:
         try:
             yield
@@ -34,9 +40,23 @@ def is_asked() -> bool:
     return _out is not None
 
 
+def run(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """A command whose stdout is a JSON document, also where it only prints a text (--help) or is stopped. Returns its exit code."""
+    with asked_for():
+        said = io.StringIO()
+        with redirect_stdout(said) if set(words) & TEXTS else nullcontext():
+            code = command(words)
+        place = rank_here(os.environ)
+        if not _is_given and not (place is not None and place.rank):  # of several processes the first one answers
+            give({"text": said.getvalue()} if set(words) & TEXTS else {"exit_code": code})
+        return code
+
+
 def give(facts: Any) -> None:
     """Writes the answer, once a command; NaN and inf are null. Nothing, where nobody asked for it."""
+    global _is_given
     if _out is not None:
+        _is_given = True
         with suppress(BrokenPipeError):  # `... | head` has read enough
             print(without_password(json.dumps(finite(facts), indent=2, default=str)), file=_out, flush=True)
 

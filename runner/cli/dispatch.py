@@ -8,6 +8,7 @@ import sys
 
 from runner.cli import answer, unexpected
 from runner.cli.commands import COMMANDS
+from runner.cli.options import FORMS, HELP, help_of
 from runner.config import untrusted
 from runner.config.compose import (
     make_own_code_importable,
@@ -26,8 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if answer.FLAG not in words:
         return _run(words)
-    with answer.asked_for():
-        return _run([word for word in words if word != answer.FLAG])
+    return answer.run(_run, [word for word in words if word != answer.FLAG])
 
 
 def _run(words: list[str]) -> int:
@@ -38,6 +38,8 @@ def _run(words: list[str]) -> int:
         _refuse_unread(words)
         verb = words.pop(0) if words and words[0] in COMMANDS else "train"
         with untrusted.trusting(TRUST in words):
+            if verb in FORMS and HELP & set(words):
+                return help_of(verb, COMMANDS[verb].__doc__ or "")
             code = COMMANDS[verb]([word for word in words if word != TRUST or verb == "reproduce"])
         print(end="", flush=True)  # at the interpreter's end nobody would catch what it meets
         return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,24 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.cli.answer import FLAG
 from runner.cli.verbs import ANY_KEY, VERBS
 from runner.errors import Fault, RunnerError, first_line, nearest
+
+HELP = {"--help", "-h"}
+#: how those are called that are not in VERBS and compose no configuration of their own
+FORMS = {
+    "resume": "resume [RUN] [KEY=VALUE ...]",
+    "reproduce": "reproduce [RUN] [--anyway] [--trust] [KEY=VALUE ...]",
+    "devices": "devices [--bench]",
+    "report": "report [SWEEP]",
+    "compare": "compare A B | SWEEP [metric=NAME] [tracking.uri=URI]",
+    "try": "try [KEY=VALUE ...] [--against RUN|best] [--budget SECONDS] [metric=NAME]",
+    "diff": "diff A B [...] [--ops] [tracking.uri=URI]",
+    "watch": "watch [RUN|SWEEP]",
+    "history": "history [RUN] [--output FILE] [tracking.uri=URI]",
+    "schema": "schema [--output FILE]",
+    "sync": "sync [DIR] [tracking.uri=URI]",
+    "ui": "ui [tracking.uri=URI] [--port=PORT]",
+}
+JSON = "--json: the answer as one JSON document on stdout, and what a person reads on stderr"
 
 
 @dataclass(frozen=True)
@@ -125,8 +144,14 @@ def explained(verb: str) -> str:
     lines = [usage(verb), "", f"{verb}: {takes.does}.", takes.more]
     if takes.is_of_a_run:
         lines.append("RUN: a run's folder, its id in MLflow, or last (the default)")
-    lines.append("--json: the answer as one JSON document on stdout, and what a person reads on stderr")
+    lines.append(JSON)
     return "\n".join(lines)
+
+
+def help_of(verb: str, does: str) -> int:
+    """Prints how a command of FORMS is called. does: what it does."""
+    print(f"python -m runner {FORMS[verb]}\n\n{inspect.cleandoc(does)}\n{JSON}")
+    return 0
 
 
 def _is_below(key: str, beginning: str) -> bool:

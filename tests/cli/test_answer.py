@@ -10,6 +10,7 @@ import pytest
 
 from runner import cli
 from runner.cli import commands
+from runner.cli.options import FORMS
 from runner.version import PACKAGES
 
 SHORT = ("model=linear", "data=iris", "train.num_epochs=1", "tracking.enabled=false", "device=cpu", "task.plots=false")
@@ -59,6 +60,21 @@ def test_what_is_not_a_number_is_null(answer, own_folder):
         *SHORT[:-1], "task=own", "task.function._target_=own.loss", "train.num_steps=1", "placement.guard=off"
     )
     assert found["num_steps"] == 1 and found["metrics"]["train/loss"] is None
+
+
+@pytest.mark.parametrize("verb", sorted(FORMS))
+def test_help_is_an_answer_too(verb, answer):
+    code, found, _ = answer(verb, "--help")
+    assert code == 0 and found["text"].startswith(f"python -m runner {verb}")
+    assert answer("--cfg", "job")[1]["text"].startswith("device: auto")
+
+
+def test_what_is_stopped_says_so(answer, monkeypatch):
+    def stopped(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(commands.COMMANDS, "devices", stopped)
+    assert answer("devices")[:2] == (130, {"exit_code": 130})
 
 
 def test_machines_and_plans(answer):

@@ -15,6 +15,8 @@ class Salted(torch.nn.Linear):
     def __init__(self, in_features, out_features, salt):
         torch.rand(salt)  # other weights for the same seed: no better and no worse
         super().__init__(in_features, out_features)
+        if salt == 13:
+            self.weight.data.fill_(float("nan"))
 """
 
 
@@ -48,7 +50,7 @@ def test_a_night(answer, own_folder):
     assert better["configuration"][-1] == "optimizer.lr=0.03" and "+model.salt=0" in better["configuration"]
     for words, why in (
         ("model.salt=1", ""),  # as good, with luck of its own
-        ("optimizer.lr=1e38", "a run of it has no value: seed 0: NotFiniteError"),
+        ("model.salt=13", "a run of it has no value: seed 0: train/loss is nan at step 1"),
         ("metrics.pull_every=7", "the same values, to the bit, with 4 seeds"),
     ):
         code, found, said = answer("try", words, "--against", "best")
