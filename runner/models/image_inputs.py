@@ -29,7 +29,7 @@ class ImageInputs(nn.Module):
         self.register_buffer("std", torch.tensor(spread, dtype=torch.float32)[:, None, None])
         self.register_buffer("shift", -self.mean / self.std, persistent=False)
         self.register_buffer("scale", torch.stack([1 / self.std, 1 / (255 * self.std)]), persistent=False)
-        self.register_load_state_dict_post_hook(_follow)
+        self.register_load_state_dict_post_hook(_follow)  # type: ignore[no-untyped-call]
 
     def forward(self, images: Tensor) -> Tensor:  # (B, C, H, W) -> the same
         if (

@@ -73,6 +73,8 @@ def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
             "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
         )
         return f"{problem}; write: torch operations from the first layer to the loss"
+    if isinstance(error, NotImplementedError) and "for the MPS device" in text:
+        return "write: export PYTORCH_ENABLE_MPS_FALLBACK=1 before the command, for the CPU to compute it, or another operation"
     if "Can't call numpy()" in text:
         return "numpy knows no gradients, and .detach() would train nothing before it; write: the torch operation of that name"
     if isinstance(error, IndexError) and "index out of range in self" in text:

@@ -28,6 +28,13 @@ def test_a_vocabulary_that_is_too_small():
     assert "from 3 to 256, and this nn.Embedding has 128 rows; write: a vocabulary of 257 or more" in words
 
 
+def test_an_operation_that_a_mac_lacks():
+    def lacks():
+        raise NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device. If ...")
+
+    assert "write: export PYTORCH_ENABLE_MPS_FALLBACK=1 before the command" in raised(lacks)
+
+
 def test_a_loss_without_a_way_back():
     layer = nn.Linear(2, 2)
     assert "write: torch operations" in raised(lambda: layer(torch.ones(1, 2)).detach().sum().backward())

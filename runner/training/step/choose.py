@@ -25,9 +25,9 @@ from runner.training.parts import Parts
 from runner.training.progress import Progress
 from runner.training.step.clock import STEP, ClockedEpochs, StepClock
 from runner.training.step.compiled import Compiling, Repeated, make_compiled
-from runner.training.step.cuda_graphs import Graphs, cuda_graphs
+from runner.training.step.cuda_graphs import STEPS_A_REPLAY, Graphs, cuda_graphs
 from runner.training.step.eager import Rates, StepByStep
-from runner.training.step.on_device import OnDevice, Repeater, Repeating, Steps
+from runner.training.step.on_device import MOST_AT_ONCE, OnDevice, Repeater, Repeating, Steps
 from runner.training.step.split_batch import SplitBatch
 from runner.training.step.train_step import Step, StepOptions, in_turn, make_step, take_turns
 
@@ -104,6 +104,7 @@ def choose_steps(
                 repeater,
                 as_formula=train.compile,
                 usual_rows=compiling.usual_rows if train.compile else None,
+                times=MOST_AT_ONCE // STEPS_A_REPLAY if train.cuda_graph and of_steps is not None else 1,
                 instead=None if train.cuda_graph else one_by_one,
             ),
         )

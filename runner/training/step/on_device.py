@@ -58,13 +58,15 @@ class Repeating:
     """How steps are repeated, and what is done where they can't be.
 
     repeater: what takes several steps at once, made from them. as_formula: see FixedUpdate.
-    usual_rows: of a step's last batch where others are rare (None: no size is).
+    usual_rows: of a step's last batch where others are rare (None: no size is). times: how often what it takes at once is
+    taken with numbers that came over together, of rates that move.
     instead: takes the steps where a repeater can't (None: that is an error, of a graph that was asked for).
     """
 
     repeater: Callable[[Steps], Repeater]
     as_formula: bool = False
     usual_rows: int | None = None
+    times: int = 1
     instead: Epochs | None = None
 
 
@@ -101,7 +103,9 @@ class OnDevice:
         self._rows_a_step = batch_size * accumulate_steps
         self._places = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
         self._place = torch.zeros((), dtype=torch.int64, device=device)  # of the next step's first row in the order
+        self._times = how.times
         self._table = torch.empty(0)  # (MOST_AT_ONCE, G, K) numbers of the steps to come, see FixedUpdate
+        self._now = self._table  # those that are read: the same, or a part of them at a time
         self._table_rows: list[Tensor] = []  # its views, made once
         self._gathers_before = device.type == "cpu" and data.has_images
         self._gathered: dict[Sizes, Any] = {}  # the rows of one step, always in the same memory
@@ -148,10 +152,14 @@ class OnDevice:
             self._take_as_written(sizes)
             return 1
         num = self._repeater.at_once(sizes, room)
-        self._bring_numbers(num)
-        self._repeater.take(sizes, num)
+        times = min(self._times, room // num) if num > 1 else 1
+        self._bring_numbers(num * times)
+        for at in range(0, num * times, num):
+            if self._now is not self._table:
+                self._now[:num].copy_(self._table[at : at + num])
+            self._repeater.take(sizes, num)
         self._rates.go_on()
-        return num
+        return num * times
 
     def _take_as_written(self, sizes: Sizes) -> None:
         self._rates.note()
@@ -238,7 +246,8 @@ class OnDevice:
         self._step = self._make(update=self._update)
         self._fixed_at = self._progress.step
         self._table = self._update.numbers.repeat(MOST_AT_ONCE, 1, 1)
-        self._table_rows = list(self._table)
+        self._now = self._table if self._times == 1 else self._table.clone()
+        self._table_rows = list(self._now)
 
     def _refused(self, error: CannotTraceError) -> RunnerError:
         fix = f"{error.fix}, or " if error.fix else ""

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from runner import run
 from runner.errors import RunnerError
+from runner.training.step import on_device
 from runner.training.step.cuda_graphs import STEPS_A_REPLAY, WARM_UPS, Graphs, HostDrawError, cuda_graphs
 from runner.training.step.on_device import OnDevice
 
@@ -61,6 +62,18 @@ def test_several_steps_a_replay_and_one_graph_for_each_kind(device):
     assert repeated.captured == 3  # one step, several, the small one
     assert repeated.warmed == 2 * WARM_UPS
     assert repeated.replayed < (found["steps"] - repeated.warmed) / STEPS_A_REPLAY * 3
+
+
+def test_a_windows_rates_come_over_at_once(device, monkeypatch):
+    """Of 20 steps a window two replays of 8 at a time; a checkpoint is of the schedule as it is there."""
+    brought, settings = [], SETTINGS["a schedule"] | {"limits": {"save_every_steps": 37}}
+    monkeypatch.setattr(on_device, "sent", lambda numbers, device: brought.append(len(numbers)) or numbers.to(device))
+    found = trained(device, repeater=replays(Repeated()), times=8, **settings)
+    at_once = list(brought)
+    brought.clear()
+    assert repr(found) == repr(trained(device, repeater=replays(Repeated()), **settings))
+    assert 16 not in brought and 16 in at_once and sum(at_once) == sum(brought)
+    check(found, trained(device, **settings), device, "a schedule")
 
 
 def test_an_optimizer_that_needs_the_host_is_refused(device):
