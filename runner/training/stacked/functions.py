@@ -180,5 +180,6 @@ def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any,
 
 def _smoothed(*args: Any, label_smoothing: Tensor, **kwargs: Any) -> Tensor:
     """Cross-entropy whose labels each member smooths by its own number: it lies between that of none and that of all."""
-    none, all_of_it = (F.cross_entropy(*args, label_smoothing=most, **kwargs) for most in (0.0, 1.0))
+    loss: Callable[..., Tensor] = F.cross_entropy
+    none, all_of_it = (loss(*args, label_smoothing=most, **kwargs) for most in (0.0, 1.0))
     return (1 - label_smoothing) * none + label_smoothing * all_of_it
