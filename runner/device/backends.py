@@ -164,10 +164,10 @@ def automatic_threads(num_processes: int = 1) -> int:
     return THREADS if "OMP_NUM_THREADS" in os.environ else max(1, free // num_processes)
 
 
-def share_threads(num_processes: int) -> None:
-    """Says that this process is one of so many that compute at a time, each with its part of the cores."""
+def limit_threads(most: int) -> None:
+    """Says how many this process may take of the cores, where others compute beside it."""
     global THREADS
-    THREADS = max(1, THREADS // num_processes)
+    THREADS = min(THREADS, most)
 
 
 def seed_everything(seed: int) -> None:

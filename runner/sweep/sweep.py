@@ -82,8 +82,9 @@ class Hands:
         if self.num_groups is None:
             return list(prepared)
         found = in_groups(prepared, batch=self.config.sweep.batch, num_slots=self.num_groups)
-        if words := in_words(found):
-            self.say(f"batch:  {words}")
+        if self.config.sweep.batch != "off":
+            for words in in_words(found):
+                self.say(f"batch:  {words}")
         return found
 
     def prepare(self, job: Job) -> Prepared:

@@ -65,14 +65,15 @@ def run_pickled(payload: bytes) -> int:
 
 
 def run_pickled_together(payload: bytes) -> int:
-    """The same for jobs that are trained together: (configuration, Assignment.as_text()) of each. ALONE where they can't be."""
-    each, context, num_processes = pickle.loads(payload)  # from our own parent
+    """The same for jobs that are trained together: (configuration, Assignment.as_text()) of each; of how many groups this is
+    one, and the threads that it may take. ALONE where they can't be."""
+    each, context, (num_groups, num_threads) = pickle.loads(payload)  # from our own parent
     from runner.device import backends, host_memory
     from runner.experiment.summary import write_summary
     from runner.experiment.together import CannotStackError, Job, failed, run_together
 
-    backends.share_threads(num_processes)
-    host_memory.share(num_processes)
+    backends.limit_threads(num_threads)
+    host_memory.share(num_groups)
     jobs = []
     for config, text in each:
         returned = run_composed(config, context, begun)  # its folder and Hydra's files

@@ -46,7 +46,8 @@ def places(hardware: Hardware, slots: Mapping[str, int], *, cpu_groups: int = 1)
     most = max((slots.get(_kind(name), 1) for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
     found = [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
-    return found + [Slot("cpu", number, for_groups=True) for number in range(1, cpu_groups) if "cpu" in usable]
+    more = range(slots.get("cpu", 1), cpu_groups) if "cpu" in usable else ()
+    return found + [Slot("cpu", number, for_groups=True) for number in more]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:

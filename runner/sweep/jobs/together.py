@@ -5,6 +5,7 @@ Called by sweep.py and until.py. What else may be in the way is found out in the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,18 @@ FEWEST = 4
 #: in one group at the most: what they have of their own (a journal, files that are open) is not nothing
 MOST = 128
 #: what may be another number in each of the jobs that are trained together; null or not is no number
-NUMBERS = ("seed", "optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
+NUMBERS = (
+    "seed",
+    "optimizer.",
+    "scheduler.",
+    "train.clip_grad_norm",
+    "train.ema_decay",
+    "task.label_smoothing",
+    "task.class_weights",
+    "data.augment.",
+)
+#: keys of a model whose last word has this are a number likewise: dropout, drop_rate, attention_dropout
+DROPS = "drop"
 #: what they may have of their own, whatever it is
 FREE = ("name", "hydra.", "sweep.")
 
@@ -34,7 +46,7 @@ def in_groups(
         return list(prepared)
     alike: dict[Hashable, list[Prepared]] = {}
     for job in prepared:
-        alike.setdefault(_key(job) if _may(job) else job.job.number, []).append(job)
+        alike.setdefault(job.job.number if _why_alone(job) else _key(job), []).append(job)
     found = []
     for jobs in alike.values():
         size = _size(len(jobs), batch, num_slots(jobs[0].devices))
@@ -55,11 +67,18 @@ def _size(count: int, batch: str | int, num_slots: int) -> int:
     return -(-count // num_groups)
 
 
-def _may(job: Prepared) -> bool:
-    """Whether a job's settings leave it open that others go with it; the rest is found out where it runs."""
+def _why_alone(job: Prepared) -> str:
+    """What in a job's settings has it train for itself; "" where others may go with it: the rest is found out where it runs."""
     train, placement = job.config.train, job.config.placement
-    alone = job.assigned or placement.map or train.compile or train.cuda_graph or train.precision == "fp16"
-    return not alone and train.num_processes in (1, "auto") and len(job.devices) > 0
+    reasons = {
+        "train.compile=true": train.compile,
+        "train.cuda_graph=true": train.cuda_graph,
+        "train.precision=fp16 scales each loss by itself": train.precision == "fp16",
+        "placement.map": placement.map,
+        "several processes": train.num_processes not in (1, "auto"),
+        "their devices are not seen from here": job.assigned or not job.devices,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _key(job: Prepared) -> Hashable:
@@ -73,14 +92,30 @@ def _kind(key: str, value: Any) -> str:
         return ""
     if key == "data.fold":
         return of_all_folds(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "a number" if is_number and key.startswith(NUMBERS) else repr(value)
+    drops = key.startswith("model.") and DROPS in key.rpartition(".")[2]
+    if not drops and not key.startswith(NUMBERS):
+        return repr(value)
+    if isinstance(value, list | tuple) and all(map(_is_number, value)):
+        return f"{len(value)} numbers"
+    if not _is_number(value) or (value == 0 and (drops or key.startswith("data.augment."))):
+        return repr(value)  # without dropout a model may have another layer less
+    return "a number"
 
 
-def in_words(prepared: Sequence[Prepared]) -> str:
-    """How many jobs are trained together; "" where none are."""
-    sizes = [len(job.jobs) for job in prepared if job.others]
-    if not sizes:
-        return ""
-    groups = "one group" if len(sizes) == 1 else f"{len(sizes)} groups"
-    return f"{sum(sizes)} jobs differ in numbers alone: trained together, in {groups} (sweep.batch=off: one by one)"
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def in_words(prepared: Sequence[Prepared]) -> list[str]:
+    """How many jobs are trained together, and how many might be but for their settings; no line where none are."""
+    sizes, said = [len(job.jobs) for job in prepared if job.others], []
+    if sizes:
+        groups = "one group" if len(sizes) == 1 else f"{len(sizes)} groups"
+        said.append(
+            f"{sum(sizes)} jobs differ in numbers alone: trained together, in {groups} (sweep.batch=off: one by one)"
+        )
+    alone = Counter((_why_alone(job), _key(job)) for job in prepared if _why_alone(job))
+    for (reason, _), count in alone.items():
+        if count >= FEWEST:
+            said.append(f"{count} jobs that differ in numbers alone are trained one by one: {reason}")
+    return said

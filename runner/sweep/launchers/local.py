@@ -118,7 +118,8 @@ class Slots(Launcher):
         if prepared.others:
             told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
             at_a_time = min(self._cpu_groups, prepared.num_groups) if place.kind == "cpu" else 1
-            function, payload = "run_pickled_together", pickle.dumps((told, self._context, at_a_time))
+            shares = (at_a_time, max(1, _num_cpus() // at_a_time))
+            function, payload = "run_pickled_together", pickle.dumps((told, self._context, shares))
         self.process_pool(place).start(
             Request(
                 number,

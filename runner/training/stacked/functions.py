@@ -1,7 +1,8 @@
-"""Replaces torch's dropout and attention while several models compute together (step.py).
+"""Replaces torch's dropout, attention and cross-entropy while several models compute together (step.py).
 
-Dropout: each has the masks that it would draw alone, from its own generator. Attention: torch 2.13 takes its kernel on a CPU
-for one model after the other, so it is written out.
+Dropout: each has the masks that it would draw alone, from its own generator, at its own rate. Attention: torch 2.13 takes
+its kernel on a CPU for one model after the other, so it is written out. Cross-entropy: where each smooths its labels by
+another number. A number that each has for itself is a tensor, and `each` of it a list that the host has (stack.py).
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ _generators: list[torch.Generator] = []  # of the members that compute now
 
 
 @torch.library.custom_op("runner::member_masks", mutates_args=())
-def member_masks(like: Tensor, p: float, of_channels: bool, channels_last: bool) -> Tensor:
-    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone."""
-    return _mask(like, p, of_channels, channels_last, None)
+def member_masks(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool) -> Tensor:
+    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone. p: each member's."""
+    return _mask(like, p[0], of_channels, channels_last, None)
 
 
 @member_masks.register_fake
-def _(like: Tensor, p: float, of_channels: bool, channels_last: bool) -> Tensor:
+def _(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool) -> Tensor:
     return like.new_empty(_shape(like, of_channels))
 
 
 def _of_members(
-    info: Any, in_dims: Sequence[int | None], like: Tensor, p: float, of_channels: bool, channels_last: bool
+    info: Any, in_dims: Sequence[int | None], like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool
 ) -> tuple[Tensor, int]:
     each = [like] * len(_generators) if in_dims[0] is None else like.movedim(in_dims[0], 0).unbind()
     with torch_private.exclude_keys(torch_private.KeySet(torch_private.vmap_key)):  # it refuses whatever is random
         masks = [
-            _mask(own, p, of_channels, channels_last, generator)
-            for own, generator in zip(each, _generators, strict=True)
+            _mask(own, rate, of_channels, channels_last, generator)
+            for own, rate, generator in zip(each, p, _generators, strict=True)
         ]
         return torch.stack(masks), 0
 
@@ -63,6 +64,8 @@ def _mask(like: Tensor, p: float, of_channels: bool, channels_last: bool, genera
     as_channels_last = channels_last and like.dim() == 4 and not of_channels
     layout = torch.channels_last if as_channels_last else torch.contiguous_format
     mask = torch.empty(tuple(_shape(like, of_channels)), dtype=like.dtype, device=like.device, memory_format=layout)
+    if p in (0, 1):
+        return mask.fill_(1 - p)  # nothing is drawn
     if mask.device.type == "cpu" and mask.is_contiguous() and compares():
         drawn = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
         mask.copy_(drawn < 1 - p)
@@ -101,19 +104,20 @@ class MembersFunctions(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.was_needed = True
             return self._attend(*args, **kwargs)
+        if func is F.cross_entropy and isinstance(kwargs.get("label_smoothing"), Tensor):
+            self.was_needed = True
+            return _smoothed(*args, **kwargs)
         if func not in DROPOUTS:
             return func(*args, **kwargs)
-        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-        values, p = named["input"], named.get("p", 0.5)
-        if not (named["train"] if "train" in named else named.get("training", True)) or p == 0:
-            return values
-        return self._drop(values, p, of_channels=DROPOUTS[func], inplace=bool(named.get("inplace")))
+        values, p, inplace = _asked(args, kwargs)
+        return self._drop(values, p, of_channels=DROPOUTS[func], inplace=inplace)
 
-    def _drop(self, values: Tensor, p: float, *, of_channels: bool = False, inplace: bool = False) -> Tensor:
+    def _drop(self, values: Tensor, p: float | Tensor, *, of_channels: bool = False, inplace: bool = False) -> Tensor:
+        rates: list[float] = p.each if isinstance(p, Tensor) else [p] * len(self._of_these)  # type: ignore[attr-defined]
+        if not any(rates):
+            return values
         self.was_needed = True
-        if p == 1:
-            return values * 0
-        mask = member_masks(values.detach(), p, of_channels, self._channels_last)
+        mask = member_masks(values.detach(), rates, of_channels, self._channels_last)
         return values.mul_(mask) if inplace else values * mask
 
     def _attend(
@@ -122,7 +126,7 @@ class MembersFunctions(TorchFunctionMode):
         key: Tensor,  # (..., S, E)
         value: Tensor,  # (..., S, V)
         attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
+        dropout_p: float | Tensor = 0.0,
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
@@ -140,4 +144,42 @@ class MembersFunctions(TorchFunctionMode):
             is_word = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, float("-inf")) if is_word else scores + attn_mask
         weights = scores.softmax(-1)
-        return (self._drop(weights, dropout_p) if dropout_p else weights) @ value
+        return self._drop(weights, dropout_p) @ value
+
+
+class OneMembersFunctions(TorchFunctionMode):
+    """While it lasts, one model computes by itself, and on a CPU draws its masks faster than torch does: the very same.
+    `was_needed`: whether any were drawn."""
+
+    was_needed = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention:
+            self.was_needed = self.was_needed or bool(kwargs.get("dropout_p", args[4:5] and args[4]))
+        if func not in DROPOUTS:
+            return func(*args, **kwargs)
+        values, p, inplace = _asked(args, kwargs)
+        self.was_needed = self.was_needed or p > 0
+        if values.device.type != "cpu" or not 0 < p < 1:
+            return func(*args, **kwargs)
+        of_channels = DROPOUTS[func]
+        is_last = not values.is_contiguous() and values.is_contiguous(memory_format=torch.channels_last)
+        mask = _mask(values.detach(), p, of_channels, is_last, None)
+        return values.mul_(mask) if inplace else values * mask
+
+
+def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
+    """Of a dropout: its values, its rate (0 while nothing is trained), and whether it writes into them."""
+    named = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | dict(kwargs)
+    trains = named["train"] if "train" in named else named.get("training", True)
+    return named["input"], named.get("p", 0.5) if trains else 0.0, bool(named.get("inplace"))
+
+
+def _smoothed(*args: Any, label_smoothing: Tensor, **kwargs: Any) -> Tensor:
+    """Cross-entropy whose labels each member smooths by its own number: it lies between that of none and that of all."""
+    loss: Callable[..., Tensor] = F.cross_entropy
+    none, all_of_it = (loss(*args, label_smoothing=most, **kwargs) for most in (0.0, 1.0))
+    return (1 - label_smoothing) * none + label_smoothing * all_of_it

@@ -5,7 +5,8 @@ So a step over all of them changes each, and whatever knows one model alone (its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Stack:
     """The stacked weights and buffers of some members, and their forward pass.
 
     parameters, buffers: by name, (M, ...); what trains asks for gradients. One copy of the weights is made.
+    numbers: a module's floats that are not the same in all of them (a rate of dropout, say), by name, one a member.
     Raises: CannotStackError for models of different shapes.
     """
 
@@ -43,6 +45,8 @@ class Stack:
         self.wholes = [Whole(parts.model, parts.task) for parts in members]
         self.parameters = _stacked([dict(whole.named_parameters()) for whole in self.wholes])
         self.buffers = _stacked([dict(whole.named_buffers()) for whole in self.wholes])
+        self.numbers = _numbers(self.wholes)
+        self._on_device = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
         self._autocast = members[0].precision.autocast
 
     def __len__(self) -> int:
@@ -65,13 +69,17 @@ class Stack:
         """
         whole = self.wholes[0]
 
-        def of_one(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], own: Any) -> Mapping[str, Tensor]:
-            with self._autocast():
+        def of_one(
+            parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], numbers: Mapping[str, Tensor], own: Any
+        ) -> Mapping[str, Tensor]:
+            for name, number in numbers.items():
+                number.each = weights.each[name]  # type: ignore[attr-defined]  # for who draws by it, see functions.py
+            with self._autocast(), _with_numbers(whole, numbers):
                 values: Mapping[str, Tensor] = functional_call(whole, (dict(parameters), dict(buffers)), (own,))
                 return values
 
         each: Callable[..., Mapping[str, Tensor]] = vmap(of_one, randomness="error")
-        return each(weights.parameters, weights.buffers, batch)
+        return each(weights.parameters, weights.buffers, weights.numbers, batch)
 
     def forward_one(self, number: int, batch: Any) -> Mapping[str, Tensor]:
         """The task's values of one member, by its own model."""
@@ -81,20 +89,24 @@ class Stack:
 
     def weights(self, members: slice) -> Weights:
         """Of some members: those of all are the stack's own, others are leaves of their own on the same memory."""
+        each = {name: values[members] for name, values in self.numbers.items()}
+        numbers = {name: value[members] for name, value in self._on_device.items()}
         if members == slice(0, len(self)):
-            return Weights(self.parameters, self.buffers)
+            return Weights(self.parameters, self.buffers, numbers, each)
         parameters = {
             name: value.detach()[members].requires_grad_(value.requires_grad) for name, value in self.parameters.items()
         }
-        return Weights(parameters, {name: value[members] for name, value in self.buffers.items()})
+        return Weights(parameters, {name: value[members] for name, value in self.buffers.items()}, numbers, each)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Stacked parameters and buffers by name, (m, ...)."""
+    """Stacked parameters, buffers and numbers by name, (m, ...); the numbers also as the host has them."""
 
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
+    numbers: dict[str, Tensor]
+    each: dict[str, list[float]]
 
 
 def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -123,3 +135,30 @@ def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
     for own, tensor in zip(together, tensors, strict=True):
         own.copy_(tensor)
     return together
+
+
+def _numbers(wholes: Sequence[Whole]) -> dict[str, list[float]]:
+    """The floats of their modules that are not the same in all, by the module's name and their own."""
+    found = {}
+    for modules in zip(*(whole.named_modules() for whole in wholes), strict=False):
+        path, first = modules[0]
+        for name, value in vars(first).items():
+            if isinstance(value, float):
+                each = [vars(module).get(name) for _, module in modules]
+                if any(other != value for other in each) and all(isinstance(other, float) for other in each):
+                    found[f"{path}.{name}"] = [float(other or 0.0) for other in each]
+    return found
+
+
+@contextmanager
+def _with_numbers(whole: Whole, numbers: Mapping[str, Tensor]) -> Iterator[None]:
+    """While it lasts, its modules have these in the place of their own floats: one member's, as its forward pass sees it."""
+    own = {name: vars(whole.get_submodule(name.rpartition(".")[0])) for name in numbers}
+    before = {name: own[name][name.rpartition(".")[2]] for name in numbers}
+    for name, number in numbers.items():
+        own[name][name.rpartition(".")[2]] = number
+    try:
+        yield
+    finally:
+        for name, number in before.items():
+            own[name][name.rpartition(".")[2]] = number

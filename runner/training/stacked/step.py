@@ -18,7 +18,7 @@ from runner.device import backends
 from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.training.parts import Parts
-from runner.training.stacked.functions import MembersFunctions
+from runner.training.stacked.functions import MembersFunctions, OneMembersFunctions
 from runner.training.stacked.stack import Stack, Weights
 from runner.training.stacked.update import Lane, clip
 
@@ -149,11 +149,15 @@ class StackedStep:
         return values
 
     def _of_one(self, batches: Sequence[Any], number: int) -> Mapping[str, Tensor]:
-        with _drawing_from(self._generators[number], self.device):
-            return _accumulated(
-                batches,
-                lambda batch: self.stack.forward_one(number, map_tensors(batch, lambda tensor: tensor[number])),
-            )
+        def forward(batch: Any) -> Mapping[str, Tensor]:
+            return self.stack.forward_one(number, map_tensors(batch, lambda tensor: tensor[number]))
+
+        if not self._needs_functions:
+            return _accumulated(batches, forward)
+        with _drawing_from(self._generators[number], self.device), OneMembersFunctions() as functions:
+            values = _accumulated(batches, forward)
+        self._needs_functions = functions.was_needed
+        return values
 
     def _forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
         """Of all members; None where it is to be tried again: the memory does not take so many at a time, or they draw."""
@@ -177,8 +181,8 @@ class StackedStep:
 
     def undo(self, drawn: Sequence[Tensor] = ()) -> None:
         """After a forward pass that is to count for nothing. drawn: where the generators stood."""
-        for weights in [Weights(self.stack.parameters, {}), *self._weights]:
-            for parameter in weights.parameters.values():
+        for parameters in [self.stack.parameters, *(weights.parameters for weights in self._weights)]:
+            for parameter in parameters.values():
                 parameter.grad = None
         for whole in self.stack.wholes:
             whole.zero_grad()

@@ -2,7 +2,17 @@ import pytest
 
 from runner.device import Gpu, Hardware, parse
 from runner.errors import RunnerError
-from runner.sweep.jobs.slots import Slot, choice_at, devices_for, environment_of, pick, places, taking_turns, threads_of
+from runner.sweep.jobs.slots import (
+    Slot,
+    choice_at,
+    devices_for,
+    environment_of,
+    groups_of_cpu,
+    pick,
+    places,
+    taking_turns,
+    threads_of,
+)
 
 GIB = 2**30
 ONE_EACH = {"cpu": 1, "cuda": 1, "mps": 1, "xpu": 1}
@@ -77,6 +87,31 @@ def test_jobs_spread_over_the_devices_before_two_share_one():
 def test_a_busy_device_is_left_for_one_that_is_not():
     free = [Slot("cuda:1", 1), Slot("cuda:0")]
     assert pick(["cuda:0", "cuda:1"], free, [Slot("cuda:1")]) == Slot("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "num_threads", "gib", "expected"),
+    [
+        (1, None, 64, 8),
+        (1, 1, 64, 8),
+        (1, 3, 64, 2),
+        (1, 16, 64, 1),
+        (1, None, 3, 3),
+        (1, None, 0, 1),
+        (2, None, 64, 2),
+    ],
+)
+def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
+    slots = ONE_EACH | {"cpu": cpu}
+    assert groups_of_cpu(slots, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30) == expected
+
+
+def test_the_cores_that_one_job_leaves_are_for_groups_alone():
+    free = places(BARE, ONE_EACH, cpu_groups=3)
+    assert [place.for_groups for place in free] == [False, True, True]
+    assert pick(["cpu"], free[1:], free[:1]) is None
+    assert pick(["cpu"], free[1:], free[:1], is_group=True) == free[1]
+    assert places(BARE, ONE_EACH | {"cpu": 3}, cpu_groups=3) == places(BARE, ONE_EACH | {"cpu": 3})
 
 
 @pytest.mark.parametrize(

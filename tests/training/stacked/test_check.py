@@ -102,7 +102,7 @@ class Counts(Head):
 
 
 class OwnNumber(Head):
-    """Drawn when it was made, and kept beside the weights."""
+    """Drawn when it was made, and kept beside the weights: a number that each has for itself."""
 
     def make(self):
         self.factor = float(torch.rand(()))
@@ -110,6 +110,20 @@ class OwnNumber(Head):
 
     def between(self, hidden):
         return hidden * self.factor
+
+
+class OwnList(OwnNumber):
+    def make(self):
+        self.factors = [float(torch.rand(()))]
+        return nn.Identity()
+
+    def between(self, hidden):
+        return hidden * self.factors[0]
+
+
+class DecidesByItsNumber(OwnNumber):
+    def between(self, hidden):
+        return hidden * self.factor if self.factor > 0 else hidden
 
 
 class OtherShape(Head):
@@ -129,7 +143,8 @@ CANNOT = {
     OfPython: "another than alone",
     OfNumpy: "another than alone",
     Counts: "another than alone",
-    OwnNumber: "another than alone",
+    OwnList: "another than alone",
+    DecidesByItsNumber: "what it does depends on values of tensors (if, while)",
     OtherShape: "their weights differ in shape",
 }
 
@@ -186,7 +201,7 @@ class Normed(Head):
         return nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
 
 
-@pytest.mark.parametrize("make", [None, Head, Normed])
+@pytest.mark.parametrize("make", [None, Head, Normed, OwnNumber])
 def test_what_can_be_is_left_as_it_was(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""
     found = members(tmp_path, make, ["model.dropout=0.2"])

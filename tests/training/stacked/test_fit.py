@@ -39,6 +39,27 @@ CASES = {
     "convolutions": (["model=cnn", "model.channels=[4,4]", "optimizer=sgd", "backends.cpu.channels_last=false"], SEEDS),
     "a sampler": ([*MLP, "data.sampler=balanced"], SEEDS),
     "folds of equal size": ([*MLP, "data.test_fraction=0"], [[f"data.fold={k}", f"seed={k % 2}"] for k in range(3)]),
+    "other dropout": (MLP, [[f"seed={seed}", f"model.dropout={p}"] for seed, p in enumerate((0.1, 0.5, 0.3))]),
+    "other momentum and betas": (
+        [*MLP, "optimizer=adamw"],
+        [["seed=0", f"+optimizer.betas=[{a},0.99]"] for a in (0.9, 0.5, 0.8)],
+    ),
+    "other smoothing and weights of classes": (
+        [*MLP, "task.class_weights=[1,1,1,1,1,1,1,1,1,1]"],
+        [
+            ["seed=1", f"task.label_smoothing={smoothing}", f"task.class_weights=[{weight},1,1,1,1,1,1,1,1,2]"]
+            for smoothing, weight in ((0.0, 1.0), (0.1, 2.0), (0.3, 0.5))
+        ],
+    ),
+    "other smoothing": (MLP, [["seed=1", f"task.label_smoothing={smoothing}"] for smoothing in (0.0, 0.1, 0.2)]),
+    "other strengths of augmentation": (
+        MLP,
+        [[f"seed={seed}", f"data.augment={{crop:{seed + 1},mixup:0.{seed + 2}}}"] for seed in range(3)],
+    ),
+    "attention with other dropout": (
+        ["model=vit", "model.width=16", "model.depth=1", "model.num_heads=2", "optimizer=sgd"],
+        [[f"seed={seed}", f"model.dropout={p}"] for seed, p in enumerate((0.1, 0.3))],
+    ),
     "attention": (
         ["model=vit", "model.width=16", "model.depth=1", "model.num_heads=2", "model.dropout=0.1", "optimizer=sgd"],
         SEEDS,

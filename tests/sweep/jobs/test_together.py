@@ -1,0 +1,69 @@
+"""Which jobs of a sweep are trained together, by their configurations alone."""
+
+import pytest
+
+from runner.config import compose
+from runner.sweep.jobs.ledger import Job
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.together import in_groups, in_words
+
+MLP = ("model=mlp", "device=cpu")
+
+
+def jobs(*each, words=MLP):
+    with compose.hydra_session(["runner"]):
+        make = compose.composer([])
+        return [
+            Prepared(Job(number, own, " ".join(own)), make([*words, *own]), ("cpu",), ("cpu",))
+            for number, own in enumerate(each)
+        ]
+
+
+def sizes(prepared, *, batch="auto", num_slots=1):
+    return [len(group.jobs) for group in in_groups(prepared, batch=batch, num_slots=lambda devices: num_slots)]
+
+
+def of(key, *values):
+    return [(f"{key}={value}",) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("each", "expected"),
+    [
+        (of("seed", 1, 2, 3, 4), [4]),
+        (of("optimizer.lr", 1, 2, 3, 4), [4]),
+        (of("+optimizer.betas", "[0.1,0.2]", "[0.1,0.3]", "[0.1,0.4]", "[0.1,0.5]"), [4]),
+        (of("task.label_smoothing", 0, 0.1, 0.2, 0.3), [4]),
+        (of("task.class_weights", "[1,2]", "[1,3]", "[1,4]", "[2,2]"), [4]),
+        (of("model.dropout", 0.1, 0.2, 0.3, 0.4), [4]),
+        (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:4}"), [4]),
+        (of("data.augment", "{crop:1}", "{crop:2}", "{crop:3}", "{crop:0}"), [1, 1, 1, 1]),  # three and one
+        (of("model.dropout", 0, 0.2, 0.3, 0.4), [1, 1, 1, 1]),  # an MLP without dropout has layers less
+        (of("task.class_weights", "[1,2]", "[1,3]", "null", "[2,2]"), [1, 1, 1, 1]),
+        (of("train.batch_size", 8, 16, 32, 64), [1, 1, 1, 1]),
+        (of("data.num_rows", 8, 16, 32, 64), [1, 1, 1, 1]),
+        (of("model.hidden_sizes", "[8]", "[9]", "[10]", "[11]"), [1, 1, 1, 1]),
+    ],
+)
+def test_what_may_be_a_number_of_each(each, expected):
+    words = (*MLP, "data=synthetic") if "num_rows" in each[0][0] else MLP
+    assert sizes(jobs(*each, words=words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "batch", "expected"), [(2, "auto", [4, 4]), (3, "auto", [4, 4]), (2, 3, [3, 3, 2])]
+)
+def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
+    prepared = jobs(*of("seed", *range(8)))
+    assert sizes(prepared, num_slots=num_slots, batch=batch) == expected
+    found = in_groups(prepared, batch="auto", num_slots=lambda devices: 2)
+    assert [group.num_groups for group in found] == [2, 2]
+    assert in_words(found) == [
+        "8 jobs differ in numbers alone: trained together, in 2 groups (sweep.batch=off: one by one)"
+    ]
+
+
+@pytest.mark.parametrize("word", ["train.compile=true", "train.cuda_graph=true"])
+def test_settings_that_each_needs_for_itself_are_told(word):
+    found = in_groups(jobs(*of("seed", *range(4)), words=(*MLP, word)), batch="auto", num_slots=lambda devices: 2)
+    assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {word}"]
