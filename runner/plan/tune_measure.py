@@ -25,7 +25,7 @@ from runner.inspection.guard import Guard
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.progress import Progress
-from runner.training.step.choose import choose_steps
+from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
 #: turns of a comparison; one of them may disagree
@@ -68,9 +68,8 @@ class Candidate:
             Settings.of(self._cfg),
             progress=self._progress,
             buffer=buffer,
-            guard=guard,
             ranks=Alone(),
-            say=lambda text: None,
+            watchers=Watchers(guard, None, lambda text: None),
         )
         parts.model.train()
         for epoch in count():

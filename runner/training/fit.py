@@ -37,7 +37,7 @@ from runner.training.progress import missing_metric
 from runner.training.result import Result
 from runner.training.signals import Stop, StoppedError
 from runner.training.state import Checkpoints
-from runner.training.step.choose import choose_steps
+from runner.training.step.choose import Watchers, choose_steps
 from runner.training.step.clock import StepClock
 from runner.training.step.split_batch import explain
 from runner.training.stopping import CommonStopCondition, OwnStopCondition, StopCondition
@@ -181,10 +181,8 @@ class Training:
                 self.settings,
                 progress=self.progress,
                 buffer=self.buffer,
-                guard=self.guard,
                 ranks=self.ranks,
-                say=self.observer.say,
-                clock=self.clock,
+                watchers=Watchers(self.guard, self.clock, self.observer.say),
             )
         if self.settings.train.profile and self.ranks.is_first:
             epochs = self.profiled = Profiled(

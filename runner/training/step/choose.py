@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
@@ -35,21 +35,19 @@ from runner.training.step.train_step import Step, StepOptions, in_turn, make_ste
 FEW_BATCHES = 20
 
 
-def choose_steps(
-    parts: Parts,
-    settings: Settings,
-    *,
-    progress: Progress,
-    buffer: MetricBuffer,
-    guard: Watching,
-    ranks: Ranks,
-    say: Callable[[str], None],
-    clock: StepClock | None = None,
-) -> Epochs:
-    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs.
+class Watchers(NamedTuple):
+    """Who looks at the steps: the guard, a clock at some of them (None: nobody asks where the time goes), a person at what was chosen."""
 
-    clock: of some of them (None: nobody asks where the time goes).
-    """
+    guard: Watching
+    clock: StepClock | None
+    say: Callable[[str], None]
+
+
+def choose_steps(
+    parts: Parts, settings: Settings, *, progress: Progress, buffer: MetricBuffer, ranks: Ranks, watchers: Watchers
+) -> Epochs:
+    """The epochs' steps: split where memory ends, with several processes, compiled, guarded; by calls or as graphs."""
+    guard, clock, say = watchers
     train = settings.train
     split = SplitBatch(parts, progress, say=say) if train.on_oom == "split" else None
     several = _of_several(parts, settings, num=ranks.num)
