@@ -148,7 +148,9 @@ def all_finite(weights: Sequence[Tensor]) -> bool:
 
 def _as_written(settings: Settings) -> Settings:
     """The same training, by calls from the host, with nothing kept of it."""
-    train = replace(settings.train, compile=False, cuda_graph=False, keep_checkpoints=None, profile=None)
+    train = replace(
+        settings.train, compile=False, cuda_graph=False, keep_checkpoints=None, profile=None, clocked_steps=None
+    )
     return replace(settings, train=train, placement=replace(settings.placement, guard="off"))
 
 
