@@ -38,7 +38,7 @@ def test_a_run_and_its_tree(own_folder, capfd, monkeypatch):
 
     assert cli.main(["explain", "run", "--time"]) == 0
     tree = capfd.readouterr().out
-    assert "start-up" in tree and "├── " in tree and f"by {found['step']['clocked']} that were clocked" in tree
+    assert "start-up" in tree and "├── " in tree and f"{found['step']['clocked']} that were clocked" in tree
     assert cli.main(["explain", "run", "--time", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["time"] == found["time"]
     assert cli.main(["explain", "run", "--trace", "--json"]) == 0
