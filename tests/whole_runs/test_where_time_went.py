@@ -22,7 +22,8 @@ def check(found, *names):
     assert set(names) <= found["time"].keys() and min(found["time"].values()) > 0
 
 
-def test_a_run_and_its_tree(own_folder, capfd):
+def test_a_run_and_its_tree(own_folder, capfd, monkeypatch):
+    monkeypatch.setattr("runner.experiment.session.MOST_LOOKING", 10.0)  # however slow the machine is
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=3"]) == 0
     out = capfd.readouterr().out
     found = summary()
@@ -32,14 +33,12 @@ def test_a_run_and_its_tree(own_folder, capfd):
         found["step"]["parts"]
     )
     assert Path("run/plots/time.png").stat().st_size > 5_000
-    rows = (
-        1437 / 12
-    )  # of a step, in the mean, and a product for each weight in each of three passes but the first layer's inputs'
-    assert found["step"]["flops"] == pytest.approx(2 * 128 * (2 * 64 * 8 + 3 * 8 * 10), rel=0.01), rows
+    products = 2 * 64 * 8 + 3 * 8 * 10  # forward, and backward to weights and inputs, of which the first has none
+    assert found["step"]["flops"] == 128 * 2 * products
 
     assert cli.main(["explain", "run", "--time"]) == 0
     tree = capfd.readouterr().out
-    assert "start-up" in tree and "├── " in tree and f"by {found['step']['clocked']} that were clocked" in tree
+    assert "start-up" in tree and "├── " in tree and f"{found['step']['clocked']} that were clocked" in tree
     assert cli.main(["explain", "run", "--time", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["time"] == found["time"]
     assert cli.main(["explain", "run", "--trace", "--json"]) == 0
