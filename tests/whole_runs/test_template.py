@@ -110,7 +110,7 @@ SHOWN = {
     "`val_check_interval=0.5`": (SMALL, validated_twice),
     "DDP of two processes on the CPU": (SMALL, shared),
     "a checkpoint of each epoch, then an epoch more": (SMALL, gone_on),
-    "training, then `eval.py`": (SMALL, evaluated),
+    "training, then eval.py": (SMALL, evaluated),
     "each experiment, for a moment": (QUIET[1:], swept(NUM_EXPERIMENTS, num_steps=2)),
     "a sweep, for a moment": (SMALL, swept(2, num_steps=2)),
     "a sweep of runs with DDP": ([*SMALL, "train.num_epochs=1"], swept(3, num_processes=2)),
