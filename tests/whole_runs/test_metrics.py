@@ -73,7 +73,7 @@ def test_a_run_that_is_resumed_measures_the_same(own_folder):
 def test_pictures_of_the_best_weights_lie_in_the_runs_folder(own_folder):
     assert cli.main([*SHORT, "train.num_epochs=1", "task.plots=[confusion,samples]"]) == 0
     drawn = {path.stem for path in (own_folder / "run" / "plots").iterdir()}
-    assert drawn - {"loss", "accuracy"} == {"confusion", "samples"}
+    assert drawn - {"loss", "accuracy", "time"} == {"confusion", "samples"}
 
 
 def test_pictures_that_fail_never_fail_the_run(own_folder, monkeypatch, capsys):
