@@ -143,7 +143,8 @@ def _refused(cfg: DictConfig, folder: Path) -> str:
     if plan["verdict"] != RUNS_NOT:
         return ""
     say(said.getvalue())
-    return next((str(finding["what"]) for finding in plan["findings"] if finding["grade"] == CERTAIN), "see its plan")
+    reasons = sorted(plan["findings"], key=lambda finding: finding["grade"] != CERTAIN)
+    return str(reasons[0]["what"]) if reasons else "see its plan"
 
 
 def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:

@@ -202,7 +202,7 @@ def _of_persons(total: float, calls: Any) -> OwnPython | None:
     seconds: dict[Any, float] = {place: own for place, (_, _, own, _, _) in calls.items() if _is_persons(place[0])}
     reads = dict.fromkeys(seconds, 0)
     for (file, _, name), (*_, callers) in calls.items():
-        is_read = "torch._C.TensorBase" in name and name.split("'")[1] in READS
+        is_read = "TensorBase" in name and name.split("'")[1] in READS
         if _is_persons(file) or (not is_read and ("torch" in name or f"{os.sep}torch{os.sep}" in file)):
             continue
         for place, (_, count, _, whole) in callers.items():
