@@ -111,7 +111,7 @@ SHOWN = {
     "DDP of two processes on the CPU": (SMALL, shared),
     "a checkpoint of each epoch, then an epoch more": (SMALL, gone_on),
     "training, then eval.py": (SMALL, evaluated),
-    "each experiment, for a moment": (QUIET[1:], swept(NUM_EXPERIMENTS, num_steps=2)),
+    "each experiment, for a moment": ([*QUIET[1:], "data.limit=200"], swept(NUM_EXPERIMENTS, num_steps=2)),
     "a sweep, for a moment": (SMALL, swept(2, num_steps=2)),
     "a sweep of runs with DDP": ([*SMALL, "train.num_epochs=1"], swept(3, num_processes=2)),
     "Optuna": ([*SMALL, "hydra.sweeper.n_trials=4", "train.num_epochs=1"], swept(4)),
