@@ -39,7 +39,8 @@ def pytest_configure():
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
 LONGEST_FILES = """
-sweep/launchers/test_ray sweep/launchers/test_slurm sweep/launchers/test_pretended_gpus whole_runs/test_hostile
+sweep/launchers/test_ray sweep/launchers/test_slurm sweep/test_batched cli/test_try_out whole_runs/test_template
+sweep/launchers/test_pretended_gpus whole_runs/test_hostile experiment/test_own_loader runs/test_check device/test_other_accelerator
 bench/test_peers sweep/test_sweep experiment/test_run cli/test_dispatch whole_runs/test_fuzz tracking/test_faults
 whole_runs/test_readme sweep/search/test_sweeper distributed/test_training plan/test_zoo training/step/test_compiled
 tracking/test_mlflow_model runs/test_serve runs/test_export whole_runs/test_resume whole_runs/test_stops
@@ -59,7 +60,19 @@ runs/test_of_tables sweep/report/test_page
 """
 
 
-def pytest_collection_modifyitems(items):
+#: of the launchers' sweeps, each of which takes a cluster some 10 s, so many run with each commit, others each time
+DRAWN_TESTS = {"tests/sweep/launchers/test_ray.py": 4, "tests/sweep/launchers/test_slurm.py": 6}
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = []
+    for file, num in DRAWN_TESTS.items() if not any("::" in word for word in config.args) else ():
+        own = [item for item in items if item.nodeid.partition("::")[0] == file]
+        drawn = seeded.drawn(file, own, num) if len(own) > num else own
+        left_out += [item for item in own if item not in drawn]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST_FILES.split())}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 

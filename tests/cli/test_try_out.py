@@ -77,7 +77,9 @@ def test_other_code_is_tried_by_its_seeds(answer, own_folder):
 def test_the_budget_and_what_would_not_run(answer):
     answer(*SHORT)
     code, found, _ = answer("try", "plan.device_memory=1KiB", "--against", "last", "device=cuda:0")
-    assert (code, found.get("verdict")) == (1, "discarded") and found["why"].startswith("it would not run: a step takes "), found
+    assert (code, found.get("verdict")) == (1, "discarded") and found["why"].startswith(
+        "it would not run: a step takes "
+    ), found
     code, found, said = answer("try", "optimizer.lr=0.02", "--budget", "0.5", "--against", "last")
     assert (code, found["verdict"]) == (1, "undecided") and found["why"].startswith("the time was up"), said
     assert found["fair"]["budget"] == 0.5

@@ -1,7 +1,9 @@
 """The seed of what the tests draw: FUZZ_SEED, else the current commit, so that each commit draws other cases and draws them again."""
 
 import os
+import random
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from hypothesis import HealthCheck, seed, settings
@@ -30,3 +32,8 @@ def often(least):
         suppress_health_check=list(HealthCheck),
     )
     return lambda test: seed(SEED)(how(test))
+
+
+def drawn(name: str, cases: Sequence, num: int) -> list:
+    """So many of the cases, others with each commit; all of them where FUZZ_EXAMPLES asks for more. name: of the draw."""
+    return list(cases) if NUM_EXAMPLES else random.Random(f"{SEED} {name}").sample(list(cases), num)

@@ -7,6 +7,7 @@ import signal
 
 import psutil
 import pytest
+import seeded
 import torch
 from mlflow.tracking import MlflowClient
 from waiting import wait_for
@@ -142,7 +143,7 @@ def test_only_what_differs_in_numbers_goes_together(own_folder, sweep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["the job", "the sweep", "a word to the sweep"])
+@pytest.mark.parametrize("what", seeded.drawn("kill", ["the job", "the sweep", "a word to the sweep"], 1))
 def test_a_kill_loses_nothing(own_folder, sweep, warm, what):
     words = (*SMALL, SEEDS, "scheduler=cosine", "train.ema_decay=0.9", "train.num_epochs=40", "metrics.pull_every=7")
     words += ("train.checkpoint_every_steps=5", *QUIET)

@@ -1,10 +1,14 @@
-"""The table of conf/README.md for those who come from lightning-hydra-template: each command runs, and does what its row says."""
+"""The table of conf/README.md for those who come from lightning-hydra-template: each command runs, and does what its row says.
+
+Five rows with each commit, others each time; FUZZ_EXAMPLES=1 takes all.
+"""
 
 import json
 import shlex
 from pathlib import Path
 
 import pytest
+import seeded
 
 from runner.tracking.journal import read_points
 from runner.version import PACKAGES
@@ -131,7 +135,7 @@ def test_each_row_is_shown():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", commands())
+@pytest.mark.parametrize("there", seeded.drawn("template", list(commands()), 5))
 def test_what_the_other_can_is_a_command_here(there, own_folder, warm, device):
     Path("tests").symlink_to(PACKAGES / "tests")  # a recipe reads a text of this project
     smaller, shown = SHOWN[there]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ def check(found, *names):
 
 def test_a_run_and_its_tree(own_folder, capfd, monkeypatch):
     monkeypatch.setattr("runner.experiment.session.MOST_LOOKING", 10.0)  # however slow the machine is
+    monkeypatch.setattr("runner.experiment.session.IMPORTED", time.perf_counter())  # however old this process is
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=3"]) == 0
     out = capfd.readouterr().out
     found = summary()
