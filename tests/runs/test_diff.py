@@ -13,6 +13,7 @@ from runner.runs.reproduce.compare import compare
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 
+#: the file is differing_nets.py, a name that no other test imports: a run's own module stays imported in this process
 MODEL = """
 from torch import nn
 
@@ -42,9 +43,9 @@ def write_rows(changed=0.0):
 def base(own_folder):
     """outputs/a/run, of a model of one's own in a folder that git knows nothing of."""
     write_rows()
-    Path("my_nets.py").write_text(MODEL)
+    Path("differing_nets.py").write_text(MODEL)
     Path("conf/model").mkdir(parents=True)
-    Path("conf/model/net.yaml").write_text("_target_: my_nets.Net\n")
+    Path("conf/model/net.yaml").write_text("_target_: differing_nets.Net\n")
     train("a")
     return own_folder
 
@@ -74,7 +75,9 @@ def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
         "backends.cpu.num_threads": ["null", "2"],
         "threads": ["1", "2"],
     }
-    assert found["runs"][1]["changed"].startswith("data=arrays model=my_nets.Net device=cpu seed=1 data.path=mine.npz ")
+    assert found["runs"][1]["changed"].startswith(
+        "data=arrays model=differing_nets.Net device=cpu seed=1 data.path=mine.npz "
+    )
     assert found["sentence"].startswith("train/loss parts at step 1, by ")
     assert cli.main(["diff", "outputs/a/run", "outputs/b/run"]) == 0
     said = [line.split() for line in capfd.readouterr().out.splitlines()]
@@ -83,11 +86,11 @@ def test_what_is_said_on_the_command_line_is_named_by_its_key(base, capfd):
 
 def test_code_and_data_that_git_knows_nothing_of(base, capfd, monkeypatch):
     write_rows(changed=1e-3)
-    Path("my_nets.py").write_text(MODEL.replace("ReLU", "GELU"))
-    monkeypatch.delitem(__import__("sys").modules, "my_nets")
+    Path("differing_nets.py").write_text(MODEL.replace("ReLU", "GELU"))
+    monkeypatch.delitem(__import__("sys").modules, "differing_nets")
     train("b")
     _, by_name = differences(capfd, "a", "b")
-    assert by_name.keys() == {"my_nets.py", "data"}
+    assert by_name.keys() == {"differing_nets.py", "data"}
     then, now = by_name["data"]
     assert then != now and then.startswith("arrays, 90 rows, fingerprint ")
 
