@@ -33,7 +33,7 @@ class Grid(Sweeper):
         source: Callable[[Hands], Source] = lambda hands: Listed(hands.prepared)  # noqa: E731
         if self._config.sweep.until is not None:
             until.check(wanted, self._config.sweep)
-            source = lambda hands: until.UntilDecided(hands, wanted)  # noqa: E731
+            source = lambda hands: until.until_decided(hands, wanted)  # noqa: E731
         plan = Plan(tuple(arguments), wanted, source, adds_seeds=self._config.sweep.until is not None)
         return run_sweep(plan, self._context, self._config)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.experiment.provenance import TRIES
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.significance import ALPHA, Difference, difference
 
 #: below the current folder: the ledger, and a folder for each try with its sweep
-FOLDER = Path("multirun/tries")
+FOLDER = TRIES
 LEDGER = FOLDER / "tries.jsonl"
 #: seeds of both that are looked at; at the first number a try can be given up, and is not kept yet
 LOOKS = (4, 12, 24, 48)

@@ -5,20 +5,20 @@ For cli/try_out.py; tries.py says what a look asks for. A side is a configuratio
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 
-from runner.sweep.jobs.ledger import Job, Sweep
+from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared, name_of
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import read_results
 from runner.sweep.sweep import Hands, Plan, run_sweep
 from runner.sweep.tries import Decision
-from runner.sweep.until import add_jobs
+from runner.sweep.until import Rounds, add_jobs
 
 Words = tuple[str, ...]
 
@@ -57,8 +57,16 @@ def measure(
         return _last(look)
     swept = {word.partition("=")[0] for words in jobs for word in set(words) ^ set(jobs[0])} | {"seed"}
     listed = [(words, name_of(words, swept)) for words in jobs]
-    given = tuple(word for word in sides[0].words)
-    plan = Plan(given, listed, lambda hands: Rounds(hands, sides, owners, look, swept), adds_seeds=True)
+    given = tuple(sides[0].words)
+
+    def more(hands: Hands) -> list[Prepared]:
+        note(hands.sweep, owners)
+        found = look(False)
+        if isinstance(found, Decision) or sides[0].failed:
+            return []
+        return add_jobs(hands, _jobs(sides, found, owners), swept)
+
+    plan = Plan(given, listed, lambda hands: Rounds(hands, partial(more, hands)), adds_seeds=True)
     note(run_sweep(plan, context, config), owners)
     return _last(look)
 
@@ -88,37 +96,3 @@ def note(sweep: Sweep, owners: Sequence[Side]) -> None:
             side.values[result.seed] = value
         elif result.state in ("finished", "failed", "killed"):
             side.failed = side.failed or f"seed {result.seed}: {result.error or f'it has no {side.goal.metric}'}"
-
-
-class Rounds:
-    """A source of jobs, see scheduler.Source: once all have ended, a look says which come next."""
-
-    def __init__(
-        self,
-        hands: Hands,
-        sides: Sequence[Side],
-        owners: list[Side],
-        look: Callable[[bool], Decision | list[int]],
-        swept: set[str],
-    ) -> None:
-        self._hands, self._sides, self._owners, self._look, self._swept = hands, sides, owners, look, swept
-        self._left, self._running, self._is_over = deque(hands.prepared), set[int](), False
-
-    def next(self, num_waiting: int) -> Prepared | None:
-        if not self._left and not self._running and not num_waiting and not self._is_over:
-            self._go_on()
-        if not self._left:
-            return None
-        prepared = self._left.popleft()
-        self._running |= {job.number for job in prepared.jobs}
-        return prepared
-
-    def ended(self, job: Job, summary: dict[str, Any]) -> None:
-        self._running.discard(job.number)
-
-    def _go_on(self) -> None:
-        note(self._hands.sweep, self._owners)
-        found = self._look(False)
-        new = [] if isinstance(found, Decision) or self._sides[0].failed else _jobs(self._sides, found, self._owners)
-        self._is_over = not new
-        self._left.extend(add_jobs(self._hands, new, self._swept))

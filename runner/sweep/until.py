@@ -7,7 +7,7 @@ winner where there is none in one sweep of twenty at most (Bonferroni over looks
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -49,20 +49,19 @@ def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
         raise RunnerError(*faults)
 
 
-class UntilDecided:
-    """A source of jobs, see scheduler.Source."""
+class Rounds:
+    """A source of jobs, see scheduler.Source: once all of a round have ended, those of the next come, until there are none."""
 
-    def __init__(self, hands: Hands, jobs: Sequence[tuple[Words, str]]) -> None:
-        self._hands, self._left = hands, deque(hands.prepared)
-        self._configurations = configurations(jobs)
-        self._looks = looks(hands.config.sweep.max_seeds)
+    def __init__(self, hands: Hands, more: Callable[[], list[Prepared]]) -> None:
+        """more: the next round's jobs, noted in the sweep (add_jobs); [] ends it."""
+        self._left, self._more = deque(hands.prepared), more
         self._running: set[int] = set()
         self._is_over = False
 
     def next(self, num_waiting: int) -> Prepared | None:
-        """The next job; once all have ended, the first of those with more seeds."""
         if not self._left and not self._running and not num_waiting and not self._is_over:
-            self._go_on()
+            self._left.extend(self._more())
+            self._is_over = not self._left
         if not self._left:
             return None
         prepared = self._left.popleft()
@@ -72,7 +71,20 @@ class UntilDecided:
     def ended(self, job: Job, summary: dict[str, Any]) -> None:
         self._running.discard(job.number)
 
-    def _go_on(self) -> None:
+
+def until_decided(hands: Hands, jobs: Sequence[tuple[Words, str]]) -> Rounds:
+    """The jobs, and more seeds of each configuration until the best one is decided."""
+    return Rounds(hands, _Looks(hands, configurations(jobs)).more)
+
+
+class _Looks:
+    """What a sweep's looks at its results ask for."""
+
+    def __init__(self, hands: Hands, found: list[Words]) -> None:
+        self._hands, self._configurations = hands, found
+        self._looks = looks(hands.config.sweep.max_seeds)
+
+    def more(self) -> list[Prepared]:
         """Looks who is better, says it, and adds seeds up to the next look where nobody is."""
         tried = self._seeds_tried()
         wanted = next((size for size in self._looks if size > tried), None)
@@ -83,15 +95,13 @@ class UntilDecided:
             found = against_best(groups, goals[0], num_looks=len(self._looks)) if goals else []
             for each in found:
                 self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
-            is_decided = bool(found) and all(each.difference.is_decided for each in found)
-            self._is_over = is_decided or not found or wanted is None
-            if self._is_over and not is_decided:
+            if found and all(each.difference.is_decided for each in found):
+                return []
+            if not found or wanted is None:
                 why = "as many as it may be" if found else "no two configurations have a value to compare"
                 self._hands.say(f"until:  undecided with {tried} seeds of each, {why}")
-        if wanted is None:
-            self._is_over = True
-        elif not self._is_over:
-            self._add(wanted)
+                return []
+        return [] if wanted is None else self._add(wanted)
 
     def _seeds_tried(self) -> int:
         """Of the configuration that has fewest, whether its jobs have finished or not."""
@@ -101,7 +111,7 @@ class UntilDecided:
                 tried[self._configurations.index(words)] += 1
         return min(tried)
 
-    def _add(self, wanted: int) -> None:
+    def _add(self, wanted: int) -> list[Prepared]:
         """Jobs of new seeds, the same ones for each configuration, until each has so many."""
         taken = {each.seed for each in read_results(self._hands.sweep)}
         first = max(taken, default=-1) + 1
@@ -110,8 +120,9 @@ class UntilDecided:
             word.partition("=")[0] for other in self._configurations for word in set(other) ^ {*self._configurations[0]}
         }
         jobs = [(*words, f"seed={seed}") for seed in new for words in self._configurations]
-        self._left.extend(add_jobs(self._hands, jobs, apart | {"seed"}))
+        added = add_jobs(self._hands, jobs, apart | {"seed"})
         self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
+        return added
 
 
 def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:

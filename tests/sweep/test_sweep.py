@@ -249,9 +249,14 @@ def test_a_sweep_that_is_killed_again_and_again_ends_as_one_that_was_not(
 
 
 def _timeless(found):
-    """The report without what is measured in seconds, and without names of places."""
+    """The report without what is measured in seconds, names of places, and what a job that crashed had told by then.
+
+    One that stopped with its sweep, before it went on and crashed, has told the more.
+    """
     dropped = re.compile(r"second|speed|run_id|began|uid|uri|folder|command|overrides|keys|time")
     if isinstance(found, dict):
+        if found.get("state") in ("failed", "killed"):
+            found = {key: value for key, value in found.items() if key in ("job", "name", "state", "seed", "error")}
         return {key: _timeless(value) for key, value in found.items() if not dropped.search(key)}
     return [_timeless(item) for item in found] if isinstance(found, list) else found
 

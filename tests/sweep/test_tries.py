@@ -78,6 +78,7 @@ def test_what_is_asked_for_look_by_look():
         ([0.1, 0.2, 0.3, 0.4], LOSS, "discarded", "better with none of 4 seeds"),
         ([-0.1, -0.2, -0.3, -0.4], ACCURACY, "discarded", "better with none of 4 seeds"),
         ([0.0] * 4, LOSS, "discarded", "the same values, to the bit"),
+        ([0.0, 0.1, 0.2, 0.3], LOSS, "discarded", "better with none of 4 seeds"),
         ([-0.1, *[0.1, -0.05] * 5, 0.2], LOSS, "discarded", "no better, over 12 seeds"),
         ([-1 - seed / 100 for seed in range(12)], LOSS, "kept", "better, over 12 seeds"),
         ([1 + seed / 100 for seed in range(12)], ACCURACY, "kept", "better, over 12 seeds"),

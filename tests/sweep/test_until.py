@@ -13,7 +13,7 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report import build
 from runner.sweep.report.comparisons import looks
-from runner.sweep.until import UntilDecided, check
+from runner.sweep.until import check, until_decided
 
 MLP, CNN = ("model=mlp", "train.num_epochs=1"), ("model=cnn", "train.num_epochs=1")
 
@@ -45,7 +45,7 @@ class Made:
         for number, (overrides, name) in enumerate(jobs):
             self.sweep.jobs[number] = Job(number, overrides, name)
             self.hands.prepared.append(self.prepare(self.sweep.jobs[number]))
-        self.source = UntilDecided(self.hands, jobs)
+        self.source = until_decided(self.hands, jobs)
 
     def prepare(self, job):
         job.folder_name = str(job.number)
@@ -110,6 +110,7 @@ def test_without_a_difference_it_gives_up_and_says_so(tmp_path):
     made = Made(tmp_path, lambda model, seed: noise(seed, model == "mlp"), max_seeds=16)
     assert made.run() == [16, 16]
     assert made.said[-1] == "until:  undecided with 16 seeds of each, as many as it may be"
+    assert made.source.next(0) is None and sum("undecided with" in line for line in made.said) == 1  # said once
     assert build.write(tmp_path).winner is None
 
 

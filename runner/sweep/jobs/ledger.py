@@ -15,6 +15,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from runner.errors import Fault, RunnerError, without_password
+from runner.experiment.provenance import TRIES
 
 FILE = "ledger.jsonl"  # in a sweep's folder
 LOCK = "ledger.lock"
@@ -148,8 +149,9 @@ def read(folder: Path) -> Sweep:
 
 
 def find_last(root: Path) -> Path | None:
-    """The folder below `root` whose sweep did something last; None when there is none."""
-    found = sorted(root.glob(f"**/{FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    """The folder below `root` whose sweep did something last, but for those of tries; None when there is none."""
+    found = [path for path in root.glob(f"**/{FILE}") if not path.is_relative_to(root / TRIES.name)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns)
     return found[-1].parent if found else None
 
 

@@ -59,18 +59,28 @@ def looks(max_seeds: int) -> list[int]:
 
 
 def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
-    """The best configuration beside each other one; [] for fewer than two. num_looks: at which a winner may be named."""
+    """The best configuration beside each other one; [] for fewer than two. num_looks: at which a winner may be named.
+
+    One that is better than every other is named where each of these says so by itself: it is taken for the best by chance
+    no more often than among two (Gutmann and Maymin 1987, Is the selected population the best?). Where some say so, each
+    must be as sure as the number of pairs asks, since the best was looked for among all of them.
+    """
     sign = 1 if goal.mode == "min" else -1
     all_of = [Configuration(name, tuple(results), (goal,)) for name, results in groups.items()]
     means = {each.name: _mean(each.values(goal.metric).values()) for each in all_of}
     judged = sorted(
         (each for each in all_of if means[each.name] is not None), key=lambda each: sign * (means[each.name] or 0)
     )
-    pairs = len(judged) * (len(judged) - 1) // 2 * num_looks  # the best was looked for among all of them
-    found = [
-        compared(judged[0], other, goal, (judged[0].name, other.name), num_comparisons=pairs) for other in judged[1:]
-    ]
-    return [each for each in found if each is not None]
+    found: list[Comparison] = []
+    for pairs in (1, len(judged) * (len(judged) - 1) // 2):
+        each = [
+            compared(judged[0], other, goal, (judged[0].name, other.name), num_comparisons=pairs * num_looks)
+            for other in judged[1:]
+        ]
+        found = [one for one in each if one is not None]
+        if all(one.difference.is_decided for one in found):
+            break
+    return found
 
 
 def compared(

@@ -66,6 +66,7 @@ class Result:
     samples_per_second: float | None = None
     seconds_train: float | None = None
     run_id: str | None = None
+    time: dict[str, float] = field(default_factory=dict)  # seconds by name, as the run's summary has them
     curves: dict[str, Curve] = field(default_factory=dict)
 
     def value(self, metric: str) -> float | None:
@@ -133,6 +134,7 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         metrics=dict(sorted(_numbers(summary.get("metrics")).items())),
         best=best,
         run_id=summary.get("run_id"),
+        time=_numbers(summary.get("time")),
         num_steps=summary.get("num_steps"),
         num_epochs=summary.get("num_epochs"),
         steps_per_second=summary.get("steps_per_second"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from waiting import LONGEST
 
+from runner.experiment.plots import time_bar
 from runner.sweep.report import build, page
 
 EVIL = '</script><script>document.title="taken"</script><img src=x onerror=alert(1)>"\'&'
@@ -164,6 +165,23 @@ def test_huge_names_and_many_keys_stay_small(tmp_path, write):
         write.train(sweep, overrides, seed=number)
     drawn = figures(page.draw(build.read_report(sweep.close())))
     assert len(json.dumps(drawn)) < 200_000
+
+
+def test_where_the_time_of_all_jobs_went_is_one_bar(tmp_path, write, monkeypatch):
+    """Summed by name; a name that only another version of the runner knows is left out."""
+    drawn, draw_time = [], time_bar.draw_time
+    monkeypatch.setattr(
+        time_bar, "draw_time", lambda *args, **how: drawn.append((args[0], how)) or draw_time(*args, **how)
+    )
+    sweep = write.folder(tmp_path)
+    for number in range(3):
+        spent = {"start-up": 1.0, "compute": 2.0 + number, "unheard": 5.0} if number else {}
+        sweep.job((f"seed={number}",), summary={"time": spent})
+    text = page.draw(build.read_report(sweep.close()))
+    ((spent, how),) = drawn
+    assert dict(spent) == {"start-up": 2.0, "compute": 7.0} and how["num_runs"] == 2
+    content = re.search(r'id="time".*?base64,([^"]+)"', text, re.DOTALL)[1]
+    assert base64.b64decode(content).startswith(page.PNG)
 
 
 @pytest.mark.slow

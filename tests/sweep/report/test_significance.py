@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from runner.sweep.report import significance
-from runner.sweep.report.comparisons import Configuration, compared, words_of
+from runner.sweep.report.comparisons import Configuration, against_best, compared, words_of
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result
 from runner.sweep.report.significance import difference
@@ -147,3 +147,38 @@ def test_among_many_configurations_each_must_be_surer():
     a, b = of(*np.linspace(1, 2, 6)), of(*np.zeros(6))
     assert difference(a, b).is_decided and not difference(a, b, num_comparisons=3).is_decided
     assert difference(a, b, num_comparisons=3).more_seeds == 1
+
+
+@pytest.mark.parametrize("n", [6, 9, 12])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+def test_the_sign_flip_test_is_scipys_over_all_signs(n, shift):
+    values = np.random.default_rng(n).exponential(size=n) - 1 + shift
+    values[n // 2] = 0.0
+    found = difference(of(*values), of(*np.zeros(n))).p_value
+    expected = stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", vectorized=True, n_resamples=np.inf
+    )
+    assert found == pytest.approx(expected.pvalue, abs=2 / 2**n)  # two signs whose sums are as good as one
+
+
+def test_many_pairs_are_as_sure_as_they_are(few_draws):
+    """Among twenty configurations each must be sure at 1 in 3,800, which 9,999 drawn signs can hardly say."""
+    rng = np.random.default_rng(4)
+    a, b = of(*rng.normal(3.0, 1.0, 40)), of(*np.zeros(40))
+    assert difference(a, b).p_value == pytest.approx(2 / 2**40)
+    diverged = {seed: value if seed else 1e12 for seed, value in a.items()}  # one of them is all of the mean
+    assert difference(diverged, b).p_value == pytest.approx(2 / 2**40)
+
+
+def test_a_winner_among_many_is_as_sure_as_among_two_and_a_single_better_one_surer():
+    """Six seeds of one sign come by chance in 2 of 64: enough for the best of three, and for one of three pairs too little."""
+    best, near, far = ({(seed, None): value for seed in range(6)} for value in (0.0, 1.0, 2.0))
+    goal = Goal("val/loss", "min")
+
+    def verdicts(other, **more):
+        groups = {name: configuration(name, side).results for name, side in (("a", best), ("b", other), ("c", far))}
+        return [each.verdict for each in against_best(groups, goal, **more)]
+
+    assert verdicts(near) == ["better", "better"]
+    assert verdicts(near, num_looks=2) == ["undecided", "undecided"]
+    assert verdicts({**near, (0, None): -1.0}) == ["undecided", "undecided"]

@@ -1,0 +1,218 @@
+"""How often `compare` names a winner where there is none, and with how many seeds it finds one: python tests/bench/decided.py
+
+level, power: simulated values of two configurations by seed, with a standard deviation of 1 each; `shared` of the variance is
+the seed's, the same in both. Beside them the test that people take: Welch's t-test of unpaired values. looks: sweeps of
+sweep.until=decided, with all their looks. sweeps: what share the seed has in sweeps of this project, which are trained for
+it (--folder keeps them). One process, some 20 minutes, and as long for the sweeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from page import ROOT, add_write, section
+from scipy import stats
+
+from runner.sweep.report.comparisons import against_best, looks
+from runner.sweep.report.ranking import Goal
+from runner.sweep.report.results import Result
+from runner.sweep.report.significance import ALPHA, POWER, Difference, difference
+
+Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
+#: by name: values with a mean of 0 and a standard deviation of 1
+VALUES: dict[str, Draw] = {
+    "normal": lambda rng, n: rng.normal(size=n),
+    "skewed (exponential)": lambda rng, n: rng.exponential(size=n) - 1,
+    "heavy tails (t, 3)": lambda rng, n: rng.standard_t(3, size=n) / 3**0.5,
+}
+SHARED = (0.0, 0.5, 0.6, 0.7, 0.9)
+MAX_SEEDS = 64
+#: by name: the words of a sweep of two configurations, with 24 seeds each
+SWEEPS = {
+    "digits, MLP: two rates": ["model=mlp", "optimizer.lr=1e-3,3e-3"],
+    "digits, MLP: two widths": ["model=mlp", "model.hidden_sizes=[32],[128]"],
+    "digits, CNN: two rates": ["model=cnn", "optimizer.lr=1e-3,3e-3"],
+    "spiral, MLP: two rates": ["experiment=spiral", "optimizer.lr=3e-3,1e-2"],
+    "MNIST-1D, MLP: two rates": ["experiment=mnist1d_mlp", "optimizer.lr=1e-3,3e-3"],
+}
+
+
+def main() -> None:
+    tables = {"level": _level, "looks": _looks, "power": _power, "sweeps": _sweeps}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num", type=int, default=10_000, help="comparisons of each kind")
+    parser.add_argument("--only", nargs="+", choices=tables, default=list(tables))
+    parser.add_argument("--folder", type=Path, help="of the sweeps; those that are there are not run again")
+    add_write(parser)
+    given = parser.parse_args()
+    for name in given.only:
+        with section(f"decided.py {name}", write=given.write):
+            _sweeps(given.folder) if name == "sweeps" else tables[name](given.num)
+
+
+def _level(num: int) -> None:
+    seeds = (6, 8, 12, 24)
+    print(f"Winners named between two configurations that are alike ({ALPHA:.0%} is the most allowed):\n")
+    print("| values | comparisons | chance's share of these (95 %) | " + " | ".join(f"{n} seeds" for n in seeds) + " |")
+    print("|---" * (len(seeds) + 3) + "|")
+    for kind, (name, draw) in enumerate(VALUES.items()):
+        for is_paired, count in ((True, num), (False, num // 10)):  # scipy's permutations take 30 ms
+            found = []
+            for n in seeds:
+                rng = np.random.default_rng(
+                    [kind, n, is_paired]
+                )  # each cell's own: else all are high, or low, together
+                found.append(sum(_compared(rng, n, draw, is_paired=is_paired).is_decided for _ in range(count)) / count)
+            told = " | ".join(f"{share:.1%}" for share in found)
+            print(
+                f"| {name}, {'by seed' if is_paired else 'of other seeds'} | {count:,} | {_chance(count)} | {told} |",
+                flush=True,
+            )
+
+
+def _looks(num: int) -> None:
+    """Of sweeps, a fifth as many: each has four looks."""
+    num //= 5
+    sizes = looks(MAX_SEEDS)
+    print(
+        f"Sweeps with sweep.until=decided, sweep.max_seeds={MAX_SEEDS}, in which none is better than each other one, normal values:\n"
+    )
+    print(
+        f"| configurations | sweeps | chance's share of {ALPHA:.0%} (95 %) | with a winner, of all looks | "
+        + " | ".join(f"by {size} seeds" for size in sizes)
+        + " |\n|---|---|---|---"
+        + "|---" * len(sizes)
+        + "|"
+    )
+    for count, num_worse in ((2, 0), (4, 0), (4, 2)):
+        rng = np.random.default_rng([count, num_worse])
+        worse = 2.0 * (np.arange(count) >= count - num_worse)[:, None]
+        ends = [_decided_at(rng.normal(size=(count, MAX_SEEDS)) + worse) for _ in range(num)]
+        shares = [sum(end is not None and end <= size for end in ends) / num for size in sizes]
+        told = " | ".join(f"{share:.1%}" for share in (shares[-1], *shares))
+        kinds = f"{count} alike" if not num_worse else f"{count - num_worse} alike, {num_worse} clearly worse"
+        print(f"| {kinds} | {num:,} | {_chance(num)} | {told} |", flush=True)
+
+
+def _decided_at(values: NDArray[np.float64]) -> int | None:
+    """values: (configurations, seeds). At how many seeds the sweep ends with a winner; None where it has none."""
+    sizes, goal = looks(values.shape[1]), Goal("val/loss", "min")
+    for size in sizes:
+        groups = {
+            str(name): [
+                Result(at, "", (), {}, "finished", "", at, None, metrics={goal.metric: float(value)})
+                for at, value in enumerate(row[:size])
+            ]
+            for name, row in enumerate(values)
+        }
+        if all(each.difference.is_decided for each in against_best(groups, goal, num_looks=len(sizes))):
+            return size
+    return None
+
+
+def _chance(num: int) -> str:
+    """Between which shares a test of exactly ALPHA lies in 95 of 100 trials of so many comparisons."""
+    low, high = (float(stats.binom.ppf(at, num, ALPHA)) / num for at in (0.025, 0.975))
+    return f"{low:.1%} to {high:.1%}"
+
+
+def _power(num: int) -> None:
+    num //= 4
+    print(
+        f"Seeds that find a true difference of one standard deviation in {POWER:.0%} of {num:,} sweeps; normal values:\n"
+    )
+    print("| of the variance the seed's | paired by seed | of the unpaired t-test's |\n|---|---|---|")
+    print(f"| any, unpaired | {_fewest_unpaired()} | 100% |")
+    for shared in SHARED:
+        fewest, ratio = _fewest(shared, num)
+        print(f"| {shared:.0%} | {fewest} | {ratio:.0%} |", flush=True)
+
+
+def _sweeps(folder: Path | None) -> None:
+    """Of the values that `compare` compares: the sweep's own goal."""
+    print("What the seed does to both of two configurations of this project, with 24 seeds of each:\n")
+    print("| sweep | metric | correlation (95 %) | of the variance the seed's | seeds, of the unpaired t-test's |")
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as made:
+        for name, words in SWEEPS.items():
+            own = (folder or Path(made)) / name.replace(":", "").replace(", ", "_").replace(" ", "_")
+            if not (own / "report.json").exists():
+                _train(own, words)
+            metric, a, b = _values(json.loads((own / "report.json").read_text()))
+            correlation = stats.pearsonr(a, b)
+            low, high = correlation.confidence_interval()
+            shared = 1 - np.var(a - b, ddof=1) / (np.var(a, ddof=1) + np.var(b, ddof=1))
+            _, ratio = _fewest(max(0.0, round(float(shared), 2)), 2500)
+            print(
+                f"| {name} | {metric} | {correlation.statistic:.2f} ({low:.2f} to {high:.2f}) | {shared:.0%} | {ratio:.0%} |",
+                flush=True,
+            )
+
+
+def _train(folder: Path, words: list[str]) -> None:
+    rest = ["seed=range(24)", "tracking.enabled=false", "task.plots=false", "device=cpu", f"hydra.sweep.dir={folder}"]
+    command = [sys.executable, "-m", "runner", "-m", *words, *rest]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _values(report: dict[str, object]) -> tuple[str, NDArray[np.float64], NDArray[np.float64]]:
+    """The goal, and its values of both configurations in the order of their seeds."""
+    goal = report["goals"][0]["metric"]
+    sides: dict[str, dict[int, float]] = {}
+    for job in report["jobs"]:
+        side = str({key: value for key, value in job["keys"].items() if key != "seed"})
+        sides.setdefault(side, {})[job["seed"]] = (
+            job["best"]["value"] if job["best"]["metric"] == goal else job["metrics"][goal]
+        )
+    a, b = sides.values()
+    assert a.keys() == b.keys()
+    return goal, *(np.array([side[seed] for seed in sorted(a)]) for side in (a, b))
+
+
+def _compared(
+    rng: np.random.Generator, n: int, draw: Draw, *, shared: float = 0.0, shift: float = 0.0, is_paired: bool = True
+) -> Difference:
+    seeds = draw(rng, n) * shared**0.5
+    a, b = (seeds + draw(rng, n) * (1 - shared) ** 0.5 for _ in range(2))
+    first = 0 if is_paired else n
+    found = difference(dict(enumerate((a + shift).tolist())), dict(enumerate(b.tolist(), first)))
+    assert found is not None
+    return found
+
+
+@cache
+def _fewest(shared: float, num: int) -> tuple[int, float]:
+    """The least number of seeds that finds it often enough, and its part of what the unpaired test takes."""
+    fewest = next(n for n in range(6, 100) if _found_paired(n, num, shared) >= POWER)
+    return fewest, fewest / _fewest_unpaired()
+
+
+@cache
+def _fewest_unpaired() -> int:
+    return next(n for n in range(6, 100) if _found_unpaired(n, 40_000) >= POWER)
+
+
+def _found_paired(n: int, num: int, shared: float) -> float:
+    rng = np.random.default_rng(n)
+    each = (_compared(rng, n, VALUES["normal"], shared=shared, shift=1.0) for _ in range(num))
+    return sum(one.is_decided and one.verdict("max") == "better" for one in each) / num
+
+
+def _found_unpaired(n: int, num: int) -> float:
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(1.0, size=(num, n)), rng.normal(size=(num, n))
+    tested = stats.ttest_ind(a, b, axis=1, equal_var=False)
+    return float(np.mean((tested.pvalue <= ALPHA) & (tested.statistic > 0)))
+
+
+if __name__ == "__main__":
+    main()
