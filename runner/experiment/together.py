@@ -6,6 +6,7 @@ of them begins.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -68,6 +69,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     One whose data or model can't be had fails alone.
     Raises: CannotStackError, before anything is tracked, where they can't be trained together.
     """
+    gc.collect()  # a group before this one lies in circles of references, with all of its weights
     summaries: dict[int, dict[str, Any]] = {}
     most = len(jobs)
     hardware = check_here(jobs[0].cfg, choice=jobs[0].given.choice).hardware  # the sweep has checked each of them

@@ -1,7 +1,8 @@
 """Whether jobs trained together are what each is alone: python tests/bench/together.py [--kills 50] [--only TABLE ...]
 
-equal: each member's last weights and all its points beside those of the same words alone, after some epochs. kills: a
-group is killed at a random moment of its training and resumed, and comes to the weights and points of one that nobody
+equal: each member's last weights and all its points beside those of the same words alone, after some epochs: all of them
+together, in float32 and where rounding is 1e-16; as many together as are chosen here; and, to see what rounding alone does,
+a run alone with two threads beside one with one. kills: a group is killed at a random moment of its training and resumed, and comes to the weights and points of one that nobody
 killed. memory: groups under a limit of 2 GiB of address space more than the process has before them.
 """
 
@@ -27,7 +28,7 @@ from page import ROOT, add_write, section
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from members import Run, trained_alone, trained_together
+from members import Run, built, members_of, trained_alone, trained_together
 
 from runner.config.compose import composer, hydra_session
 from runner.device import Choice
@@ -35,9 +36,11 @@ from runner.device.host_memory import _sizes
 from runner.experiment.given import Given
 from runner.experiment.together import Job, run_together
 from runner.tracking.journal_reader import read_series
+from runner.training.stacked.check import check_alike
 
 ALL = ["model.dropout=0.2", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.99"]
 AUGMENT = ["data.augment={crop:1,rotate:10}"]
+EQUAL = ["data.limit=null", "train.batch_size=128", "backends.cpu.num_threads=1"]
 SEEDS = [[f"seed={seed}"] for seed in range(8)]
 #: by name: words of a run on the digits
 MODELS = {
@@ -53,6 +56,14 @@ MODELS = {
         "model.num_heads=4",
         *ALL,
         *AUGMENT,
+    ],
+    "transformer, signals of 32": [
+        "data=synthetic",
+        "data.num_rows=2000",
+        "data.shape=[2,32]",
+        "model=transformer",
+        "model.width=32",
+        "model.depth=2",
     ],
     "ResNet, SGD": ["model=resnet", "optimizer=sgd", "data.limit=400"],
     "ResNet, Adam": ["model=resnet", "data.limit=400"],
@@ -91,28 +102,45 @@ def main() -> None:
     add_write(parser)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    with section("together.py", write=given.write):
-        if "equal" in given.only:
-            _equal(given.epochs)
-        if "kills" in given.only:
-            _kills(given.kills)
-        if "memory" in given.only:
-            _memory()
+    tables = {"equal": lambda: _equal(given.epochs), "kills": lambda: _kills(given.kills), "memory": _memory}
+    for name in given.only:
+        with section(f"together.py {name}", write=given.write):
+            tables[name]()
 
 
 def _equal(epochs: int) -> None:
     print(
-        f"| {len(SEEDS)} members, after {epochs} epoch(s) | weights, largest relative difference | points | to the bit |"
+        f"| {len(SEEDS)} members, {epochs} epoch(s) | together, float64: weights | together, float32: weights | points | "
+        "as chosen here: weights | points | equal to the bit | alone, 2 threads beside 1: weights | points |"
     )
-    print("|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, words in MODELS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            asked = ["data.limit=null", "train.batch_size=128", f"train.num_epochs={epochs}", *words]
-            alone = trained_alone(Path(folder) / "alone", asked, SEEDS)
-            together = trained_together(Path(folder) / "together", asked, SEEDS)
-            weights, points, equal = _differences(alone, together)
-        print(f"| {name} | {weights:.1e} | {points:.1e} | {equal} of {len(SEEDS)} |", flush=True)
-    print()
+        with tempfile.TemporaryDirectory() as made:
+            _equal_row(name, [*EQUAL, f"train.num_epochs={epochs}", *words], Path(made))
+    print("\nThe largest of all members, relative: of a tensor's weights by its norm, of a point by its size.\n")
+
+
+def _equal_row(name: str, words: Sequence[str], folder: Path) -> None:
+    exact, exact_together = (
+        trained(folder / trained.__name__, words, SEEDS, in_float64=True)
+        for trained in (trained_alone, trained_together)
+    )
+    alone = trained_alone(folder / "alone", words, SEEDS)
+    num = check_alike(members_of(*built(folder / "chosen", words, SEEDS)), is_asked=True).num_together
+    found = [
+        _differences(alone, other)
+        for other in (
+            trained_together(folder / "together", words, SEEDS),
+            trained_together(folder / "chosen", words, SEEDS, num),
+            trained_alone(folder / "threads", [*words, "backends.cpu.num_threads=2"], SEEDS),
+        )
+    ]
+    (weights, points, _), (chosen, chosen_points, equal), (threads, threads_points, _) = found
+    print(
+        f"| {name} | {_differences(exact, exact_together)[0]:.0e} | {weights:.0e} | {points:.0e} | "
+        f"{num}: {chosen:.0e} | {chosen_points:.0e} | {equal} | {threads:.0e} | {threads_points:.0e} |",
+        flush=True,
+    )
 
 
 def _differences(alone: Sequence[Run], together: Sequence[Run]) -> tuple[float, float, int]:
@@ -140,24 +168,34 @@ def _kills(count: int) -> None:
         began = time.monotonic()
         assert _forked(lambda: _run(configs, folder / "whole")) == 0
         seconds = time.monotonic() - began
-        apart, moments = [], []
+        apart: dict[str, list[float]] = {}
+        most = 0
         for number in range(count):
             moment = rng.uniform(0, seconds)
             killed = folder / str(number)
             ended = _forked(lambda killed=killed: _run(configs, killed), kill_after=moment)
-            moments.append(_steps(killed))
+            at = [_kept(killed, member, "step") for member in range(len(configs))]
             while ended != 0:
                 ended = _forked(lambda killed=killed: _run(configs, killed))
-            apart.append(_apart(folder / "whole", killed, num=len(configs)))
+            sizes = [_kept(each, 0, "num_together") for each in (folder / "whole", killed)]
+            apart.setdefault(_circumstance(at, sizes), []).append(_apart(folder / "whole", killed, num=len(configs)))
+            most = max(most, *at)
             shutil.rmtree(killed)
-    rest = sorted(each for each in apart if each)
     print(
-        f"{count} kills (SIGKILL) of a group of 6 at random moments of its {seconds:.1f} s, with checkpoints of up to"
+        f"{count} kills (SIGKILL) of a group of 6 at random moments of its {seconds:.1f} s, with checkpoints of up to {most}\n"
+        "steps, then resumed, beside the same that nobody killed:\n"
     )
-    print(
-        f"{max(moments)} steps, then resumed: {apart.count(0.0)} came to the same weights and points, to the bit; the others"
-    )
-    print(f"within {', '.join(f'{each:.1e}' for each in rest) or '0'}, relative.\n")
+    print("| | kills | the same weights and points to the bit | the others, relative |\n|---|---|---|---|")
+    for circumstance, found in sorted(apart.items()):
+        rest = f"{max(found):.0e}" if any(found) else ""
+        print(f"| {circumstance} | {len(found)} | {found.count(0.0)} | {rest} |")
+
+
+def _circumstance(at: Sequence[int], sizes: Sequence[int]) -> str:
+    """at: each member's step in its last checkpoint, 0 for none. sizes: that compute together, of both."""
+    if sizes[0] != sizes[1]:  # measured anew by each that begins, and kept by a checkpoint
+        return "other numbers of members compute together"
+    return "checkpoints of one step" if min(at) == max(at) else "checkpoints of two steps: some catch up"
 
 
 def _configs(words: Sequence[str], count: int) -> list[Any]:
@@ -216,9 +254,10 @@ def _forked(function: Callable[[], None], *, kill_after: float | None = None) ->
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _steps(folder: Path) -> int:
+def _kept(folder: Path, member: int, key: str) -> int:
+    """A number of a member's last checkpoint; 0 where there is none."""
     try:
-        return int(torch.load(folder / "0/checkpoints/last.pt", weights_only=True)["step"])
+        return int(torch.load(folder / f"{member}/checkpoints/last.pt", weights_only=True)[key])
     except (OSError, KeyError):
         return 0
 

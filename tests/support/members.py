@@ -1,6 +1,6 @@
 """Runs of a sweep that differ in numbers, in this process: trained together, or each alone, and what came of each."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -9,11 +9,13 @@ from omegaconf import open_dict
 from runner.config.compose import composer, hydra_session
 from runner.config.settings import Settings
 from runner.device import backends
+from runner.device.placement import map_tensors
 from runner.distributed.group import Alone
 from runner.experiment.build import prepare
 from runner.experiment.together import lane_of
 from runner.training.fit import fit
 from runner.training.observer import SilentObserver
+from runner.training.optimizer import AveragedWeights
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.signals import Stop
@@ -53,7 +55,7 @@ class Run:
         return torch.load(self.folder / "checkpoints" / f"{name}.pt", weights_only=True)
 
 
-def built(folder, words, each):
+def built(folder, words, each, *, in_float64=False):
     """The runs, not trained yet, and where their generators stand. each: the words that each has for itself."""
     runs, generators = [], []
     with hydra_session(["runner"]):
@@ -64,7 +66,18 @@ def built(folder, words, each):
                 cfg.pop("hydra")
             runs.append(Run(prepare(cfg, CPU), Settings.of(cfg), folder / str(number)))
             generators.append(backends.generator_states(CPU))
+            if in_float64:
+                runs[-1].parts = _widen(runs[-1].parts)
     return runs, generators
+
+
+def _widen(parts):
+    """Weights and rows in float64, where rounding is 1e-16; points are kept in float32."""
+    parts.model.double()
+    for split in (parts.train, parts.val, parts.test):
+        resident = getattr(split, "_batches", split)  # augmentation and scaling come after
+        resident._rows = map_tensors(resident._rows, lambda rows: rows.double() if rows.is_floating_point() else rows)
+    return replace(parts, average=parts.average and AveragedWeights(parts.model, decay=parts.average.decay))
 
 
 def members_of(runs, generators):
@@ -74,17 +87,17 @@ def members_of(runs, generators):
     ]
 
 
-def trained_alone(folder, words, each, *, stop=None):
-    runs, generators = built(folder, words, each)
+def trained_alone(folder, words, each, *, stop=None, in_float64=False):
+    runs, generators = built(folder, words, each, in_float64=in_float64)
     for run, states in zip(runs, generators, strict=True):
         backends.set_generator_states(states, CPU)
         run.result = fit(run.parts, run.settings, run.folder, observer=run.heard, stop=stop or Stop(), ranks=Alone())
     return runs
 
 
-def trained_together(folder, words, each, num_together=None, *, stop=None, change=None):
+def trained_together(folder, words, each, num_together=None, *, stop=None, change=None, in_float64=False):
     """change: what is done to the members before they are trained."""
-    runs, generators = built(folder, words, each)
+    runs, generators = built(folder, words, each, in_float64=in_float64)
     members = members_of(runs, generators)
     for member in members if change else ():
         change(member)

@@ -327,7 +327,11 @@ class _Together:
     # rows
 
     def state_of(self, place: _Place) -> dict[str, Any]:
-        """What one member has written and not pulled, as its own buffer would have it."""
+        """What one member has written and not pulled, as its own buffer would have it.
+
+        The member's own thread has what was pulled by then: nothing that it writes is ahead of that.
+        """
+        self._background.wait()
         state = self._buffer.state()
         rows = state["rows"][..., self._columns.index(place)] if state["names"] else state["rows"]
         return {"names": state["names"], "rows": rows, "notes": _of_number(state["notes"], place.number)}

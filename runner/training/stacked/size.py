@@ -72,11 +72,12 @@ def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[]
             times[size] = _seconds(step, batches, states) / size
         except RuntimeError as error:
             step.undo(states)
-            if not backends.is_out_of_memory(error):
+            if not times or not backends.is_out_of_memory(error):
                 raise
             break
         gains = size < 8 or times[size] < GAIN * times[before]
-        if size >= most or not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS:
+        is_enough = not gains or times[1] > LONG_STEP or time.monotonic() - began > MOST_SECONDS
+        if size >= most or (is_enough and size > 1):  # one alone tells nothing of whether two can be together
             break
         before, num_pieces = size, -(-whole // min(2 * size, most))
         size = -(-whole // num_pieces)  # that are together in the first of so many pieces: 12 of 23, and not 16

@@ -53,8 +53,6 @@ class StackedStep:
         self._buffers = list(stack.buffers.values())
         self._before = [buffer.clone() for buffer in self._buffers]
         self._generators: list[torch.Generator] = []
-        self._needs_functions = True  # as far as anybody knows
-        self._weights: list[Weights] = []
         self.divide(num_pieces)
 
     @contextmanager
@@ -73,8 +71,7 @@ class StackedStep:
 
     def take(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         """One step. batches: of each of the steps that accumulate, tensors (M, B, ...). Returns (M,) a value, on the device."""
-        while (values := self._forward_backward(batches)) is None:
-            pass
+        values = self.forward_backward(batches)
         norms = clip(self.lanes, self._largest_norms)
         for lane in self.lanes:
             lane.update()
@@ -100,9 +97,15 @@ class StackedStep:
         size = -(-len(self.stack) // num_pieces)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
         self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 else []
+        self._needs_functions = True  # as far as anybody knows: those that one needs by its own model are others
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        """Values (M,) and gradients of all members, in their pieces."""
+        """Values (M,) and gradients of all members, in their pieces; in more of them where the memory ends."""
+        while (values := self._attempt(batches)) is None:
+            pass
+        return values
+
+    def _in_pieces(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if not self._weights:
             each = [self._of_one(batches, number) for number in range(len(self.stack))]
             values = {name: torch.stack([own[name] for own in each]) for name in each[0]}
@@ -145,7 +148,7 @@ class StackedStep:
 
         values = _accumulated(batches, forward)
         if not functions.was_needed:
-            self._needs_functions = False  # until one draws after all: see _forward_backward()
+            self._needs_functions = False  # until one draws after all: see _attempt()
         return values
 
     def _of_one(self, batches: Sequence[Any], number: int) -> Mapping[str, Tensor]:
@@ -159,13 +162,13 @@ class StackedStep:
         self._needs_functions = functions.was_needed
         return values
 
-    def _forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
+    def _attempt(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
         """Of all members; None where it is to be tried again: the memory does not take so many at a time, or they draw."""
         if self._buffers:
             foreach_copy_(self._before, self._buffers)
         drawn = [generator.get_state() for generator in self._generators] if self._needs_functions else []
         try:
-            return self.forward_backward(batches)
+            return self._in_pieces(batches)
         except RuntimeError as error:
             draws_now = not self._needs_functions and "randomness error mode" in str(error)
             if not draws_now and (not backends.is_out_of_memory(error) or self.num_pieces >= len(self.stack)):

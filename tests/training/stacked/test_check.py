@@ -10,8 +10,10 @@ from members import CPU, built, members_of
 from torch import nn
 
 from runner.device import backends
+from runner.training.stacked import check
 from runner.training.stacked.check import check_alike
-from runner.training.stacked.stack import CannotStackError
+from runner.training.stacked.size import Size
+from runner.training.stacked.stack import CannotStackError, Stack
 
 MLP = ["model=mlp", "model.hidden_sizes=[8]"]
 seen = []
@@ -160,6 +162,14 @@ def members(folder, make=None, words=(), *, optimizer=torch.optim.Adam):
     return found
 
 
+@pytest.fixture
+def all_together(monkeypatch):
+    """Also where one by one is as fast."""
+    choose = check.choose_size
+    monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and Size(len(step.stack), "", 0, 0))  # fmt: skip
+
+
+@pytest.mark.usefixtures("all_together")
 @pytest.mark.parametrize("make", CANNOT)
 def test_what_can_not_be_trained_together_is_named(tmp_path, make):
     found = members(tmp_path, make)
@@ -199,6 +209,75 @@ def test_an_optimizer_that_looks_at_a_whole_layer_is_named(tmp_path):
 class Normed(Head):
     def make(self):
         return nn.Sequential(nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5))
+
+
+class Kinks(Head):
+    """Of its 150,000 values in front of a ReLU some lie so near to 0 that rounding decides."""
+
+    def make(self):
+        return nn.Sequential(nn.Linear(8, 3000), nn.ReLU(), nn.Linear(3000, 8))
+
+
+@pytest.mark.usefixtures("all_together")
+@pytest.mark.parametrize(("make", "by", "nudge", "reason"), [
+    (Kinks, 3e-3, check.NUDGE, None), (Kinks, 0.5, check.NUDGE, "gradients are"), (Kinks, 0.5, 1.0, "gradients are"),
+    (Head, 3e-3, check.NUDGE, "gradients are"), (Head, float("nan"), check.NUDGE, "gradients are"),
+])  # fmt: skip
+def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monkeypatch, make, by, nudge, reason):
+    computed = check._together
+    monkeypatch.setattr(check, "NUDGE", nudge)
+
+    def parted(*given):
+        (loss, *gradients), size = computed(*given)
+        return [loss, *(gradient * (1 + by) for gradient in gradients)], size
+
+    monkeypatch.setattr(check, "_together", parted)
+    found = members(tmp_path, make)
+    before = [value.clone() for member in found for value in member.parts.model.parameters()]
+    if reason:
+        with pytest.raises(CannotStackError, match=reason):
+            check_alike(found, is_asked=True)
+    else:
+        check_alike(found, is_asked=True)
+    after = [value for member in found for value in member.parts.model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_attention_without_dropout_has_a_size(tmp_path):
+    """After one by its own model two together are tried: that one drew nothing says nothing of two."""
+    words = ["model=vit", "model.width=8", "model.depth=1", "model.num_heads=2"]
+    runs, generators = built(tmp_path, words, [["seed=0"], ["seed=1"]])
+    assert "us with 2" in check_alike(members_of(runs, generators), is_asked=True).words
+
+
+def test_two_are_tried_however_long_a_step_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.training.stacked.size.LONG_STEP", 0.0)
+    with pytest.raises(CannotStackError, match="gru"):
+        check_alike(members(tmp_path, Recurrent), is_asked=True)
+
+
+def test_of_more_than_the_memory_takes_fewer_compute_at_a_time(tmp_path, monkeypatch):
+    """All are tried once, to be measured."""
+    forward, asked = Stack.forward, []
+
+    def limited(self, weights, batch):
+        values = forward(self, weights, batch)
+        asked.append(len(values["loss"]))
+        if asked[-1] > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return values
+
+    monkeypatch.setattr(Stack, "forward", limited)
+    assert check_alike(members(tmp_path), is_asked=True).num_together <= 2 and asked.count(3) == 1
+
+
+def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
+    def limited(*given):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("runner.training.stacked.size._seconds", limited)
+    with pytest.raises(CannotStackError, match="the memory does not take a step of one"):
+        check_alike(members(tmp_path), is_asked=True)
 
 
 @pytest.mark.parametrize("make", [None, Head, Normed, OwnNumber])
