@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from runner.device import Hardware, probe
 from runner.errors import Fault, RunnerError
 from runner.plan.planned_device import Target, find
-from runner.plan.report import report
+from runner.plan.report import report, request
 
 SECONDS_TO_SEARCH = 6.0  # from the start of a plan, for the largest batch sizes
 SECONDS_FOR_A_PLAN = 300.0
@@ -72,12 +72,21 @@ def what_fits(cfg: DictConfig) -> list[str]:
     return memory_lines(report("", cfg, target, answer, fallback=fallback, seconds=0.0))
 
 
-def planned(cfg: DictConfig) -> dict[str, Any]:
-    """What plan.json would say of a run, but for the largest batch. Writes and prints nothing."""
+@contextmanager
+def planning(cfg: DictConfig) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Has a run planned meanwhile; the call waits for it, and says what plan.json would, but for the largest batch.
+
+    Writes and prints nothing.
+    """
     target = check(cfg)
     with Child() as child:
-        answer, fallback = _answer(child, Job("", cfg), target, seconds=0.0)
-    return report("", cfg, target, answer, fallback=fallback, seconds=0.0)
+        child.tell(request(cfg, target, seconds=0.0))
+
+        def answer() -> dict[str, Any]:
+            found, fallback = _heard(child, Job("", cfg), target, seconds=0.0)
+            return report("", cfg, target, found, fallback=fallback, seconds=0.0)
+
+        yield answer
 
 
 class Child:
@@ -103,14 +112,15 @@ class Child:
             self._process.communicate()
         self._folder.cleanup()
 
-    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        """The answer; or None, and why there is none. `is_ready` says whether the simulation itself worked."""
+    def tell(self, request: dict[str, Any]) -> None:
+        """Sends what is to be planned; waits for nothing."""
         with suppress(BrokenPipeError):  # it has ended: its last words say why
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        import matplotlib.figure  # noqa: F401  # for the picture, while the other process works
 
+    def answer(self) -> tuple[dict[str, Any] | None, str]:
+        """Of what it was told; or None, and why there is none. `is_ready` says whether the simulation itself worked."""
         try:
             _, said = self._process.communicate(timeout=SECONDS_FOR_A_PLAN)
         except subprocess.TimeoutExpired:
@@ -153,15 +163,22 @@ def _checked(jobs: Sequence[Job]) -> list[Target]:
 def _answer(
     child: Child, job: Job, target: Target, *, seconds: float = SECONDS_TO_SEARCH
 ) -> tuple[dict[str, Any], str]:
-    """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
-    from runner.plan.report import request
+    """Asks a child, and waits for what it found."""
+    child.tell(request(job.cfg, target, seconds=seconds))
+    import matplotlib.figure  # noqa: F401  # for the picture, while the other process works
 
-    answer, why = child.ask(request(job.cfg, target, seconds=seconds))
+    return _heard(child, job, target, seconds=seconds)
+
+
+def _heard(child: Child, job: Job, target: Target, *, seconds: float) -> tuple[dict[str, Any], str]:
+    """What the child found; where it could not simulate the device, what the CPU's step tells, and the reason."""
+    answer, why = child.answer()
     fallback = ""
     if answer is None and not child.is_ready and target.device != "cpu":
         fallback = f"{target.device} could not be simulated here ({why}): placement and kernels were not checked"
         with Child() as second:
-            answer, why = second.ask(request(job.cfg, target, seconds=seconds) | {"device": "cpu"})
+            second.tell(request(job.cfg, target, seconds=seconds) | {"device": "cpu"})
+            answer, why = second.answer()
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
     if "faults" in answer:

@@ -25,7 +25,7 @@ from runner.errors import Fault, RunnerError
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
 from runner.experiment.terminal import say
-from runner.plan.command import planned
+from runner.plan.command import planning
 from runner.plan.tune_measure import NUM_LOSSES, difference
 from runner.plan.tune_options import in_words
 from runner.plan.tune_search import Row, Search
@@ -47,10 +47,12 @@ def tune(
     cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
     _check(cfg, name)
     choice = check(cfg, probe())
-    plan = planned(cfg)
     search = Search(cfg, torch.device(choice.here), seconds, _tell)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself will give them
+        with planning(cfg) as answer:
+            search.read()
+            plan = answer()
         search.begin(plan)
         say(
             f"as it is  {search.step_seconds * 1e3:.3g} ms a step, {search.num_steps:,} steps, {choice.device} ({choice.reason})"
@@ -60,10 +62,11 @@ def tune(
             for option in search.options(plan, others if precision else []):
                 search.take(option)
             search.confirm()
+            found = _as_values(search, choice.device, plan)
         finally:
             search.close()
     name = name or _name(cfg, overrides)
-    found = _as_values(search, choice.device, plan) | {"seconds": time.monotonic() - began}
+    found["seconds"] = time.monotonic() - began
     found["file"], found["use"] = str(FOLDER / f"{name}.yaml"), _use(overrides, name)
     _write(found, found["settings"] or {"train.compile": cfg.train.compile})
     _show(found)

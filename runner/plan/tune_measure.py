@@ -28,37 +28,44 @@ from runner.training.progress import Progress
 from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
-#: turns of a comparison; one of them may disagree
-TURNS = 6
+#: turns of a comparison, of which one may disagree; and after how many it is over where each says that it is so much faster
+TURNS, FEW_TURNS, CLEARLY = 6, 3, 0.9
 #: of a step's time, what is noise whatever the turns say
 NOISE = 0.02
 #: of the first steps' losses, relative: rounding is 1e-6, and another mask of dropout 1e-2
 SAME, SAME_OF_HALVES, FIRST = 1e-3, 3e-2, 5
+#: the calls of the first steps, at least: one makes the optimizer's state, one compiles; and their seconds at most
+FIRST_CALLS, FIRST_SECONDS = 3, 0.5
 
 
 class Candidate:
-    """A run with some settings. losses: of its first steps; setup_seconds: that it took beside them."""
+    """A run with some settings. setup_seconds: that it took before its steps are as quick as they stay."""
 
-    def __init__(self, cfg: DictConfig, device: torch.device, *, most_seconds: float) -> None:
-        """Builds it and takes its first NUM_LOSSES steps, or as many as there is time for. Raises: what a run would raise."""
+    def __init__(self, cfg: DictConfig, device: torch.device, *, read: build.Data) -> None:
+        """Builds it and takes its first steps. read: its rows. Raises: what a run would raise."""
         began = time.perf_counter()
         self._cfg, self._windows = cfg, list[Window]()
-        self.parts = parts = build.prepare(cfg, device)
+        self.parts = parts = build.prepare(cfg, device, read=read)
         self.threads, self._background = torch.get_num_threads(), Background()
         self._wait = waiter(device)
         self._progress = Progress(best=parts.best)
-        buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")
+        self._buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")
         try:
-            self._steps = self._endless(buffer)
-            times = self._first_steps(most_seconds)
-            buffer.pull()
-            self._background.wait()
+            self._steps = self._endless(self._buffer)
+            times = self._first_steps()
         except BaseException:
             self.close()
             raise
-        self.losses = np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
         self.step_seconds = statistics.median(times[len(times) // 2 :])
         self.setup_seconds = max(0.0, time.perf_counter() - began - self._progress.step * self.step_seconds)
+
+    @property
+    def losses(self) -> Any:
+        """Of the steps so far, the first NUM_LOSSES at most. Waits for the device."""
+        if sum(len(window.steps) for window in self._windows) < min(NUM_LOSSES, self._progress.step):
+            self._buffer.pull()
+            self._background.wait()
+        return np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
 
     def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
         parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
@@ -77,15 +84,16 @@ class Candidate:
                 self._progress.step += taken
                 yield taken
 
-    def _first_steps(self, most_seconds: float) -> list[float]:
+    def _first_steps(self) -> list[float]:
         """The seconds of each, where several are taken at once their share."""
         times: list[float] = []
-        end = time.perf_counter() + most_seconds
-        while self._progress.step < NUM_LOSSES and (len(times) < FIRST or time.perf_counter() < end):
+        calls, end = 0, time.perf_counter() + FIRST_SECONDS
+        while calls < FIRST_CALLS or len(times) < FIRST or (len(times) < NUM_LOSSES and time.perf_counter() < end):
             began = time.perf_counter()
             taken = next(self._steps)
             self._wait()
             times += [(time.perf_counter() - began) / taken] * taken
+            calls += 1
         return times
 
     def seconds_a_step(self, seconds: float) -> float:
@@ -122,11 +130,22 @@ class Comparison:
     @property
     def is_beyond_noise(self) -> bool:
         """Whether the challenger is faster, and it is no accident."""
-        return self.ratio < 1 - NOISE and sorted(self.ratios)[-2] < 1
+        return self.ratio < 1 - NOISE and self.num_against <= 1
+
+    @property
+    def num_against(self) -> int:
+        """Turns in which the holder was as fast."""
+        return sum(ratio >= 1 for ratio in self.ratios)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no further turn would change what is said."""
+        return self.num_against > 1 or (len(self.ratios) >= FEW_TURNS and max(self.ratios) < CLEARLY)
 
 
-def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comparison:
-    """In turns, each first as often as the other."""
+def compare(holder: Candidate, challenger: Candidate, *, seconds: float, to_the_end: bool = False) -> Comparison:
+    """In turns, each first as often as the other. seconds: of all of them; they end where it is decided, but if they are
+    to go on to the end."""
     each = seconds / (2 * TURNS)
     ratios, times = [], []
     for turn in range(TURNS):
@@ -134,7 +153,10 @@ def compare(holder: Candidate, challenger: Candidate, *, seconds: float) -> Comp
         took = {candidate is holder: candidate.seconds_a_step(each) for candidate in order}
         ratios.append(took[False] / took[True])
         times.append(took[False])
-    return Comparison(tuple(ratios), statistics.median(times))
+        found = Comparison(tuple(ratios), statistics.median(times))
+        if found.is_decided and not to_the_end:
+            break
+    return found
 
 
 def difference(one: Any, other: Any) -> float:

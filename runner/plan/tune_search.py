@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from runner.device import backends
 from runner.errors import Fault, RunnerError
+from runner.experiment import build
 from runner.plan.tune_measure import NOISE, Candidate, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, options, with_settings
 
@@ -24,8 +25,6 @@ LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
 #: of the time there is, what a comparison takes
 SHARE = 0.08
 LEAST_SECONDS = 0.5
-#: of the time there is, what the first steps of a run may take
-FIRST_SHARE = 0.15
 
 
 @dataclass
@@ -52,7 +51,13 @@ class Search:
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
     ratio: float = 1.0  # of the one that leads: its step's time by that of the run as it is
     ahead: float = 0.0  # likewise: seconds before its steps, beside those of the run as it is
-    compile_seconds: float = 0.0  # the most that a compilation took
+
+    def read(self) -> None:
+        """Reads the rows, which all that are tried share. Raises: RunnerError."""
+        data = build.prepare_data(with_settings(self.cfg, {}), self.device)
+        for batches in data.loaders.values():  # each has its own
+            batches.close()
+        self.data = replace(data, loaders={})
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Builds the run as it is; where the plan says that it does not fit, with what it proposes. Raises: RunnerError."""
@@ -83,13 +88,6 @@ class Search:
                 self._add(Row(each, f"not tried: {why}"))
             else:
                 self._try(each)
-        if option.name == "train.compile" and self.settings.get(
-            option.name
-        ):  # compiled, threads are worth something else
-            threads = "backends.cpu.num_threads"
-            now = self.settings.get(threads, self.usual.threads)
-            for row in [row for row in self.rows if set(row.settings) == {threads} and row.settings[threads] != now]:
-                self._try(row.settings)
 
     def confirm(self) -> None:
         """Holds what leads against the run as it is once more: what does not win in the whole run's time is not taken."""
@@ -106,11 +104,7 @@ class Search:
             candidate.close()
 
     def _candidate(self, settings: dict[str, Any]) -> Candidate:
-        cfg = with_settings(self.cfg, settings)
-        found = Candidate(cfg, self.device, most_seconds=FIRST_SHARE * self.seconds)
-        if cfg.train.compile:
-            found.setup_seconds = self.compile_seconds = max(self.compile_seconds, found.setup_seconds)
-        return found
+        return Candidate(with_settings(self.cfg, settings), self.device, read=self.data)
 
     def _try(self, each: dict[str, Any]) -> None:
         if time.monotonic() > self._end:
@@ -126,7 +120,6 @@ class Search:
             self._add(Row(each, f"refused: {why}"))
             return
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
-        row.difference = difference(self.usual.losses, candidate.losses)
         is_other = not is_same(self.usual.losses, candidate.losses, precision=self.usual.parts.precision.name)
         if is_other and "train.precision" not in settings:
             row.outcome = "other numbers"
@@ -135,6 +128,7 @@ class Search:
             found = compare(self.holder, candidate, seconds=seconds)
             row.step_seconds, row.ratio = found.step_seconds, self.ratio * found.ratio
             row.outcome = self._judged(found, settings, candidate)
+        row.difference = difference(self.usual.losses, candidate.losses)
         self._add(row)
         loser = candidate
         if row.outcome == "wins":

@@ -1,6 +1,7 @@
 """tune: what is tried and why not, what wins and what does not, and the file that it leaves."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,10 @@ import torch
 from runner import run as run_experiment
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.errors import Fault, RunnerError
-from runner.experiment.build import prepare
+from runner.experiment.build import prepare, prepare_data
 from runner.plan import tune as command
-from runner.plan import tune_search
-from runner.plan.tune_measure import TURNS, Comparison, difference, is_same
+from runner.plan import tune_measure, tune_search
+from runner.plan.tune_measure import TURNS, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, in_words, options, with_settings
 
 FITS = {"fits": True, "recompute": None, "step": {"flops": 1e9, "num_kernels": 10}, "memory": {"parts": {"activations": 2**30}}}  # fmt: skip
@@ -84,12 +85,49 @@ def test_a_gain_is_beyond_noise_or_none(ratios, wins):
     assert Comparison(tuple(ratios), 1.0).is_beyond_noise is wins
 
 
+@pytest.mark.parametrize(
+    ("ratios", "turns", "wins"),
+    [
+        ([0.8] * TURNS, 3, True),
+        ([0.95] * TURNS, TURNS, True),
+        ([0.8, 0.8, 0.95, 0.8, 0.8, 0.8], TURNS, True),
+        ([1.01] * TURNS, 2, False),
+        ([0.9, 1.1, 0.9, 1.1, 0.9, 0.9], 4, False),
+        ([2.0] + [0.8] * 5, TURNS, True),
+    ],
+)
+def test_turns_end_once_it_is_decided(ratios, turns, wins):
+    def taking(*seconds):
+        left = iter(seconds)
+        return SimpleNamespace(seconds_a_step=lambda _: next(left))
+
+    found = compare(taking(*[1.0] * TURNS), taking(*ratios), seconds=1.0)
+    assert len(found.ratios) == turns and found.is_beyond_noise is wins
+    found = compare(taking(*[1.0] * TURNS), taking(*ratios), seconds=1.0, to_the_end=True)
+    assert list(found.ratios) == ratios
+
+
+def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps():
+    cfg = cfg_of()
+    data = prepare_data(cfg, torch.device("cpu"))
+    one, other = (tune_measure.Candidate(cfg, torch.device("cpu"), read=data) for _ in range(2))
+    try:
+        assert one.parts.source is other.parts.source is data.source
+        other.seconds_a_step(0.05)
+        assert tune_measure.FIRST <= len(one.losses) <= len(other.losses) == tune_measure.NUM_LOSSES
+        assert np.array_equal(one.losses, other.losses[: len(one.losses)])
+        assert difference(one.losses, other.losses) == 0
+    finally:
+        one.close()
+        other.close()
+
+
 class Fake:
     """A run whose step takes 1 s times the factor of each setting."""
 
     open = 0
 
-    def __init__(self, cfg, device, *, most_seconds):
+    def __init__(self, cfg, device, *, read):
         factors = {"a": cfg.a, "b": cfg.b}
         if "refused" in factors.values():
             raise RunnerError(Fault("a", "it goes with nothing", "b"))
@@ -115,6 +153,7 @@ def search(monkeypatch):
     )
     cfg = OmegaConf.create({"a": 1, "b": 1, "compiling": 10.0, "train": {"compile": False, "precision": "fp32"}})
     made = tune_search.Search(cfg, torch.device("cpu"), 60.0, lambda row: None)
+    made.data = None
     made.begin({})
     yield made
     made.close()
@@ -172,7 +211,8 @@ def test_what_there_is_no_time_for_is_said(search):
 
 
 def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
-    monkeypatch.setattr(command, "planned", lambda cfg: FITS)
+    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
+    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)  # its losses are those of later steps, too
     Path("conf").mkdir()
     code, out, err = run("tune", *WORDS, "--seconds", "0.5", "--name", "mine", "--json")
     assert code == 0, err
@@ -185,6 +225,16 @@ def test_the_file_is_an_overlay_that_says_how_it_is_used(run, monkeypatch):
     assert with_settings(cfg, found["settings"]) == cfg
     summary = run_experiment([*WORDS, "tuned=mine", "tracking.enabled=false", "hydra.run.dir=run"])
     assert summary["status"] == "finished"
+
+
+@pytest.mark.timeout(300)  # what is closed brings no more losses, and who asks for them waits for ever
+def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_as_it_is(run, monkeypatch):
+    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
+    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)
+    code, out, err = run("tune", *WORDS, "--seconds", "0.001", "--name", "mine", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["settings"] == {} and found["losses_compared"] >= tune_measure.FIRST and found["losses_differ_by"] == 0
 
 
 def test_a_file_that_was_never_written_is_told(run):
