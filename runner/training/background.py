@@ -22,7 +22,8 @@ def _nothing() -> None:
 class Background:
     """One thread that runs what it is given, in order. What fails there is raised here, at the next call or at close.
 
-    After a failure of one job the later jobs still run: a metric that is not finite must not keep a checkpoint away.
+    After a failure of one job the later jobs still run, but for those that build on all before them (do_settled): no
+    checkpoint is written of weights after a loss that is not finite, or ahead of points that the journal has not got.
 
     begin: runs first, in the thread.
     settle: runs after a job when no other waits, each second where others always do, and before wait() and close() are
@@ -37,6 +38,7 @@ class Background:
         self._jobs: queue.Queue[Callable[[], Any] | None] = queue.Queue(most_waiting)
         self._settle, self._begin = settle, begin
         self._error: BaseException | None = None
+        self._has_failed = False
         self._thread = threading.Thread(target=self._work, name="runner-background", daemon=True)
         self._thread.start()
 
@@ -50,11 +52,12 @@ class Background:
         self._jobs.put(job)
 
     def do_settled(self, job: Callable[[], Any]) -> None:
-        """Like do(), with settle() right before the job, which is left out where that fails."""
+        """Like do(), with settle() right before the job, which is left out where that, or any job before, has failed."""
 
         def both() -> None:
             self._settle()
-            job()
+            if not self._has_failed:
+                job()
 
         self.do(both)
 
@@ -92,4 +95,4 @@ class Background:
         try:
             job()
         except BaseException as error:  # handed to the thread that trains
-            self._error = self._error or error
+            self._error, self._has_failed = self._error or error, True

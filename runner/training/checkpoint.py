@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,12 +182,15 @@ class CheckpointWriter:
         writes: bool = True,
         devices: Sequence[torch.device] = (),
         keeping: Keeping | None = None,
+        check: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """writes: False for a process whose checkpoints another one writes; it keeps the newest in memory alone.
 
-        devices: that the tensors come from. keeping: which stay beside the newest (None: none).
+        devices: that the tensors come from. keeping: which stay beside the newest (None: none). check: raises for a state
+        that is not to be gone on with, in the background, where it is on the host; no file is made of it then.
         """
         self._folder, self._background, self._writes, self._keeping = folder, background, writes, keeping
+        self._check = check
         self._lock, self._turn = threading.Lock(), 0
         self._waiting: dict[str, tuple[int, Kept, Mapping[str, Any] | None]] = {}
         self._free: dict[str, dict[str, Any]] = {}  # a snapshot whose memory may be used again
@@ -262,6 +265,8 @@ class CheckpointWriter:
                 return
             del self._waiting[name]
         state = kept.whole()
+        if self._check is not None:
+            self._check(state)
         path = self._folder / f"{name}.pt"
         if entry is None or self._keeping is None:
             save(state, path)

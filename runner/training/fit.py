@@ -29,7 +29,7 @@ from runner.training.evaluate import Evaluation
 from runner.training.failure import fail
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, result_of, train
-from runner.training.metric_buffer import MetricBuffer, Rows
+from runner.training.metric_buffer import MetricBuffer, Rows, check_unread
 from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.profile import Profiled
@@ -229,6 +229,8 @@ class Training:
             self.checklist.passed(self.timed.in_words(self.progress.step, of=num_steps))
         with self.beside("validation"):
             measured = self.values = self.measure("val")
+            # the device has been waited for: spoilt weights are not the best, and none of them is kept as measured
+            check_unread(self.buffer.state(), step=self.progress.step)
         values = self.values = {**measured, **self.call_hooks("epoch")}
         if values and parts.best.metric not in values:
             self._miss(values)

@@ -20,6 +20,9 @@ from torch import Tensor
 from runner.device import streams
 from runner.training.background import Background
 
+#: the values that must be finite for a training to go on
+WATCHED = "train/loss"
+
 
 @dataclass(frozen=True)
 class Window:
@@ -77,7 +80,7 @@ class MetricBuffer:
         background: Background,
         pull_every: int,
         every: int = 1,
-        watch: str = "train/loss",
+        watch: str = WATCHED,
         mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.pulls = 0
@@ -249,11 +252,20 @@ class MetricBuffer:
         check_finite(window, self._watch)
 
 
-def check_finite(window: Window, name: str = "train/loss") -> None:
+def check_finite(window: Window, name: str = WATCHED) -> None:
     """Raises: NotFiniteError for the first value of that name that is not finite."""
-    if name not in window.names:
-        return
-    watched = window.values[:, window.names.index(name)]
-    if not np.isfinite(watched).all():
-        first = int(np.flatnonzero(~np.isfinite(watched))[0])
-        raise NotFiniteError(int(window.steps[first]), name, float(watched[first]))
+    if name in window.names:
+        _check(name, window.values[:, window.names.index(name)], window.steps)
+
+
+def check_unread(state: Mapping[str, Any], *, step: int, name: str = WATCHED) -> None:
+    """The same for what state() gave after a step: rows that nobody has pulled. Waits for the device that they lie on."""
+    if name in state["names"]:
+        values = state["rows"][:, state["names"].index(name)].detach().cpu().numpy()
+        _check(name, values, range(step - len(values) + 1, step + 1))
+
+
+def _check(name: str, values: NDArray[np.float32], steps: Sequence[int] | NDArray[np.int64]) -> None:
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise NotFiniteError(int(steps[wrong[0]]), name, float(values[wrong[0]]))

@@ -22,7 +22,7 @@ from runner.training import checkpoint
 from runner.training.background import Background
 from runner.training.checkpoint import CheckpointWriter
 from runner.training.kept import Keeping
-from runner.training.metric_buffer import Rows
+from runner.training.metric_buffer import Rows, check_unread
 from runner.training.parts import Parts
 from runner.training.progress import Progress
 
@@ -59,6 +59,7 @@ class Checkpoints:
             writes=ranks.is_first,
             devices=devices,
             keeping=Keeping.of(keep, metric=best.metric, mode=best.mode) if keep else None,
+            check=_check_losses,
         )
 
     def restore(self, buffer: Rows) -> Progress:
@@ -185,6 +186,12 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
         "generators": generators[0] if generators else {},
         "generators_of_others": generators[1:],
     }
+
+
+def _check_losses(state: Mapping[str, Any]) -> None:
+    """Raises: NotFiniteError for weights after a loss that is not finite; of rows that were pulled the buffer has told."""
+    if "rows" in state:
+        check_unread(state["rows"], step=state["step"])
 
 
 def _check_experiment(before: Any, now: Mapping[str, Any]) -> None:

@@ -108,6 +108,7 @@ def test_a_job_that_builds_on_the_disk_comes_after_it_or_not_at_all():
         background.wait()
     assert seen == []
     full[0] = False
+    background.do(lambda: seen.append("a window"))
     background.do_settled(lambda: seen.append("checkpoint"))
     background.close()
-    assert seen == [1, "checkpoint"]
+    assert seen == ["a window", 1], "what failed is missing before it, whatever came after"

@@ -11,7 +11,7 @@ from runner.errors import RunnerError
 from runner.models.gpt import GPT
 from runner.training.muon import Muon, hidden_matrices
 from runner.training.optimizer import make_optimizer
-from runner.training.step.fused_update import make_update
+from runner.training.step.fused_update import CannotTraceError, FixedUpdate, Scaled, make_update
 
 CPU = torch.device("cpu")
 
@@ -128,3 +128,12 @@ def test_parts_of_a_weight_are_refused():
     model.first.weight.full_tensor = lambda: None  # as a DTensor has
     with pytest.raises(RunnerError, match="strategy=ddp"):
         make_optimizer(Muon, model, device=CPU)
+
+
+def test_gradients_with_a_scale_are_refused_where_the_step_is_captured():
+    """A GradScaler would hand their scale on, and a matrix's step divides by none."""
+    model = net()
+    optimizer = make_optimizer(Muon, model, device=CPU)
+    steps(model, optimizer.step, num=1)
+    with pytest.raises(CannotTraceError, match="no scale of gradients"):
+        FixedUpdate(optimizer, as_formula=False).update(Scaled(torch.tensor(2.0), torch.tensor(0.0)))

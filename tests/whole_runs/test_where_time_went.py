@@ -23,7 +23,7 @@ def check(found, *names):
     assert set(names) <= found["time"].keys() and min(found["time"].values()) > 0
 
 
-def test_a_run_and_its_tree(own_folder, capfd, monkeypatch):
+def test_a_run_and_its_tree(ink, own_folder, capfd, monkeypatch):
     monkeypatch.setattr("runner.experiment.session.MOST_LOOKING", 10.0)  # however slow the machine is
     monkeypatch.setattr("runner.experiment.session.IMPORTED", time.perf_counter())  # however old this process is
     assert cli.main([*WORDS, "hydra.run.dir=run", "train.num_epochs=3"]) == 0

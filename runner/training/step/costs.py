@@ -11,7 +11,7 @@ import math
 import os
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,9 @@ from runner.training.step.clock import BACKWARD, FORWARD, STEP, StepTimes, few_r
 MOST_BYTES = 2**28
 MOST_REPEATS, FEW_ROWS, MANY_ROWS = 10, 2, 16
 MANY_STEPS, MOST_PROFILED, DISTURBED = 600, 3, 3
-#: of a batch, that is taken with more threads: they are worth less to it than to the whole
-PART_OF_ROWS, TIMES_WITH_THREADS = 4, 5
+#: turns with more threads and as many as now, after one to start them; the seconds that these may take whatever is left,
+#: and the share of all steps; and of a batch, what is too few rows to tell
+THREAD_TURNS, THREAD_SECONDS, THREAD_SHARE, FEWEST = 3, 0.05, 0.01, 1 / 8
 #: of memory, where nothing was measured; and how often a step goes through the weights: forward, backward, gradients
 BYTES_PER_SECOND, WEIGHT_PASSES = 1e10, 3
 #: the profiler's word for the file of what is no Python
@@ -55,7 +56,7 @@ class OwnPython:
 class StepCosts:
     """Of one step of a run. launch: the share of the host's calls in forward and backward, on a CPU. None: not known.
 
-    with_threads: all threads of the CPU, and what forward and backward take with them, of what they take.
+    with_threads: all threads of the CPU, and what forward and backward take with them at most, of what they take.
     """
 
     launch: float | None = None
@@ -78,13 +79,13 @@ def look(parts: Parts, times: StepTimes, *, accumulate_steps: int, within: float
     states = backends.generator_states(parts.device)
     try:
         within = max(within, 3 * a_step if usual >= MANY_STEPS else 0.0)
-        found = _look(parts, *kept, a_step=a_step, ends=time.perf_counter() + within)
+        found = _look(parts, *kept, a_step=a_step, num_steps=usual, ends=time.perf_counter() + within)
     finally:
         backends.set_generator_states(states, parts.device)
     return replace(found, flops=found.flops and found.flops * accumulate_steps)
 
 
-def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> StepCosts:
+def _look(parts: Parts, some: Any, rows: int, *, a_step: float, num_steps: int, ends: float) -> StepCosts:
     """In the order of what is worth most: where time ends, the rest is left out."""
     take = _copied(parts)
     few, whole, many = (partial(take, _of_rows(some, count)) for count in (FEW_ROWS, rows, max(rows, MANY_ROWS)))
@@ -95,15 +96,18 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, ends: float) -> 
         found = replace(
             found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
         )
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    may_pay = found.launch is not None and found.launch < 1 / 2 and torch.get_num_threads() < most
+    if may_pay and not _is_busy(most):
+        seconds = max(ends - time.perf_counter(), min(THREAD_SECONDS, THREAD_SHARE * a_step * num_steps))
+        share = min(1.0, seconds / max(a_step * (2 * THREAD_TURNS + 1), 1e-9))
+        if share >= FEWEST:
+            some_rows = partial(take, _of_rows(some, math.ceil(share * rows)))
+            found = replace(found, with_threads=(most, _with_threads(some_rows, most, first=few)))
     if time.perf_counter() + 5 * of_few < ends:
         with Products() as products:
             few()
         found = replace(found, flops=products.flops * rows / FEW_ROWS)
-    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    is_worth = parts.device.type == "cpu" and (found.launch or 0.0) < 1 / 2 and torch.get_num_threads() < most
-    some_rows = -(-rows // PART_OF_ROWS)
-    if is_worth and time.perf_counter() + TIMES_WITH_THREADS * a_step / PART_OF_ROWS < ends:
-        found = replace(found, with_threads=(most, _with_threads(partial(take, _of_rows(some, some_rows)), most)))
     return found
 
 
@@ -167,17 +171,32 @@ def _seconds(take: Callable[[], None], *, ends: float) -> float:
     return min(taken)
 
 
-def _with_threads(take: Callable[[], None], most: int) -> float:
-    """What it takes with so many threads, of what it takes with as many as now; in turns."""
-    now = torch.get_num_threads()
-    seconds: dict[int, float] = {}
+def _with_threads(take: Callable[[], None], most: int, *, first: Callable[[], None]) -> float:
+    """What it takes with so many threads, of what it takes with as many as now: by the turn that says most of it.
+
+    It ends with the first turn that gains nothing: threads that wait for a busy CPU take many times as long. first: a small
+    one, with which they begin.
+    """
+    now, found = torch.get_num_threads(), 0.0
+
+    def seconds(threads: int, take: Callable[[], None]) -> float:
+        torch.set_num_threads(threads)
+        return _seconds(take, ends=0.0)
+
     try:
-        for threads in (most, now, most, now):  # threads begin at their first time
-            torch.set_num_threads(threads)
-            seconds[threads] = min(seconds.get(threads, math.inf), _seconds(take, ends=0.0))
+        seconds(most, first)
+        for _ in range(THREAD_TURNS):
+            found = max(found, seconds(most, take) / seconds(now, take))
+            if found >= 1:
+                break
     finally:
         torch.set_num_threads(now)
-    return seconds[most] / seconds[now]
+    return found
+
+
+def _is_busy(cpus: int) -> bool:
+    """Whether others want the CPUs: threads then wait for each other, and one try took 0.7 s in the place of 0.05 (2026-11)."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > cpus
 
 
 def _own_python(take: Callable[[], None], a_step: float, *, ends: float) -> OwnPython | None:
@@ -212,7 +231,16 @@ def _of_persons(total: float, calls: Any) -> OwnPython | None:
     if not seconds or not total:
         return None
     place = max(seconds, key=lambda one: seconds[one])
-    return OwnPython(f"{Path(place[0]).name}:{place[1]} in {place[2]}", seconds[place] / total, reads[place])
+    num_reads = sum(count for other, count in reads.items() if _stands_in(other, place, among=seconds))
+    return OwnPython(f"{Path(place[0]).name}:{place[1]} in {place[2]}", seconds[place] / total, num_reads)
+
+
+def _stands_in(inner: Any, place: Any, *, among: Iterable[Any]) -> bool:
+    """Whether it is the function, or a comprehension or lambda written in it, which a profile has as a function of its own."""
+    if inner == place or inner[0] != place[0] or not inner[2].startswith("<"):
+        return bool(inner == place)
+    lines = [line for file, line, name in among if file == place[0] and line <= inner[1] and not name.startswith("<")]
+    return bool(lines) and max(lines) == place[1]
 
 
 def _is_persons(file: str) -> bool:

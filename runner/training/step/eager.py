@@ -34,6 +34,11 @@ class Rates:
         turns = optimizer.each if isinstance(optimizer, Turns) else {}
         self._of_turns = {f"train/lr_{name}": one.param_groups[0] for name, one in turns.items()}
 
+    @property
+    def are_scheduled(self) -> bool:
+        """Whether a step may have other rates than the one before it."""
+        return self._schedule is not None
+
     def note(self, *, ahead: int = 0) -> None:
         """Before a step is taken, `ahead` steps after the next one."""
         rate = self._groups[0]["lr"]

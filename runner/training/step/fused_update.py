@@ -120,14 +120,21 @@ class FixedUpdate:
             self.numbers.copy_(sent(torch.tensor(numbers, dtype=self.numbers.dtype), self.numbers.device))
 
     def now(self, since: int) -> list[list[float]]:
-        """The numbers of the step that is the `since`th after this was made (1: the first), with the rates as a schedule
-        has left them. Raises: CannotTraceError where it has moved anything else."""
+        """The numbers of the step that is the `since`th after this was made (1: the first), see ahead()."""
+        return self.ahead(since, 1)[0]
+
+    def ahead(self, since: int, num: int) -> list[list[list[float]]]:
+        """Those of `num` steps, that one and the next, with the rates as a schedule has left them.
+
+        Raises: CannotTraceError where it has moved anything else."""
         for kernel, fixed in zip(self._kernels, self._fixed, strict=True):
             for name, value in fixed.items():
                 if kernel.group[name] != value:
                     problem = f"the schedule moves {name}, and that is a number in the optimizer's step"
                     raise CannotTraceError(problem, "a schedule of rates alone (cycle_momentum=false)")
-        return [kernel.numbers(since) if self._as_formula else [float(kernel.group["lr"])] for kernel in self._kernels]
+        if self._as_formula:
+            return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
+        return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -165,15 +172,15 @@ class _Kernel:
     formula: Callable[[_Kernel, Tensor, Any], None]
     count: int | None  # of the steps that all parameters have taken, where their formula does not count itself
 
-    def numbers(self, since: int) -> list[float]:
-        """Of the formula, in the `since`th step from here: the rate; and, where count is known, the rate over one of
+    def numbers(self, since: int, num: int) -> list[list[float]]:
+        """Of the formula, in `num` steps from the `since`th on: the rate; and, where count is known, the rate over one of
         Adam's bias corrections, and the root of the other."""
         rate = float(self.group["lr"])
         if self.count is None:
-            return [rate, 0.0, 0.0]
+            return [[rate, 0.0, 0.0]] * num
         beta1, beta2 = self.group["betas"]
-        taken = self.count + since
-        return [rate, rate / (1 - beta1**taken), math.sqrt(1 - beta2**taken)]
+        taken = range(self.count + since, self.count + since + num)
+        return [[rate, rate / (1 - beta1**count), math.sqrt(1 - beta2**count)] for count in taken]
 
     def has_newcomers(self) -> bool:
         """Whether a parameter has a gradient that never had one."""

@@ -216,10 +216,12 @@ class OnDevice:
         assert self._update is not None
         numbers: list[list[list[float]]] = []
         since = self._progress.step - self._fixed_at + 1
-        for ahead in range(num):
+        # steps with the same rates are asked for together: one by one it is 5 us of a step of 150 (2026-11)
+        alike = 1 if self._rates.are_scheduled else num
+        for ahead in range(0, num, alike):
             if ahead:
                 self._rates.go_on()
-            numbers.append(self._update.now(since + ahead))
+            numbers += self._update.ahead(since + ahead, alike)
             self._rates.note(ahead=ahead)
         if numbers != self._sent[:num]:
             self._sent = numbers

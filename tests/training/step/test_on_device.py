@@ -77,8 +77,9 @@ def test_the_same_as_step_by_step_but_for_rounding(settings):
     assert watched.said[0].startswith("compile: the whole step is one function") and len(watched.said) == 1
 
 
-def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch):
-    settings = {"as_formula": True, **SETTINGS["a schedule"]}
+@pytest.mark.parametrize("rates", ["a schedule", "adam"])
+def test_how_many_are_taken_at_a_time_does_not_change_a_bit(monkeypatch, rates):
+    settings = {"as_formula": True, **SETTINGS[rates]}
     several = trained(CPU, repeater=Watched(), **settings)
     monkeypatch.setattr(compiled, "SECONDS_A_CALL", 0.0)
     single = Watched()
