@@ -30,8 +30,17 @@ class Fault:
     fix: str
 
     def __str__(self) -> str:
-        parts = (("asked", self.asked), ("so", self.problem), ("write", self.fix))
+        parts = (("asked", self.asked), ("so", self.problem), ("write", for_a_shell(self.fix)))
         return "\n".join(f"  {name + ':':<7}{_hang(harmless(without_password(text)))}" for name, text in parts)
+
+
+#: KEY=[...] and KEY={...} that stand in no quotes
+_PATTERN = re.compile(r"(?<![\w.+~'\"])[+~]*[\w.@/]+=(?:\[(?:[^][']|\[[^][']*\])*\]|\{(?:[^{}']|\{[^{}']*\})*\})")
+
+
+def for_a_shell(text: str) -> str:
+    """What to write, as it can be typed: a Mac's zsh takes [ ] and { } for patterns of files, and finds no such file."""
+    return _PATTERN.sub(r"'\g<0>'", text)
 
 
 class RunnerError(Exception):

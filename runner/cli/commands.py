@@ -302,8 +302,10 @@ def sync(words: list[str]) -> int:
 
 def ui(words: list[str]) -> int:
     """MLflow's own page over a store, the last run's unless one is named, on localhost; Ctrl-C ends it."""
-    settings = dict(word.partition("=")[::2] for word in words if word.startswith(("tracking.uri=", "--port=")))
-    _only([word for word in words if word.partition("=")[0] not in settings], "ui", ("tracking.uri=URI", "--port=PORT"))
+    words, port = _taken_out(words, "--port", "PORT")
+    _only([word for word in words if not word.startswith("tracking.uri=")], "ui", ("tracking.uri=URI", "--port PORT"))
+    if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
+        raise RunnerError(Fault(f"--port {port}", "it is a whole number, 1 to 65535", f"--port {PORT}"))
     from runner.runs import find as resuming
 
     runs = resuming.newest_first()
@@ -313,7 +315,7 @@ def ui(words: list[str]) -> int:
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")
         answer.give({"url": uri, "page": f"{uri.rstrip('/')}{page}"})
         return 0
-    port = settings.get("--port") or str(_free_port(PORT))
+    port = port or str(_free_port(PORT))
     url = f"http://127.0.0.1:{port}"
     print(f"{url}{page}", flush=True)
     answer.give({"url": url, "page": f"{url}{page}"})

@@ -11,24 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.cli.verbs import VERBS
 from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
 #: commands whose next word may be a run's folder
-OF_A_RUN = (
-    "resume",
-    "reproduce",
-    "evaluate",
-    "predict",
-    "export",
-    "serve",
-    "register",
-    "compare",
-    "diff",
-    "history",
-    "watch",
-    "explain",
-)
+OF_A_RUN = {"resume", "reproduce", "compare", "diff", "history", "watch"}
+OF_A_RUN |= {name for name, takes in VERBS.items() if takes.is_of_a_run}
 WITHOUT_KEYS = ("devices", "report", "compare", "diff", "history", "watch", "schema", "sync", "ui")
 MOST_FOLDERS = 20
 

@@ -29,7 +29,7 @@ FORMS = {
     "history": "history [RUN] [--output FILE] [tracking.uri=URI]",
     "schema": "schema [--output FILE]",
     "sync": "sync [DIR] [tracking.uri=URI]",
-    "ui": "ui [tracking.uri=URI] [--port=PORT]",
+    "ui": "ui [tracking.uri=URI] [--port PORT]",
 }
 JSON = "--json: the answer as one JSON document on stdout, and what a person reads on stderr"
 
@@ -50,7 +50,9 @@ class ParsedWords:
             return default
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
             to = f" to {most}" if most is not None else " or more"
-            raise RunnerError(Fault(f"{flag} {text}", f"it is a whole number, {least}{to}", f"{flag} {default}"))
+            raise RunnerError(
+                Fault(f"{flag} {text}", f"it is a whole number, {least}{to}", f"{flag} {max(least, default)}")
+            )
         return int(text)
 
     def amount(self, flag: str, default: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice, product
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +15,8 @@ from runner.config.conf_files import defaults_fault, file_faults
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
+#: jobs of a sweep that are composed for their mistakes, 0.1 s each
+MOST_JOBS = 50
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
 
@@ -64,6 +67,9 @@ def explain(
             accepted.append(single)
             cfg = tried
     if not faults:
+        alone = _first_refused([list(_singles(text)) for text in overrides], compose)
+        if alone not in (None, overrides):
+            return explain(error, alone, compose=compose, check=check)
         return RunnerError(_broken_files(error))
     try:
         check(cfg)
@@ -82,6 +88,16 @@ def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, c
     if isinstance(error, WrongFile):
         return file_faults(error, known)
     return [defaults_fault(text, error) or _fault(text, error, known, compose)]
+
+
+def _first_refused(values: list[list[str]], compose: Compose) -> list[str] | None:
+    """The words of the first job of a sweep, of some, that can't be composed: a key need not be in all options of a group."""
+    for words in islice(product(*values), MOST_JOBS):
+        try:
+            compose(list(words))
+        except Exception:
+            return list(words)
+    return None
 
 
 def _singles(text: str) -> Iterator[str]:

@@ -94,7 +94,7 @@ def open_store(uri: str) -> MlflowClient:
     with FileLock(store_uri.creation_lock(path), timeout=120, thread_local=False):
         if not path.exists():
             _make_database(path)
-        client = MlflowClient(uri)
+        client = MlflowClient(store_uri.absolute(uri))
         client.search_experiments(max_results=1)  # one of the two opens the database, depending on the version
     return client
 

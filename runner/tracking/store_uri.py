@@ -19,10 +19,16 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(match[2]).absolute() if match and match[2] != ":memory:" else None
 
 
+def absolute(uri: str) -> str:
+    """The URI with a relative sqlite path made absolute: MLflow keeps a store by its URI, and a relative one is another
+    file once the process has changed its folder."""
+    path = sqlite_path(uri)
+    return _SQLITE.sub(lambda match: f"{match[1]}{path}{match[3] or ''}", uri) if path else uri
+
+
 def shown(uri: str) -> str:
     """The URI as it may be written down: without its password, a relative sqlite path made absolute."""
-    path = sqlite_path(uri)
-    return _SQLITE.sub(lambda match: f"{match[1]}{path}{match[3] or ''}", uri) if path else masker(uri)(uri)
+    return absolute(uri) if sqlite_path(uri) else masker(uri)(uri)
 
 
 def artifact_root(uri: str) -> str | None:

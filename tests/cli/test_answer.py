@@ -38,6 +38,14 @@ def test_a_run_and_what_follows_it(answer):
     assert (code, longer["num_epochs"], longer["folder"]) == (0, 2, found["folder"])
     code, again, said = answer("reproduce", found["folder"], place=2)
     assert code == 0 and again["is_same"] is True and again["folder"] != found["folder"] and "train/loss" in said
+    looks = {
+        ("watch", found["folder"]): {"status", "step", "num_steps", "goal", "metrics"},
+        ("diff", found["folder"], again["folder"]): {"runs", "configuration", "made_with", "curves", "sentence"},
+        ("explain", found["folder"], "--time"): {"time", "step", "advice"},
+    }
+    for words, keys in looks.items():
+        code, seen, _ = answer(*words)
+        assert code == 0 and seen.keys() >= keys, words
     code, measured, _ = answer("evaluate", found["folder"])
     assert measured["metrics"]["test/loss"] == pytest.approx(longer["metrics"]["test/loss"])
     code, exported, _ = answer("export", found["folder"], "--format", "safetensors")
@@ -69,12 +77,21 @@ def test_help_is_an_answer_too(verb, answer):
     assert answer("--cfg", "job")[1]["text"].startswith("device: auto")
 
 
-def test_what_is_stopped_says_so(answer, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [("watch", "last"), ("diff", "last", "nowhere"), ("explain", "nowhere"), ("tune", "modle=mlp")]
+)
+def test_a_mistake_is_the_whole_answer(words, answer):
+    code, found, said = answer(*words)
+    assert code == 2 and found.keys() == {"faults"} and found["faults"][0]["write"] in said
+
+
+@pytest.mark.parametrize("verb", ["devices", "watch", "diff", "explain", "tune"])
+def test_what_is_stopped_says_so(verb, answer, monkeypatch):
     def stopped(words):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(commands.COMMANDS, "devices", stopped)
-    assert answer("devices")[:2] == (130, {"exit_code": 130})
+    monkeypatch.setitem(commands.COMMANDS, verb, stopped)
+    assert answer(verb)[:2] == (130, {"exit_code": 130})
 
 
 def test_machines_and_plans(answer):
@@ -110,3 +127,6 @@ def test_the_page_takes_a_port_that_nobody_answers_at(own_folder, capfd, monkeyp
         assert cli.main(["ui", "tracking.uri=sqlite:///a.db", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["url"] == f"http://127.0.0.1:{became[0][-1]}" and int(became[0][-1]) > port
+    for words in (["--port", "5077"], ["--port=5077"]):
+        assert cli.main(["ui", "tracking.uri=sqlite:///a.db", *words]) == 0
+        assert became[-1][-1] == "5077"

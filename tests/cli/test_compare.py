@@ -170,7 +170,7 @@ def stored(client, experiment, *, parent=None, status="FINISHED", losses=(), **p
 def test_a_stores_runs_by_their_ids(own_folder, empty_store, capsys):
     """Of a sweep whose folder is elsewhere: its jobs, each by its best value, paired by their seeds."""
     shutil.copy(empty_store, own_folder / "mlflow.db")
-    client = MlflowClient("sqlite:///mlflow.db")
+    client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
     experiment = client.create_experiment("elsewhere", str(own_folder / "artifacts"))
     sweep = client.create_run(experiment).info.run_id
     jobs = {}

@@ -371,6 +371,13 @@ def test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts(own_folder
     assert summary["tracker"]["points_pending"] == 0
 
 
+@pytest.mark.parametrize("tasks", ["language,classification", "classification,language"])
+def test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name(own_folder, capfd, tasks):
+    assert cli.main(["-m", f"task={tasks}", "task.plots=false", "seed=1,2"]) == 2
+    text = capfd.readouterr().err
+    assert "asked: task.plots=false\n  so:    there is no key task.plots" in text
+
+
 def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd):
     """As hydra.sweep.subdir may name a job's."""
     (own_folder / "seed=1").mkdir()

@@ -82,6 +82,8 @@ def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):
         (["sync"], "no run lies below outputs or multirun"),
         (["sync", "run"], "no journal/journal.bin lies in it"),
         (["sync", "run", "tracking.uri=sqlite:///runs.db"], "no journal/journal.bin lies in it"),
+        (["ui", "--port", "99999999"], "it is a whole number, 1 to 65535"),
+        (["ui", "--prot", "5001"], "ui does not take --prot"),
         (["ui"], "no run below outputs or multirun was tracked"),
     ],
 )

@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -177,3 +178,16 @@ def test_it_does_not_look_for_names_for_ever(client, uri, monkeypatch):
         mlflow_store.experiment_of(client, "digits", uri=uri)
     with pytest.raises(mlflow_store.ParentMissingError):
         mlflow_store.find_parent(client, "digits", uid="none")
+
+
+def test_a_relative_store_is_the_one_of_the_folder_it_is_opened_in(tmp_path, empty_store, monkeypatch):
+    """As in a notebook that changes its folder: MLflow keeps a store by its URI for as long as the process lives."""
+    names = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        shutil.copy(empty_store, tmp_path / name / "mlflow.db")
+        monkeypatch.chdir(tmp_path / name)
+        client = mlflow_store.open_store("sqlite:///mlflow.db")
+        client.create_experiment(name, str(tmp_path / name / "artifacts"))
+        names.append({found.name for found in client.search_experiments()} - {"Default"})
+    assert names == [{"one"}, {"two"}]
