@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 # before torch is loaded, and less than runner/__main__.py takes: two workers share the cores
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -19,6 +20,7 @@ import psutil
 import pytest
 import seeded
 import torch
+import undrawn
 from trained_runs import at_home, home, run, table  # noqa: F401  # fixtures: of tests/runs, and of commands that name a run
 from written_journals import empty_store, patience, write  # noqa: F401  # of tests/tracking, and of `sync`
 
@@ -35,6 +37,7 @@ os.environ["XDG_STATE_HOME"] = STATE.name
 def pytest_configure():
     outlived.start()
     parsed_once.parse_once()
+    undrawn.leave_undrawn()
 
 
 #: the files that take longest, longest first: begun last, one of them would be all that is left
@@ -60,15 +63,45 @@ runs/test_of_tables sweep/report/test_page
 """
 
 
-#: of the launchers' sweeps, each of which takes a cluster some 10 s, so many run with each commit, others each time
-DRAWN_TESTS = {"tests/sweep/launchers/test_ray.py": 4, "tests/sweep/launchers/test_slurm.py": 6}
+#: of a file's tests, or of one test's cases, so many run with each commit, others each time; FUZZ_EXAMPLES takes all. Resumption
+#: to the bit, security, damage, splits, metrics and the step that reads nothing are not among them
+DRAWN_TESTS = {
+    # a cluster takes some 10 s for a sweep
+    "tests/sweep/launchers/test_ray.py": 4,
+    "tests/sweep/launchers/test_slurm.py": 6,
+    # a whole run of each case, 1 to 5 s: tests/config holds each file of conf to the schema every time
+    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 12,
+    "tests/whole_runs/test_tasks.py": 12,
+    "tests/experiment/test_run.py::test_every_setting_runs": 6,
+    "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 9,
+    "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 7,
+    "tests/runs/test_check.py::test_recipes_and_settings_pass": 3,
+    "tests/runs/test_check.py::test_a_run_that_stays_is_not_checked": 1,
+    "tests/runs/test_check.py::test_a_fault_in_any_part_is_found": 5,
+    "tests/runs/test_export.py::test_another_process_without_this_package_computes_the_same": 2,
+    "tests/sweep/jobs/test_together.py::test_what_may_be_a_number_of_each": 7,
+    "tests/sweep/search/test_pruning.py::test_a_poor_trial_is_given_up_once_that_can_be_told": 4,
+    "tests/sweep/search/test_job_source.py::test_each_sampler_gives_as_many_trials_as_were_asked_for": 4,
+    "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 9,
+    "tests/sweep/test_sweep.py::test_a_mistake_in_one_job_is_told_before_any_runs": 6,
+    "tests/cli/test_dispatch.py::test_a_mistake_exits_with_2_and_says_what_to_write": 60,
+    # kinds of nets and optimizers: 2 to 4 s each
+    "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 9,
+    "tests/training/step/test_on_device.py::test_the_same_as_step_by_step_but_for_rounding": 5,
+    # processes whose memory is measured, faults of a server, environments without this package: 4 to 10 s
+    "tests/plan/test_memory.py::test_the_peak_is_within_15_percent_of_the_allocators": 2,
+    "tests/plan/test_memory.py::test_blocks_are_proposed_where_a_step_fits_with_them_alone": 1,
+    "tests/tracking/test_faults.py::test_everything_arrives_once_whatever_the_requests_meet": 2,
+    "tests/tracking/test_faults.py::test_everything_arrives_once_through_a_mix_of_all_faults": 1,
+    "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
+}
 
 
 def pytest_collection_modifyitems(config, items):
     left_out = []
-    for file, num in DRAWN_TESTS.items() if not any("::" in word for word in config.args) else ():
-        own = [item for item in items if item.nodeid.partition("::")[0] == file]
-        drawn = seeded.drawn(file, own, num) if len(own) > num else own
+    for name, num in DRAWN_TESTS.items() if not any("::" in word for word in config.args) else ():
+        own = [item for item in items if item.nodeid.partition("[" if "::" in name else "::")[0] == name]
+        drawn = seeded.drawn(name, own, num) if len(own) > num else own
         left_out += [item for item in own if item not in drawn]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -107,7 +140,7 @@ OF_A_GPU |= {"CUBLAS_WORKSPACE_CONFIG"}
 def nothing_left_behind():
     """Fails a test that leaves a thread, a process or an environment variable."""
     environment, threads = dict(os.environ), set(threading.enumerate())
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    children = {child.pid for child in _children()}
     yield
     children |= outlived.STAY
     changed = {name for name in environment.keys() ^ os.environ.keys() if not name.startswith("PYTEST_")}
@@ -120,7 +153,7 @@ def nothing_left_behind():
     deadline = time.monotonic() + 60  # on a busy machine what was told to end takes its time
     while time.monotonic() < deadline:
         left = [thread for thread in threading.enumerate() if thread not in threads and not _is_torchs(thread)]
-        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in children]
+        started = [child for child in _children() if child.pid not in children]
         running = [child for child in started if child.is_running() and not _is_over(child)]
         if not left and not running:
             return
@@ -128,6 +161,17 @@ def nothing_left_behind():
         threading.Event().wait(0.02)  # one that is just ending
     assert not left, f"threads left: {left}"
     assert not running, f"processes left: {running}"
+
+
+def _children() -> list[psutil.Process]:
+    """All below this process. Where the kernel lists its own, and there are none, no other process is looked at (2 ms)."""
+    own = Path("/proc/self/task")
+    try:
+        if not any((task / "children").read_text() for task in own.iterdir()):
+            return []
+    except OSError:  # another system, or a thread that has just ended
+        pass
+    return psutil.Process().children(recursive=True)
 
 
 def _is_over(child: psutil.Process) -> bool:
@@ -157,6 +201,13 @@ def own_folder(tmp_path, monkeypatch):
         file = getattr(sys.modules[name], "__file__", None)
         if file and file.startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def ink():
+    """Pictures are rendered (undrawn.py)."""
+    with undrawn.rendered():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -190,9 +190,11 @@ def be_started(asked: Asked, streams: Sequence[int], *, kept: Sequence[int], own
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         take(asked, streams)
-        for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *kept}:
-            with contextlib.suppress(OSError):  # that of the folder itself
-                os.close(fd)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in {int(path.name) for path in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *kept}:
+            # not closed: an object of the parent's that goes later would close whatever had the number by then, a lock's
+            # file once
+            os.dup2(nothing, fd, inheritable=False)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
         logging.getLogger().handlers.clear()
         GlobalHydra.instance().clear()

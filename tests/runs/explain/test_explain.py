@@ -5,6 +5,7 @@ All twelve causes and five spikes on three devices: tests/bench/explain.py.
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import seeded
 from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_of, wrong_of_cause, wrong_of_spike
 
 from runner import cli
+from runner.training.checkpoint import load
 
 LOG = words_of(CAUSES[0])
 
@@ -41,6 +43,7 @@ def rewrite(old, new):
     text = Path("my_parts.py").read_text()
     assert old in text
     Path("my_parts.py").write_text(text.replace(old, new))
+    shutil.rmtree("__pycache__", ignore_errors=True)  # Python knows a file by its size and its second: both can be the same
     del sys.modules["my_parts"]
 
 
@@ -90,6 +93,26 @@ def test_checkpoints_of_spoilt_weights_are_passed_by(here, capsys):
     assert [row["in_data"] for row in found["rows"]] == [123], "by the weights of before the step"
 
 
+@pytest.mark.parametrize("steps", ["null", "1"])
+def test_no_checkpoint_is_of_weights_after_the_loss(here, capsys, steps):
+    """No window comes over in these 16 steps, and the two that are measured lie on both sides of the loss, of step 8."""
+    kept = [
+        f"train.checkpoint_every_steps={steps}",
+        "train.evaluate_every_steps=7",
+        "train.keep_checkpoints=every_epoch",
+    ]
+    best = "train.early_stopping={metric:val/accuracy,mode:min}"  # spoilt weights would be the best
+    assert cli.main([*LOG, *kept, best, "hydra.run.dir=run"]) == 1
+    found = json.loads(Path("run/summary.json").read_text())
+    assert "train/loss is nan at step 8" in found["error"] and found["best"]["step"] == 7
+    written = {file.stem: load(file)["step"] for file in Path("run/checkpoints").glob("*.pt")}
+    written.pop("last-before", None)
+    assert written == {"step-7": 7, "best": 7, "last": 7}
+    assert explain(capsys, "run")[1]["replay"]["from_step"] == 7
+    assert cli.main(["resume", "run"]) == 1
+    assert json.loads(Path("run/summary.json").read_text())["error"] == found["error"]
+
+
 def test_several_batches_a_step_and_points_of_several_steps(here, capsys):
     words = ["train.accumulate_steps=2", "metrics.every=3", "train.clip_grad_norm=1", "data.residency=stream"]
     assert cli.main([*LOG, *words, "hydra.run.dir=run"]) == 1
@@ -117,7 +140,7 @@ def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
     for words, so, write in (
         (("run",), "its 20 losses are all finite", f"explain run --step {leap()}"),
         (("run", "--step", "21"), "the run took 20 steps", "--step 20"),
-        (("run", "--step", "0"), "it is a whole number, 1 or more", "--step"),
+        (("run", "--step", "0"), "it is a whole number, 1 or more", "--step 1"),
         (("run", "seed=2"), "explain takes the run as it was", "explain RUN"),
         (("nowhere",), "there is no folder nowhere", "explain last"),
     ):
