@@ -80,23 +80,29 @@ def prepare(
     goes_on: bool = False,
     num_processes: int = 1,
     divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+    read: Data | None = None,
 ) -> Parts:
     """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
 
     goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
     num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
+    read: of a run with the same rows, which are not read again.
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
-    parts = prepare_training(cfg, device, prepare_data(cfg, device, num_processes), goes_on=goes_on, divide=divide)
+    data = prepare_data(cfg, device, num_processes, read=read)
+    parts = prepare_training(cfg, device, data, goes_on=goes_on, divide=divide)
     return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
 
 
-def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> Data:
+def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, *, read: Data | None = None) -> Data:
     """The first half of prepare()."""
     set_switches(cfg, device, num_processes)
-    shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
-    source = as_source(build(node, key="data"), name=shared["name"] or "data")
-    splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
+    if read is None:
+        shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
+        source = as_source(build(node, key="data"), name=shared["name"] or "data")
+        splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
+    else:
+        source, splits = read.source, read.splits
     loaders, residency = _loaders(cfg, source, splits, device, num_processes)
     return Data(source, splits, residency, loaders)
 

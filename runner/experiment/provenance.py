@@ -19,6 +19,8 @@ from runner.version import __version__
 #: what a person's code ends with, and where runs leave files that end so
 CODE = (".py", ".yaml", ".yml")
 OF_RUNS = (("outputs",), ("multirun",))
+#: the sweeps that `try` begins by itself: `last` means none of them
+TRIES = Path("multirun/tries")
 
 
 @dataclass(frozen=True)

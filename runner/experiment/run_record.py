@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import sys
 import time
 import uuid
@@ -260,10 +261,10 @@ def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, change
 
 def _own_files() -> list[str]:
     """The files below the current folder that this process has imported, of a person's own; git may know none of them."""
-    here = Path.cwd()
-    files = [Path(str(getattr(module, "__file__", None))) for module in list(sys.modules.values())]
-    below = {file for file in files if file.is_relative_to(here) and call_site.is_own(str(file))}
-    return sorted(file.relative_to(here).as_posix() for file in below)
+    here = f"{str(Path.cwd()).rstrip(os.sep)}{os.sep}"
+    files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
+    below = {file for file in files if file.startswith(here) and call_site.is_own(file)}
+    return sorted(Path(file).relative_to(here).as_posix() for file in below)
 
 
 def _user() -> str:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from runner.config.identity import changes, flat, may_change
 from runner.config.trust import check_folder
 from runner.errors import Fault, RunnerError
+from runner.experiment.provenance import TRIES
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE as JOURNAL
@@ -78,8 +79,9 @@ def _folders() -> list[Path]:
 
 
 def newest_first() -> list[Path]:
-    """The folders of the runs below outputs/ and multirun/, by when they were last begun or gone on with."""
-    return sorted(_folders(), key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
+    """The folders of the runs below outputs/ and multirun/, by when they were last begun or gone on with; none of a try's own."""
+    found = [folder for folder in _folders() if not folder.is_relative_to(TRIES)]
+    return sorted(found, key=lambda found: (found / "rerun.yaml").stat().st_mtime, reverse=True)
 
 
 def with_id(wanted: str) -> list[Path]:

@@ -96,7 +96,7 @@ def test_images_and_tables_are_where_mlflows_pages_look_for_them(here):
     )
     assert cli.main([*WORDS, hooks, "train.num_epochs=2", "hydra.run.dir=run"]) == 0
     run_id = json.loads(Path("run/summary.json").read_text())["run_id"]
-    client = MlflowClient("sqlite:///mlflow.db")
+    client = MlflowClient(f"sqlite:///{here}/mlflow.db")
     images = sorted(item.path for item in client.list_artifacts(run_id, "images"))
     assert [path.split("+")[:3] for path in images if path.endswith(".png")] == [
         ["images/digits~first", "step", str(step)] for step in (0, 12, 24)

@@ -22,6 +22,13 @@ def lstm(num_layers, dropout, train):
     return rows(2, 3, 4), [], [], True, num_layers, dropout, train, False, True
 
 
+def attention(dtype, is_causal):
+    return (rows(2, 2, 4, 8).to(dtype),) * 3 + (None, 0.0, is_causal)
+
+
+ATTENTION = "_scaled_dot_product_attention_math_for_mps"
+
+
 @pytest.mark.parametrize(
     ("name", "args", "trains", "kind"),
     [
@@ -38,6 +45,10 @@ def lstm(num_layers, dropout, train):
         ("_lstm_mps", lstm(1, 0.1, True), True, None),
         ("_lstm_mps", lstm(2, 0.0, True), True, None),
         ("_lstm_mps", lstm(2, 0.1, False), True, None),
+        (ATTENTION, attention(torch.bfloat16, True), False, "wrong values"),
+        (ATTENTION, attention(torch.float16, True), True, "wrong values"),
+        (ATTENTION, attention(torch.float32, True), False, None),
+        (ATTENTION, attention(torch.bfloat16, False), False, None),
     ],
 )
 def test_what_is_wrong_goes_by_sizes(name, args, trains, kind):
@@ -45,9 +56,11 @@ def test_what_is_wrong_goes_by_sizes(name, args, trains, kind):
     assert (found and found[0]) == kind
 
 
-def test_an_lstms_settings_stand_where_they_are_looked_for():
+def test_settings_stand_where_they_are_looked_for():
     names = [argument.name for argument in torch.ops.aten._lstm_mps.default._schema.arguments]
     assert names[4:7] == ["num_layers", "dropout", "train"]
+    names = [argument.name for argument in getattr(torch.ops.aten, ATTENTION).default._schema.arguments]
+    assert (names[0], names[5]) == ("query", "is_causal")
 
 
 @pytest.mark.parametrize("name", ["index_add", "scatter_add_", "embedding_dense_backward"])

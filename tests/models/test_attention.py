@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from simulated import run_simulated
 from torch.nn import functional as F
 
-from runner.models import attention
+from runner.models import GPT, ViT, attention
 
 
 @pytest.fixture
@@ -53,3 +54,22 @@ def test_elsewhere_it_is_torchs_own(seen, monkeypatch):
         attention.attend(query, key, value, is_causal=True),
         F.scaled_dot_product_attention(query, key, value, is_causal=True),
     )
+
+
+def given_to_attention(device):
+    """Of a GPT and a ViT: whether torch is asked for the causal mask, and whether what it gets lies in one piece."""
+    seen = []
+    usual = attention.F.scaled_dot_product_attention
+
+    def spy(*three, **more):
+        seen.append([more["is_causal"], more["attn_mask"] is not None, all(part.is_contiguous() for part in three)])
+        return usual(*three, **more)
+
+    attention.F.scaled_dot_product_attention = spy
+    GPT(11, 12, 16, 1, 2).to(device)(torch.zeros(2, 5, dtype=torch.int64, device=device))
+    ViT((1, 8, 8), 5, width=16, depth=1, num_heads=2).to(device)(torch.zeros(3, 1, 8, 8, device=device))
+    return seen
+
+
+def test_the_models_give_it_so_to_a_macs_gpu():
+    assert run_simulated("mps", given_to_attention) == [[False, True, True], [False, False, True]]

@@ -18,6 +18,7 @@ from waiting import LONGEST
 from runner import run
 from runner.errors import RunnerError
 from runner.tracking.journal_reader import read_series
+from runner.training.checkpoint import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")]
 
@@ -40,6 +41,8 @@ class Net(nn.Module):
                 Path("die").unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
             Path("there").touch()
+            if Path("spoilt").exists() and os.environ["RANK"] == "1":
+                return self.layers(inputs) * float("nan")
         if self.training and self.steps >= 10 and Path("slow").exists():
             time.sleep(0.05)
         return self.layers(inputs)
@@ -156,6 +159,15 @@ def test_a_killed_process_ends_the_run_and_says_so(start, person):
     assert process.returncode == 1, told
     assert (summary()["status"], summary()["error"]) == ("failed", "process 1 was ended by SIGKILL")
     assert "process 1 was ended by SIGKILL" in told and not members(person)
+
+
+def test_a_loss_that_is_not_finite_ends_all_and_leaves_the_checkpoint_before_it(start, person):
+    (person / "spoilt").touch()
+    process = start(*WORDS, *UNTRACKED, "train.num_processes=2", "metrics.pull_every=1000", "hydra.run.dir=run")
+    told, _ = process.communicate(timeout=LONGEST)
+    assert process.returncode == 1 and not members(person), told
+    assert "train/loss is nan at step 10;" in summary()["error"]
+    assert load(person / "run/checkpoints/last.pt")["step"] == 8
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

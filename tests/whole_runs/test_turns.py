@@ -138,7 +138,7 @@ def test_a_plan_simulates_all_turns(own_folder):
     assert json.loads(Path("plan.json").read_text())
 
 
-def test_the_recipe_draws_its_picture(own_folder):
+def test_the_recipe_draws_its_picture(own_folder, ink):
     words = [word for word in SMALL if word != "task.plots=false"]
     assert cli.main([*words, "hydra.run.dir=run", "train.on_oom=split", "train.ema_decay=0.9"]) == 0
     assert (own_folder / "run" / "plots" / "generated.png").stat().st_size > 10_000

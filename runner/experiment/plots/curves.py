@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from runner.experiment.plots import style
 from runner.tracking.journal_reader import Series
 
 #: wide enough for a screen; more points than pixels say nothing
@@ -79,8 +80,7 @@ def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, ma
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=120)
-    return path
+    return style.save(figure, path)
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -31,19 +31,20 @@ LEAST_NAMED, LEAST_SHOWN = 0.09, 0.01
 A_LINE = 6
 
 
-def draw_time(spent: Mapping[str, float], folder: Path, *, title: str) -> list[Path]:
-    """spent: seconds by name, in the order of the run. The file, or none where nothing was trained; some 0.1 s."""
+def draw_time(spent: Mapping[str, float], folder: Path, *, title: str, num_runs: int = 1) -> list[Path]:
+    """spent: seconds by name, in the order of the run; of several runs, summed. The file, or none where nothing was trained. 0.1 s."""
     training = {name: seconds for name, seconds in spent.items() if name not in AROUND}
     total, trained = sum(spent.values()), sum(training.values())
     if not trained:
         return []
     run = {"start-up": spent.get("start-up", 0.0), TRAINING: trained}
     run |= {name: seconds for name, seconds in spent.items() if name in AROUND and name != "start-up"}
-    figure = style.new(8, 2.9, title=title, figure_of=f"where {total:.1f} s went, up to these pictures")
+    figure = style.new(8, 2.9, title=title, figure_of=f"where {total:.1f} s went, up to the pictures")
     axes = figure.subplots(gridspec_kw=style.inside(figure, left=1.1, right=0.16, bottom=0.62, top=0.8))
     _bar(axes, 1, run)
     handles = _bar(axes, 0, training)
-    for row, label in ((1, f"the run\n{total:.1f} s"), (0, f"its training\n{trained:.1f} s")):
+    whole, inner = ("the run", "its training") if num_runs == 1 else (f"{num_runs:,} runs", "their training")
+    for row, label in ((1, f"{whole}\n{total:.1f} s"), (0, f"{inner}\n{trained:.1f} s")):
         axes.text(-0.012, row, label, ha="right", va="center", color=style.INK, fontsize=9)
     axes.set(xlim=(0, 1), ylim=(-0.5, 1.5))
     axes.axis("off")

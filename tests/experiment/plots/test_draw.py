@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_makes_sense_is_drawn(case, tmp_path):
+def test_what_makes_sense_is_drawn(case, tmp_path, ink):
     make, expected = CASES[case]
     results, told = make(), []
     drawn = draw_results(results, tmp_path / "plots", wanted=PLOTS[results.kind], say=told.append)

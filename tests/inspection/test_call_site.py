@@ -1,0 +1,17 @@
+"""Whose line it is."""
+
+import importlib.util
+import json
+import sysconfig
+
+from runner.inspection import call_site
+
+
+def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkeypatch, tmp_path):
+    """Homebrew's sysconfig says .../opt/python, and the modules say .../Cellar/python."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    spec = importlib.util.spec_from_file_location("call_site_anew", call_site.__file__)
+    anew = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(anew)
+    assert not anew.is_own(json.__file__)
+    assert anew.is_own(str(tmp_path.parent / "my_models.py"))
