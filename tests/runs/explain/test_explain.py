@@ -43,7 +43,7 @@ def rewrite(old, new):
     text = Path("my_parts.py").read_text()
     assert old in text
     Path("my_parts.py").write_text(text.replace(old, new))
-    shutil.rmtree("__pycache__", ignore_errors=True)  # Python knows a file by its size and second, which can be the same
+    shutil.rmtree("__pycache__", ignore_errors=True)  # Python knows a file by its size and second: both may be the same
     del sys.modules["my_parts"]
 
 
