@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+FEW_MODULES = 50
 
 
 @contextmanager
@@ -14,12 +17,13 @@ def loading() -> Iterator[None]:
     What imports make stays: looking through it again and again took 0.8 s of the 3.9 s of torch and torch._dynamo, and
     0.4 s of the 3.2 s of MLflow (2 cores, Python 3.11, 2026-11).
     """
-    was_on = gc.isenabled()
+    was_on, num_before = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.unfreeze()  # all of it is old now: the first collections among the young would go through it, 0.4 s (2026-11)
+        if len(sys.modules) - num_before > FEW_MODULES:  # else a process that has frozen what it holds keeps that so
+            gc.freeze()
+            gc.unfreeze()  # all of it is old now: the first young collections would go through it, 0.4 s (2026-11)
         if was_on:
             gc.enable()

@@ -26,7 +26,6 @@ def empty_store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     with mlflow_store.settings():
         mlflow_store.open_store(f"sqlite:///{path}")
-    gc.freeze()  # what is imported by now is in no collection's way: half a second each
     return path
 
 
