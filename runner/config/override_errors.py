@@ -172,7 +172,10 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
             fix = f"python -m runner tune --name {value}, with the same words: it writes one"
             return Fault(text, "there is no conf/tuned in the current folder", fix)
         hits = validate.suggest_keys(bare, known)
-        fix = " or ".join(f"{hit}={value or '...'}" for hit in hits) or "a key that --cfg job prints"
+        groups = [
+            hit for hit in hits if any(key.startswith(f"{hit}.") for key in known) and value in _options(hit, compose)
+        ]
+        fix = " or ".join(f"{hit}={value or '...'}" for hit in groups or hits) or "a key that --cfg job prints"
         return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())

@@ -26,7 +26,7 @@ MISTAKES = [
     ("num_epochs=3", "train.num_epochs=3"),
     ("trian.num_epochs=3", "train.num_epochs=3"),
     ("lr=0.1", "optimizer.lr=0.1"),
-    ("modle=mlp", "model=mlp"),
+    ("modle=mlp", "write: model=mlp\n"),
     ("+x=1", "there is no key x"),
     ("++train.x=1", "there is no key train.x"),
     ("++train.early_stopping.patienc=1", "train.early_stopping.patience=..."),
