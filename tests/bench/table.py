@@ -123,7 +123,7 @@ def main() -> None:
                 if not find_spec(peer.package):
                     print(f"| {peer.name} | | not installed |" + " |" * 7)
             print("\n" + NOTES + "\n", flush=True)
-        if given.fix and size == "mlp" and (shown := short(turns)):
+        if given.write and size == "mlp" and (shown := short(turns)):
             replace(README, "table.py readme", "\n".join([f"{made_by()}; {machine.strip()}.", "", *shown]))
 
 
