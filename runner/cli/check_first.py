@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.cli import answer, unexpected
-from runner.config import logs
+from runner.config import logs, validate
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
@@ -21,6 +21,7 @@ from runner.errors import Fault, RunnerError, first_line
 from runner.experiment import claim
 from runner.experiment.given import Checked
 from runner.experiment.summary import read_summary
+from runner.tracking.publisher import Ahead
 
 
 def check(cfg: DictConfig) -> Checked:
@@ -112,16 +113,29 @@ def passing_folder(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
 
 
+def _publishes(cfg: DictConfig) -> bool:
+    """Whether this process will publish, as far as that can be told of what nobody has checked."""
+    try:
+        is_alone = validate.value(cfg, "train.num_processes") in ("auto", 1)
+        return is_alone and validate.value(cfg, "tracking.enabled") is True and not validate.value(cfg, "train.check")
+    except (RunnerError, OmegaConfBaseException):
+        return False
+
+
 class CheckFirst(Callback):
     """Checks a run, and takes its folder, before Hydra writes there: a mistake leaves nothing behind."""
 
     folder: Path | None = None  # of the run that has begun last
     passing: Path | None = None  # the same, where it is to be taken away: of a check
     checked: Checked | None = None  # its machine and its device
+    publishes = False  # whether such a run publishes by itself
+    ahead: Ahead | None = None  # the process that will
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             check_hydra(config.hydra)
+            if CheckFirst.publishes and _publishes(config):
+                CheckFirst.ahead = Ahead(str(config.tracking.uri))
             CheckFirst.checked = check(config)
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
             check_folder(folder, key="hydra.run.dir")

@@ -92,7 +92,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
         folder = Path(HydraConfig.get().runtime.output_dir)
         try:
             with nullcontext() if cfg.train.check else unexpected.noting(folder):  # a check's folder goes
-                given = Given(checked=CheckFirst.checked, owns_process=True)
+                given = Given(checked=CheckFirst.checked, owns_process=True, publisher=CheckFirst.ahead)
                 if cfg.train.check:
                     summary = _checked(cfg, folder, given, stays=run_one is not None)
                 else:
@@ -111,7 +111,8 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
         if summary["exit_code"]:
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
-    CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = None
+    CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = CheckFirst.ahead = None
+    CheckFirst.publishes = run_one is None
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
@@ -125,6 +126,8 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             raise override_errors.explain(error, overrides, compose=composer(flags), check=check) from None
         finally:
             claim.let_go()
+            if CheckFirst.ahead is not None:
+                CheckFirst.ahead.close()
             if CheckFirst.passing is not None:
                 shutil.rmtree(CheckFirst.passing, ignore_errors=True)
     if mistaken and not summaries:

@@ -10,6 +10,7 @@ from runner.device import Choice, Hardware
 
 if TYPE_CHECKING:  # torch
     from runner.experiment.console import Screen
+    from runner.tracking.publisher import Ahead
     from runner.training.observer import Trial
     from runner.training.parts import Parts
 
@@ -55,5 +56,7 @@ class Given:
     owns_process: bool = False
     #: where it talks, of several runs in one process (None: to the terminal)
     screen: Screen | None = None
+    #: the process that publishes, started before this was checked
+    publisher: Ahead | None = None
     #: it is of several processes that a run has started; that one holds the folder
     is_launched: bool = False

@@ -244,7 +244,8 @@ class Session:
         if not tracking.enabled or (member is not None and not member.publishes):
             yield None
             return
-        with Publisher.start(self.folder, tracking.uri, grace_seconds=tracking.grace_seconds) as publisher:
+        grace, ahead = tracking.grace_seconds, self._given.publisher
+        with Publisher.start(self.folder, tracking.uri, grace_seconds=grace, ahead=ahead) as publisher:
             yield publisher
 
     @contextmanager

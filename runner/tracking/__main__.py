@@ -1,4 +1,4 @@
-"""`python -m runner.tracking FOLDER`: the process beside a training or a sweep that copies its journals to MLflow.
+"""`python -m runner.tracking`: the process beside a training or a sweep that copies its journals to MLflow.
 
 Publisher (publisher.py) starts it. It keeps one loop over all runs that it follows; what it knows lies in each run's ack.json.
 """
@@ -6,11 +6,13 @@ Publisher (publisher.py) starts it. It keeps one loop over all runs that it foll
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
@@ -19,23 +21,49 @@ from runner.tracking import mlflow_store, store_uri
 from runner.tracking.pipe import Line
 from runner.tracking.publish_loop import BROKEN, Rounds, follow
 from runner.tracking.publish_run import PublishedRun
-from runner.tracking.publisher import GRACE
+from runner.tracking.publisher import LOG
 from runner.tracking.system_metrics import Machine
 from runner.tracking.uploader import Uploader
 
 log = logging.getLogger("runner.tracking")
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """The process. Returns 0, 3 when something is left in the journal, 1 for what should not happen."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-    folder, uri = Path(argv[0]), os.environ["MLFLOW_TRACKING_URI"]
-    line = Line(sys.stdin.fileno(), grace_seconds=float(os.environ.get(GRACE, "10")))
     if hasattr(os, "nice"):
         os.nice(5)  # the training comes first
-    _write_masked(uri)
-    with mlflow_store.settings():
-        return _publish(folder, uri, line)
+    with ExitStack() as stack:
+        failure = None
+        try:  # while the run is still checked: publisher.Ahead
+            stack.enter_context(mlflow_store.settings())
+            if sys.argv[1:] == ["sqlite"]:
+                mlflow_store.load_sqlite()
+        except Exception as error:  # it is told where the log is known
+            failure = error
+        told = _first_line(sys.stdin.fileno())
+        if not told:  # the run never began
+            return 0
+        name, uri, grace_seconds = json.loads(told)
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+        folder = Path(name)
+        with (folder / LOG).open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        _write_masked(uri)
+        if failure is not None:
+            raise failure
+        return _publish(folder, uri, Line(sys.stdin.fileno(), grace_seconds=grace_seconds))
+
+
+def _first_line(fd: int) -> bytes:
+    """Whom to publish for, once that is known; nothing where the line closes before. What follows stays in the pipe."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(fd, 1)):
+            return b""
+        line += byte
+    return line
 
 
 def _publish(folder: Path, uri: str, line: Line) -> int:
@@ -97,4 +125,4 @@ class _Masked:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

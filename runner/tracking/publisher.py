@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import subprocess
@@ -27,7 +28,6 @@ __all__ = ["Publisher", "find_journals", "sync"]
 
 LOG = "journal/publish.log"  # in a run's folder
 NOT_DELIVERED = 3  # the process's exit code when the store has not everything
-GRACE = "RUNNER_GRACE_SECONDS"
 STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not waited for; a big model may take minutes
 
 
@@ -56,27 +56,22 @@ class Publisher:
                 os.set_blocking(self._pipe, False)
 
     @classmethod
-    def start(cls, folder: Path, uri: str, *, grace_seconds: float = 10.0) -> Publisher:
+    def start(cls, folder: Path, uri: str, *, grace_seconds: float = 10.0, ahead: Ahead | None = None) -> Publisher:
         """Starts the process and returns at once (about 2 ms). Never raises: a run goes on without its tracker.
 
         grace_seconds: for how long it keeps trying a store that does not answer, once the training is over.
+        ahead: holds the process, where it was started before.
         """
         folder = folder.absolute()
-        log_path = folder / LOG
+        process = (ahead or Ahead(uri)).taken()
         try:
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            with log_path.open("ab") as log:
-                # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", str(folder)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    bufsize=0,
-                    env=_environment(uri, grace_seconds),
-                    start_new_session=True,
-                )
+            (folder / LOG).parent.mkdir(parents=True, exist_ok=True)
+            if process is not None and process.stdin is not None:
+                # on the pipe: the URI may hold a password, and arguments show in `ps`
+                process.stdin.write(json.dumps([str(folder), uri, grace_seconds]).encode() + b"\n")
         except OSError:
+            if process is not None:
+                _end(process)
             return cls(folder, None)
         return cls(folder, process)
 
@@ -219,16 +214,50 @@ def _written_at(folder: Path) -> float:
         return -1.0
 
 
-def _environment(uri: str, grace_seconds: float) -> dict[str, str]:
-    """The URI goes here and not among the arguments: it may hold a password, and arguments show in `ps`.
+class Ahead:
+    """The process, which imports MLflow and waits to be told for whom: 2.7 s of a core, beside what a run checks.
 
-    One thread and no device: the cores and the memory on the GPU are the training's.
+    Never raises; no process can be had, or nobody takes it: then close() ends it. uri: of a store, or what may be none.
     """
+
+    def __init__(self, uri: str) -> None:
+        kind = ["sqlite"] if uri.startswith("sqlite:") else []
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", *kind],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # it writes to its log once it knows where that is
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=_environment(),
+                start_new_session=True,
+            )
+
+    def taken(self) -> subprocess.Popen[bytes] | None:
+        """The process, once; whoever takes it sees to its end."""
+        process, self._process = self._process, None
+        return process
+
+    def close(self) -> None:
+        if (process := self.taken()) is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Of one that was told nothing."""
+    process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One thread and no device: the cores and the memory on the GPU are the training's."""
     paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
         "PYTHONPATH": os.pathsep.join(paths),
-        "MLFLOW_TRACKING_URI": uri,
-        GRACE: str(grace_seconds),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
