@@ -21,7 +21,7 @@ from runner.errors import Fault, RunnerError, first_line
 from runner.experiment import claim
 from runner.experiment.given import Checked
 from runner.experiment.summary import read_summary
-from runner.tracking.publisher import Ahead
+from runner.tracking.ahead import Ahead
 
 
 def check(cfg: DictConfig) -> Checked:

@@ -10,7 +10,7 @@ from runner.device import Choice, Hardware
 
 if TYPE_CHECKING:  # torch
     from runner.experiment.console import Screen
-    from runner.tracking.publisher import Ahead
+    from runner.tracking.ahead import Ahead
     from runner.training.observer import Trial
     from runner.training.parts import Parts
 

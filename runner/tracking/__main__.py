@@ -35,7 +35,7 @@ def main() -> int:
         os.nice(5)  # the training comes first
     with ExitStack() as stack:
         failure = None
-        try:  # while the run is still checked: publisher.Ahead
+        try:  # while the run is still checked: ahead.Ahead
             stack.enter_context(mlflow_store.settings())
             if sys.argv[1:] == ["sqlite"]:
                 mlflow_store.load_sqlite()

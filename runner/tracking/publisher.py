@@ -11,7 +11,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,10 +18,10 @@ from pathlib import Path
 from runner.tracking import pipe
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import Ack, read_ack
+from runner.tracking.ahead import Ahead, end_untold
 from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import has_records
 from runner.tracking.sync import find_journals, sync
-from runner.version import PACKAGES
 
 __all__ = ["Publisher", "find_journals", "sync"]
 
@@ -71,7 +70,7 @@ class Publisher:
                 process.stdin.write(json.dumps([str(folder), uri, grace_seconds]).encode() + b"\n")
         except OSError:
             if process is not None:
-                _end(process)
+                end_untold(process)
             return cls(folder, None)
         return cls(folder, process)
 
@@ -212,52 +211,3 @@ def _written_at(folder: Path) -> float:
         return (folder / ACK).stat().st_mtime
     except OSError:
         return -1.0
-
-
-class Ahead:
-    """The process, which imports MLflow and waits to be told for whom: 2.7 s of a core, beside what a run checks.
-
-    Never raises; no process can be had, or nobody takes it: then close() ends it. uri: of a store, or what may be none.
-    """
-
-    def __init__(self, uri: str) -> None:
-        kind = ["sqlite"] if uri.startswith("sqlite:") else []
-        self._process: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError):
-            # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", *kind],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # it writes to its log once it knows where that is
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=_environment(),
-                start_new_session=True,
-            )
-
-    def taken(self) -> subprocess.Popen[bytes] | None:
-        """The process, once; whoever takes it sees to its end."""
-        process, self._process = self._process, None
-        return process
-
-    def close(self) -> None:
-        if (process := self.taken()) is not None:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Of one that was told nothing."""
-    process.kill()
-    if process.stdin is not None:
-        process.stdin.close()
-    process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """One thread and no device: the cores and the memory on the GPU are the training's."""
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }

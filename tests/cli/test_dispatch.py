@@ -12,6 +12,7 @@ import pytest
 
 import runner
 from runner import cli
+from runner.cli import check_first
 from runner.cli.options import parse
 from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
@@ -386,3 +387,31 @@ def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd)
         assert cli.main(words) == 2
         text = capfd.readouterr().err
         assert "seed=1" in text and "there is no key" not in text and "does not take" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["device=cuda:99"], ["started", "checked", "closed"]),
+        (["device=cuda:99", "tracking.enabled=false"], ["checked"]),
+        (["device=cuda:99", "train.num_processes=2"], ["checked"]),
+        (["device=cuda:99", "train.check=true"], ["checked"]),
+    ],
+)
+def test_the_publishing_process_starts_before_the_check_and_ends_with_a_refusal(words, seen, own_folder, monkeypatch):
+    order = []
+
+    class Seen(check_first.Ahead):
+        def __init__(self, uri):
+            order.append("started")
+            super().__init__(uri)
+
+        def close(self):
+            order.append("closed")
+            super().close()
+
+    check = check_first.check
+    monkeypatch.setattr(check_first, "Ahead", Seen)
+    monkeypatch.setattr(check_first, "check", lambda cfg: order.append("checked") or check(cfg))
+    assert cli.main(words) == 2
+    assert order == seen

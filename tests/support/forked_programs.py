@@ -1,6 +1,6 @@
 """`[sys.executable, "-m", ...]` goes in, as subprocess.Popen takes it; the process is forked from one that has imported much.
 
-process = warm.program([sys.executable, "-m", "runner.tracking", folder], stdin=subprocess.PIPE, env=environment)
+process = warm.program([sys.executable, "-m", "runner.tracking"], stdin=subprocess.PIPE, env=environment)
 
 It is as real as any: with a session, a folder, an environment and streams of its own. What it has of the warm process is
 its modules, so the start itself, and what is not imported, are not to be tested with it. What it starts (a sweep's warm
@@ -121,7 +121,7 @@ def take(asked: Asked, streams: Sequence[int]) -> None:
 
 def popen_is(start: Callable[..., Any]) -> Iterator[tuple[str, types.SimpleNamespace]]:
     """What is to stand in the place of `subprocess` in the modules that start Python beside a run or a plan."""
-    for module in ("runner.tracking.publisher", "runner.plan.command"):
+    for module in ("runner.tracking.ahead", "runner.plan.command"):
         yield f"{module}.subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 

@@ -12,6 +12,7 @@ from waiting import LONGEST
 
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
+from runner.tracking.ahead import Ahead
 from runner.tracking.journal import Journal
 from runner.tracking.mlflow_store import open_store
 from runner.tracking.publisher import LOG, Publisher
@@ -230,3 +231,35 @@ def test_a_relative_store_lies_in_the_current_folder(folder, write, tmp_path, mo
     assert ack.is_complete and ack.uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert open_store(ack.uri).get_run(ack.run_id).info.status == "FINISHED"
     assert (tmp_path / "mlartifacts" / ack.run_id / "artifacts" / "rerun.yaml").is_file()
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///mlflow.db", "http://127.0.0.1:1"])
+def test_a_process_that_is_told_nothing_ends_with_who_started_it_and_leaves_nothing(tmp_path, monkeypatch, uri):
+    monkeypatch.chdir(tmp_path)
+    ahead = Ahead(uri)
+    process = ahead.taken()
+    assert ahead.taken() is None
+    process.stdin.close()  # as a run that is killed while it is checked does
+    assert process.wait(LONGEST) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_nobody_takes_is_ended_at_once():
+    ahead = Ahead("sqlite:///mlflow.db")
+    (child,) = (child for child in psutil.Process().children() if "runner.tracking" in child.cmdline())
+    ahead.close()
+    assert not child.is_running()
+    ahead.close()
+
+
+@beside
+def test_a_run_is_told_to_the_process_that_was_started_ahead(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    ahead = Ahead(uri)
+    number = ahead._process.pid
+    with Publisher.start(tmp_path / "run", uri, ahead=ahead) as publisher, Journal(tmp_path / "run") as journal:
+        assert publisher._process.pid == number
+        journal.event("start", params={}, tags={}, uid="u1", experiment="e", run_name="r", start_ms=1)
+        journal.event("end", status="FINISHED", end_ms=2)
+        assert publisher.finish().error is None
+    assert open_store(uri).get_run(read_ack(tmp_path / "run").run_id).info.status == "FINISHED"

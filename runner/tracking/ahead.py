@@ -1,0 +1,62 @@
+"""The publishing process, started while a run is still checked: what it imports takes as long as what the check imports.
+
+Called by cli/check_first.py before torch is there, so it imports nothing itself, and by publisher.py for all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+from runner.version import PACKAGES
+
+
+class Ahead:
+    """The process, which imports MLflow and waits to be told for whom: 2.7 s of a core, beside what a run checks.
+
+    Never raises; no process can be had, or nobody takes it: then close() ends it. uri: of a store, or what may be none.
+    """
+
+    def __init__(self, uri: str) -> None:
+        kind = ["sqlite"] if uri.startswith("sqlite:") else []
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            # -P: a folder `runner` of the person's must not take this package's place; warnings are not for them
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", "runner.tracking", *kind],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # it writes to its log once it knows where that is
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=_environment(),
+                start_new_session=True,
+            )
+
+    def taken(self) -> subprocess.Popen[bytes] | None:
+        """The process, once; whoever takes it sees to its end."""
+        process, self._process = self._process, None
+        return process
+
+    def close(self) -> None:
+        if (process := self.taken()) is not None:
+            end_untold(process)
+
+
+def end_untold(process: subprocess.Popen[bytes]) -> None:
+    """Of one that was told nothing."""
+    process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """One thread and no device: the cores and the memory on the GPU are the training's."""
+    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
