@@ -113,13 +113,15 @@ def passing_folder(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=".runner-check-", dir=near))
 
 
-def _publishes(cfg: DictConfig) -> bool:
-    """Whether this process will publish, as far as that can be told of what nobody has checked."""
-    try:
-        is_alone = validate.value(cfg, "train.num_processes") in ("auto", 1)
-        return is_alone and validate.value(cfg, "tracking.enabled") is True and not validate.value(cfg, "train.check")
-    except (RunnerError, OmegaConfBaseException):
-        return False
+def _store_of(cfg: DictConfig) -> str | None:
+    """Where this process will publish, as far as that can be told of what nobody has checked; None: elsewhere, or nowhere.
+
+    hydra.job.env_set comes later, and may say how a store is reached.
+    """
+    is_alone = validate.value(cfg, "train.num_processes") in ("auto", 1) and not cfg.hydra.job.env_set
+    is_on = validate.value(cfg, "tracking.enabled") is True and not validate.value(cfg, "train.check")
+    uri = validate.value(cfg, "tracking.uri")
+    return uri if is_alone and is_on and isinstance(uri, str) else None
 
 
 class CheckFirst(Callback):
@@ -134,8 +136,8 @@ class CheckFirst(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             check_hydra(config.hydra)
-            if CheckFirst.publishes and _publishes(config):
-                CheckFirst.ahead = Ahead(str(config.tracking.uri))
+            if CheckFirst.publishes and (uri := _store_of(config)) is not None:
+                CheckFirst.ahead = Ahead(uri)
             CheckFirst.checked = check(config)
             folder = claim.spelled(folder_of(config, "hydra.run.dir"))
             check_folder(folder, key="hydra.run.dir")

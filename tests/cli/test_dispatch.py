@@ -396,6 +396,9 @@ def test_a_folder_with_an_equals_sign_in_its_name_is_a_folder(own_folder, capfd)
         (["device=cuda:99", "tracking.enabled=false"], ["checked"]),
         (["device=cuda:99", "train.num_processes=2"], ["checked"]),
         (["device=cuda:99", "train.check=true"], ["checked"]),
+        (["device=cuda:99", "+hydra.job.env_set.MLFLOW_TRACKING_TOKEN=mine"], ["checked"]),
+        (["tracking.uri=${nothing}"], ["checked"]),
+        (["tracking.enabled=maybe"], []),
     ],
 )
 def test_the_publishing_process_starts_before_the_check_and_ends_with_a_refusal(words, seen, own_folder, monkeypatch):
