@@ -16,7 +16,8 @@ from runner.version import PACKAGES
 class Ahead:
     """The process, which imports MLflow and waits to be told for whom: 2.7 s of a core, beside what a run checks.
 
-    Never raises; no process can be had, or nobody takes it: then close() ends it. uri: of a store, or what may be none.
+    Never raises: where no process can be had, there is none to take. close() ends one that nobody has taken.
+    uri: the store's, unchecked; it says what is imported, and is no argument of the process.
     """
 
     def __init__(self, uri: str) -> None:
@@ -45,7 +46,7 @@ class Ahead:
 
 
 def end_untold(process: subprocess.Popen[bytes]) -> None:
-    """Of one that was told nothing."""
+    """Kills a process that was told nothing, so that it has nothing to send, and waits for it."""
     process.kill()
     if process.stdin is not None:
         process.stdin.close()
