@@ -30,7 +30,7 @@ from runner.data.sampler import sampler_of
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.device import backends
-from runner.device.host_memory import size_in_words
+from runner.device.host_memory import keep_what_is_freed, size_in_words
 from runner.device.module_map import spread
 from runner.device.placement import place
 from runner.errors import Fault, RunnerError
@@ -116,6 +116,7 @@ def prepare_training(
     divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
 ) -> Parts:
     """The other half: model, task, optimizer and what they need."""
+    keep_what_is_freed()
     source, loaders = data.source, data.loaders
     if cfg.train.cuda_graph and loaders["train"].indexed() is None:
         problem = f"a captured step reads its rows on the device, and they are {data.residency}"
