@@ -43,6 +43,8 @@ def run(cfg: DictConfig, folder: Path, *, given: Given | None = None) -> dict[st
     choices = processes.devices_here(cfg, checked, place, given=given)
     with nullcontext() if given.is_launched else claim.taken(folder):
         if len(choices) > 1:
+            if given.publisher is not None:
+                given.publisher.close()  # the first of them has its own
             return processes.run_in_several(cfg, folder, choices, given=given)
         machine = Checked(checked.hardware, choices[0])
         ranks = processes.joined(place, choices[0])  # alone, or the first of several
