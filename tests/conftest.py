@@ -96,7 +96,7 @@ DRAWN_TESTS = {
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
 }
 
-#: 5 to 48 s each, and what they hold is held by smaller tests, too, or seldom touched: half of them, tests or whole files, run
+#: 5 to 30 s each, and what they hold is held by smaller tests, too, or seldom touched: half of them, tests or whole files, run
 #: with each commit
 DRAWN_HALF = """
 cli/test_answer.py::test_of_a_process_and_those_that_it_starts
@@ -109,27 +109,24 @@ data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
 data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
 device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
 device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
-device/test_other_accelerator.py
 experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
 experiment/test_own_loader.py::test_two_processes_share_each_batch
 experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
 plan/test_command.py::test_a_model_on_two_devices
 plan/test_command.py::test_one_of_several_processes
 plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
+plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
 plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
 runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
 runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
 sweep/launchers/test_pretended_gpus.py
 sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
-sweep/search/test_sweeper.py::test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not
 sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
-sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
 sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
 sweep/test_sweep.py::test_jobs_on_two_slots_have_every_point_in_one_store
 sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
 sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
 sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
-tasks/test_metrics.py::test_they_are_gathered_on_the_device
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
 training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
 whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
