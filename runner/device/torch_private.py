@@ -14,7 +14,6 @@ from runner.errors import Fault, RunnerError
 if TYPE_CHECKING:  # what classes are made from, and types
     from torch._ops import OpOverload as OpOverload
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-    from torch.utils._pytree import tree_leaves as tree_leaves
     from torch.utils._pytree import tree_map as tree_map
 
 #: by our name: torch's, and what for
@@ -40,7 +39,6 @@ NAMES = {
     # what looks at each operation: guard, plan, the number of threads
     "TorchDispatchMode": ("torch.utils._python_dispatch.TorchDispatchMode", "sees every kernel that is called"),
     "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, told from a function"),
-    "tree_leaves": ("torch.utils._pytree.tree_leaves", "the tensors of nested arguments, as torch nests them"),
     "tree_map": ("torch.utils._pytree.tree_map", "nested arguments with other tensors"),
     "current_autograd_node": ("torch._C._current_autograd_node", "the forward line of an operation in backward"),
     "sequence_number": ("torch.autograd._get_sequence_nr", "the forward line of an operation in backward"),

@@ -23,7 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
-from runner.device.torch_private import TorchDispatchMode, tree_leaves
+from runner.device.placement import leaves
+from runner.device.torch_private import TorchDispatchMode
 from runner.inspection import call_site
 
 aten = torch.ops.aten
@@ -404,4 +405,4 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]

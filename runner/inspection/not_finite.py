@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from runner.device.torch_private import TorchDispatchMode, current_autograd_node, tree_leaves
+from runner.device.placement import leaves
+from runner.device.torch_private import TorchDispatchMode, current_autograd_node
 from runner.inspection import call_site
 from runner.inspection.ranges import Range, bad_rows, range_of
 from runner.inspection.tensor_names import Names, storage_of
@@ -259,7 +260,7 @@ def _arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def _has_infinity(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(value, float) and math.isinf(value) for value in tree_leaves((args, kwargs)))
+    return any(isinstance(value, float) and math.isinf(value) for value in leaves((args, kwargs)))
 
 
 def _node_name() -> str:
@@ -268,4 +269,4 @@ def _node_name() -> str:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]

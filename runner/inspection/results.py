@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runner.device import torch_private
+from runner.device.placement import leaves
 from runner.inspection.call_site import Lines
 from runner.inspection.host_reads import Operation
 from runner.inspection.tensor_names import Names
@@ -106,7 +107,7 @@ def _arguments(done: Operation) -> list[tuple[Tensor, bool]]:
     found = []
     for argument, value in _named(done):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
-        found += [(leaf, is_written) for leaf in torch_private.tree_leaves(value) if isinstance(leaf, Tensor)]
+        found += [(leaf, is_written) for leaf in leaves(value) if isinstance(leaf, Tensor)]
     return found
 
 
@@ -116,7 +117,7 @@ def _settings(done: Operation) -> dict[str, str]:
     return {
         argument.name: str(value)
         for argument, value in _named(done)
-        if all(isinstance(leaf, plain) for leaf in torch_private.tree_leaves(value))
+        if all(isinstance(leaf, plain) for leaf in leaves(value))
     }
 
 

@@ -20,7 +20,8 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from runner.device import torch_private
 from runner.device.capabilities import has_mps_kernel, legal_dtype
-from runner.device.torch_private import TorchDispatchMode, tree_leaves, tree_map
+from runner.device.placement import leaves
+from runner.device.torch_private import TorchDispatchMode, tree_map
 from runner.plan.simulator import shapes
 from runner.plan.simulator.cells import CELLS
 
@@ -180,7 +181,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = _device_of(inputs)
     aim = here
     asked = kwargs.get("device")
@@ -201,7 +202,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given[id(found)] = value
         return found
 
-    backed_args, backed_kwargs = tree_map(back, args), tree_map(back, kwargs)
+    backed_args, backed_kwargs = _mapped(args, back), _mapped(kwargs, back)
     if asked is not None:
         backed_kwargs["device"] = CPU if pretence.has_numbers else torch.device("meta")
     if pretence.has_numbers:
@@ -221,7 +222,17 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return value
         return _on_device(value, aim or CPU, func, inputs)
 
-    return tree_map(wrap, result)
+    return _mapped(result, wrap)
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """tree_map(), which takes ten times as long for what an operation is usually given."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([_mapped(part, change) for part in tree])
+    if kind is dict:
+        return {name: _mapped(part, change) for name, part in tree.items()}
+    return tree_map(change, tree) if isinstance(tree, tuple) else change(tree)  # one with names, or a leaf
 
 
 def simulated(tensor: Tensor, device: torch.device) -> Tensor:
@@ -267,7 +278,7 @@ def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether it makes a new tensor of the host, and a big one."""
     if not args or not isinstance(args[0], list | tuple) or not all(type(size) is int for size in args[0]):
         return False
-    if not func._schema.returns or any(isinstance(leaf, Tensor) for leaf in tree_leaves(args)):
+    if not func._schema.returns or any(isinstance(leaf, Tensor) for leaf in leaves(args)):
         return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return int(np.prod(args[0], dtype=np.int64)) * dtype.itemsize >= BIG_BYTES

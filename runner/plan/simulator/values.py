@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.device.torch_private import tree_leaves, tree_map
+from runner.device.placement import leaves
+from runner.device.torch_private import tree_map
 from runner.inspection import call_site
 from runner.inspection.host_reads import READING_CALLS
 
@@ -87,10 +88,10 @@ def mark_usual(packet: Any, result: Any) -> None:
 
 def watched(result: Any) -> Any:
     """What item() or tolist() gave, as numbers that tell when they are gone by."""
-    if any(type(leaf) is bool for leaf in tree_leaves(result)):  # nobody can watch a bool
+    if any(type(leaf) is bool for leaf in leaves(result)):  # nobody can watch a bool
         goes_by(READING_CALLS[asking.call], may_be_check=True)
         return result
-    if any(type(leaf) is int for leaf in tree_leaves(result)) and _caller_has_range():
+    if any(type(leaf) is int for leaf in leaves(result)) and _caller_has_range():
         goes_by(READING_CALLS[asking.call])
     return tree_map(_watch, result)
 
@@ -101,7 +102,7 @@ def look_for_sizes(name: str, args: Any, kwargs: Any) -> None:
         return
     if name in ("full", "new_full"):  # the last is what they are filled with
         args = args[:-1]
-    if any(type(leaf) is Whole or _is_sliced(leaf) for leaf in tree_leaves((args, kwargs))):
+    if any(type(leaf) is Whole or _is_sliced(leaf) for leaf in leaves((args, kwargs))):
         goes_by("tensor.item() as a size", may_be_check=True)
 
 
