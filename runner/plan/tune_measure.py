@@ -29,7 +29,7 @@ from runner.training.step.choose import Watchers, choose_steps
 
 NUM_LOSSES = 50
 #: turns of a comparison, of which one may disagree; and after how many it is over where each says that it is so much faster
-TURNS, FEW_TURNS, CLEARLY = 6, 3, 0.9
+TURNS, FEW_TURNS, CLEARLY = 6, 3, 0.95
 #: of a step's time, what is noise whatever the turns say
 NOISE = 0.02
 #: of the first steps' losses, relative: rounding is 1e-6, and another mask of dropout 1e-2

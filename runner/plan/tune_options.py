@@ -27,11 +27,15 @@ DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDro
 
 @dataclass(frozen=True)
 class Option:
-    """One question. tries: its answers beside the one that holds, as settings by key; why_not: why there are none."""
+    """One question. tries: its answers beside the one that holds, as settings by key; why_not: why there are none.
+
+    goes_on: each goes further than the one before, so that after a slower one the rest is left out.
+    """
 
     name: str
     tries: tuple[dict[str, Any], ...] = ()
     why_not: str = ""
+    goes_on: bool = False
 
 
 def options(cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, precisions: Sequence[str] = ()) -> list[Option]:
@@ -107,7 +111,7 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
         why = f"a step keeps {kept / 2**20:.1f} MiB, which lies in the caches"
     smaller = [part for part in (2, 4) if size % part == 0] if not why else []
     tries = tuple({"train.batch_size": size // part, "train.accumulate_steps": num * part} for part in smaller)
-    return Option(name, tries, why)
+    return Option(name, tries, why, goes_on=True)
 
 
 def _has_dropout(model: nn.Module) -> bool:

@@ -22,6 +22,7 @@ from runner.plan.tune_options import Option, options, with_settings
 
 #: what a compilation takes at least, and what part of a step it may save at most
 LEAST_SECONDS_TO_COMPILE, MOST_SAVED = 8.0, 0.75
+SLOWER = "slower"
 #: of the time there is, what a comparison takes
 SHARE = 0.08
 LEAST_SECONDS = 0.5
@@ -86,8 +87,8 @@ class Search:
             if each.get("train.compile") and MOST_SAVED * steps < LEAST_SECONDS_TO_COMPILE:
                 why = f"it takes {LEAST_SECONDS_TO_COMPILE:.0f} s or more, and the run's steps take {steps:.1f} s"
                 self._add(Row(each, f"not tried: {why}"))
-            else:
-                self._try(each)
+            elif self._try(each) == SLOWER and option.goes_on:
+                break
 
     def confirm(self) -> None:
         """Holds what leads against the run as it is once more: what does not win in the whole run's time is not taken."""
@@ -106,10 +107,10 @@ class Search:
     def _candidate(self, settings: dict[str, Any]) -> Candidate:
         return Candidate(with_settings(self.cfg, settings), self.device, read=self.data)
 
-    def _try(self, each: dict[str, Any]) -> None:
+    def _try(self, each: dict[str, Any]) -> str:
+        """What came of it, in words."""
         if time.monotonic() > self._end:
-            self._add(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
-            return
+            return self._add(Row(each, f"not tried: {self.seconds:.0f} s were over (--seconds)"))
         settings = {**self.settings, **each}
         try:
             candidate = self._candidate(settings)
@@ -117,8 +118,7 @@ class Search:
             if not isinstance(error, RunnerError) and not backends.is_out_of_memory(error):
                 raise
             why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
-            self._add(Row(each, f"refused: {why}"))
-            return
+            return self._add(Row(each, f"refused: {why}"))
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
         is_other = not is_same(self.usual.losses, candidate.losses, precision=self.usual.parts.precision.name)
         if is_other and "train.precision" not in settings:
@@ -137,14 +137,16 @@ class Search:
         if loser is not self.usual:
             loser.close()
             gc.collect()
+        return row.outcome
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: Row) -> str:
         self.rows.append(row)
         self.tell(row)
+        return row.outcome
 
     def _judged(self, found: Comparison, settings: dict[str, Any], candidate: Candidate) -> str:
         if not found.is_beyond_noise:
-            return "slower" if found.ratio > 1 + NOISE else "no faster beyond the noise"
+            return SLOWER if found.ratio > 1 + NOISE else "no faster beyond the noise"
         if not self._gains(found, self._ahead(candidate, settings), self.ahead):
             return f"too short a run: {candidate.setup_seconds:.0f} s of compiling are not won back"
         return "wins"

@@ -1,7 +1,7 @@
 """What `tune` finds, beside the full grid: `python tests/bench/tune.py digits_mlp spiral --write`.
 
 The full grid is the product of all that tune may set on a CPU where a run's rows lie in memory: threads, compilation,
-whether a batch is taken in one part or in two (tune may try four), where the rows lie and, where there are 2-d convolutions, whether channels lie last. Each
+whether a batch is taken in one part, in two or in four, where the rows lie and, where there are 2-d convolutions, whether channels lie last. Each
 point is measured as tune measures one try that it does not give up: built, its first steps taken and, where they are the
 same numbers, held against the run as it is for all turns of a comparison. No point is left out for what a plan says. What
 is charged to the grid is that alone; tune is charged with its plan and with reading the rows, too. Each starts with no
@@ -77,7 +77,7 @@ class Grid:
             keys[LAST] = [False, True]
         sizes = [
             {SIZE: train.batch_size // num, PARTS: train.accumulate_steps * num}
-            for num in (1, 2)
+            for num in (1, 2, 4)
             if train.batch_size % num == 0
         ]
         products = itertools.product(itertools.product(*keys.values()), sizes)

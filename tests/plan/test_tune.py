@@ -89,8 +89,9 @@ def test_a_gain_is_beyond_noise_or_none(ratios, wins):
     ("ratios", "turns", "wins"),
     [
         ([0.8] * TURNS, 3, True),
-        ([0.95] * TURNS, TURNS, True),
-        ([0.8, 0.8, 0.95, 0.8, 0.8, 0.8], TURNS, True),
+        ([0.94] * TURNS, 3, True),
+        ([0.97] * TURNS, TURNS, True),
+        ([0.8, 0.8, 0.97, 0.8, 0.8, 0.8], TURNS, True),
         ([1.01] * TURNS, 2, False),
         ([0.9, 1.1, 0.9, 1.1, 0.9, 0.9], 4, False),
         ([2.0] + [0.8] * 5, TURNS, True),
@@ -172,6 +173,12 @@ def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
     assert outcomes(search) == {"a=0.5": "wins", "a=0.4": "wins", "a=0.9": "slower", "b=2.0": "slower", "b=0.25": "other numbers", "b=refused": "refused", "c=": "not tried"}  # fmt: skip
     assert search.settings == {"a": 0.4} and search.ratio == pytest.approx(0.4)
     assert {in_words(row.settings): row.ratio for row in search.rows}["b=2.0"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("factors", "tried"), [((2.0, 0.25), 1), ((0.5, 2.0, 0.25), 2), (("refused", 0.5), 2)])
+def test_what_goes_further_than_a_slower_one_is_left_out(search, factors, tried):
+    search.take(Option("a", tuple({"a": factor} for factor in factors), goes_on=True))
+    assert len(search.rows) == tried
 
 
 @pytest.mark.parametrize(("compiling", "takes"), [(10.0, True), (60.0, False)])
