@@ -96,42 +96,42 @@ DRAWN_TESTS = {
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
 }
 
-#: 5 to 30 s each, and what they hold is held by smaller tests, too, or seldom touched: half of them, tests or whole files, run
-#: with each commit
+#: 5 to 75 s each, and what they hold is held by smaller tests, too, or seldom touched: one of each two that stand beside each
+#: other, a test or a whole file, runs with each commit. Two take about as long: a commit's run is no longer than another's
 DRAWN_HALF = """
-cli/test_answer.py::test_of_a_process_and_those_that_it_starts
-cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
-cli/test_notebook.py::test_the_cells_of_a_notebook
-cli/test_try_out.py::test_a_night
-cli/test_try_out.py::test_other_code_is_tried_by_its_seeds
-cli/test_try_out.py::test_the_budget_and_what_would_not_run
-data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
-data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
-device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
-device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
-experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
-experiment/test_own_loader.py::test_two_processes_share_each_batch
-experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
-plan/test_command.py::test_a_model_on_two_devices
-plan/test_command.py::test_one_of_several_processes
-plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
+sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
+whole_runs/test_template.py cli/test_try_out.py::test_a_night
 plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
-plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
-runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
-runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
-sweep/launchers/test_pretended_gpus.py
-sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
-sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
+data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
 sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
+whole_runs/test_several_processes.py::test_sigterm_reaches_all_and_another_number_of_processes_goes_on
+data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
+sweep/launchers/test_pretended_gpus.py
+experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
+device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
+cli/test_try_out.py::test_other_code_is_tried_by_its_seeds
+sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
+sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
+plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
+training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
 sweep/test_sweep.py::test_jobs_on_two_slots_have_every_point_in_one_store
 sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
-sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
-sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
-tracking/test_deadline.py::test_files_take_as_long_as_they_move
-training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
+cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
+cli/test_answer.py::test_of_a_process_and_those_that_it_starts
+runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
 whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
-whole_runs/test_several_processes.py::test_sigterm_reaches_all_and_another_number_of_processes_goes_on
-whole_runs/test_template.py
+sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
+cli/test_notebook.py::test_the_cells_of_a_notebook
+sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
+cli/test_try_out.py::test_the_budget_and_what_would_not_run
+experiment/test_own_loader.py::test_two_processes_share_each_batch
+experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
+device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
+plan/test_command.py::test_a_model_on_two_devices
+plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
+plan/test_command.py::test_one_of_several_processes
+runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
+tracking/test_deadline.py::test_files_take_as_long_as_they_move
 whole_runs/test_turns.py::test_a_plan_simulates_all_turns
 """
 
@@ -140,7 +140,8 @@ def pytest_collection_modifyitems(config, items):
     if not any("::" in word for word in config.args):
         drawn_from = {name: ([item for item in items if _of(item, name)], num) for name, num in DRAWN_TESTS.items()}
         halves = [f"tests/{name}" for name in DRAWN_HALF.split()]
-        others = set(halves).difference(seeded.drawn("half", halves, len(halves) // 2))
+        pairs = zip(halves[::2], halves[1::2], strict=True)
+        others = {name for pair in pairs for name in set(pair).difference(seeded.drawn("half" + pair[0], pair, 1))}
         left_out = {item for item in items for name in others if _of(item, name)} | {
             item
             for name, (own, num) in drawn_from.items()
