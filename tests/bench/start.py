@@ -16,6 +16,7 @@ from table import HERE, environment, header, orders
 from work import HIDDEN, arrays
 
 BARE = "bare script: torch, mlflow, the same steps, logged once"
+IMPORTS = 'python -c "import torch, hydra, mlflow"'
 RUNNER = [sys.executable, "-m", "runner", "data=arrays", "model=mlp", f"model.hidden_sizes=[{HIDDEN}]", "device=cpu"]
 OFF = ["tracking.log_model=false", "task.plots=false"]
 
@@ -27,7 +28,7 @@ def commands(*, steps: int, threads: int) -> dict[str, list[str]]:
     bare = ["--data", data, "--store", store, "--steps", str(steps), "--threads", str(threads)]
     return {
         BARE: [sys.executable, str(HERE / "bare.py"), *bare],
-        'python -c "import torch, hydra, mlflow"': [sys.executable, "-c", "import torch, hydra, mlflow"],
+        IMPORTS: [sys.executable, "-c", "import torch, hydra, mlflow"],
         f"runner, {steps} steps, as it is": [*ours, f"train.num_steps={steps}"],
         f"runner, {steps} steps, no model logged, no pictures of predictions": [
             *ours,
@@ -70,13 +71,17 @@ def main() -> None:
     with section("start.py", write=given.write):
         print(header(given.repeats, given.threads, packages=("torch", "mlflow", "hydra-core")))
         print(
-            "| from Enter to the prompt | s, median | lowest to highest | times the bare script, median of the turns |"
+            "| from Enter to the prompt | s, median | lowest to highest |"
+            " times the bare script, median of the turns | times the imports, likewise |"
         )
-        print("|---|---|---|---|")
+        print("|---|---|---|---|---|")
         for name, seconds in found.items():
-            ratio = statistics.median(mine / theirs for mine, theirs in zip(seconds, found[BARE], strict=True))
+            ratios = " | ".join(
+                f"{statistics.median(mine / theirs for mine, theirs in zip(seconds, found[other], strict=True)):.2f}"
+                for other in (BARE, IMPORTS)
+            )
             spread = f"{min(seconds):.1f} to {max(seconds):.1f}"
-            print(f"| {name} | {statistics.median(seconds):.1f} | {spread} | {ratio:.2f} |")
+            print(f"| {name} | {statistics.median(seconds):.1f} | {spread} | {ratios} |")
 
 
 main()
