@@ -97,6 +97,8 @@ class _Place:
 
     def __init__(self, member: Member, number: int, stop: Stop) -> None:
         self.member, self.number = member, number
+        # by a metric each one's rate falls when its own values say so
+        self.lane = (member.lane, number) if member.parts.falls_by_metric else (member.lane, -1)
         self.step = self.pulls = 0
         self.at = (0, 0)  # epoch, and steps taken of it
         self.fresh = 0  # steps that were taken and not told yet
@@ -171,7 +173,7 @@ class _Together:
 
     def __init__(self, places: list[_Place], num_together: int, *, stop: Stop, say: Callable[[str], None]) -> None:
         first = places[0].member
-        self._places = sorted(places, key=lambda place: str(place.member.lane))
+        self._places = sorted(places, key=lambda place: str(place.lane))
         self._settings, self._limits, self._say = first.settings, first.parts.limits, say
         self._device = first.parts.device
         self.asked = _OneWord(stop, first.parts)
@@ -238,7 +240,7 @@ class _Together:
         for place in places:
             place.joins(self)
         parts = [place.member.parts for place in places]
-        lanes = [list(same) for _, same in groupby(places, key=lambda place: place.member.lane)]
+        lanes = [list(same) for _, same in groupby(places, key=lambda place: place.lane)]
         self._columns, self._lanes = places, lanes
         self._step = StackedStep(
             Stack(parts),
