@@ -17,7 +17,15 @@ from runner.experiment.terminal import Terminal
 from runner.runs import find
 from runner.sweep.jobs import ledger
 from runner.sweep.report import number_format
-from runner.sweep.report.comparisons import Comparison, Configuration, against_best, as_values, compared, words_of
+from runner.sweep.report.comparisons import (
+    Comparison,
+    Configuration,
+    against_best,
+    as_values,
+    compared,
+    num_looks,
+    words_of,
+)
 from runner.sweep.report.ranking import Goal, find_goals
 from runner.sweep.report.results import Result, read_results
 from runner.sweep.report.seeds import configurations
@@ -88,7 +96,9 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     results, goals = _read(word, uri)
     groups = configurations(results)
     goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
-    found = against_best(groups, goal) if goal is not None else []
+    folder = sweep_folder(word.partition(":")[0])
+    times = num_looks(ledger.read(folder)) if folder is not None else 1
+    found = against_best(groups, goal, num_looks=times) if goal is not None else []
     if not found:
         problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
         raise RunnerError(

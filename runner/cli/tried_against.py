@@ -5,6 +5,7 @@ For cli/try_out.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,10 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
     asked = f"try --against {word}"
     found = compare.one(word, verb="try --against")
     goals = [compare.goal_of(metric, found.goals)] if metric else found.goals
-    values = found.values(goals[0].metric) if goals else {}
+    reached = found.values(goals[0]) if goals else {}
+    values = {
+        place: value for place, value in reached.items() if math.isfinite(value)
+    }  # others are tried with other seeds
     if not values:
         problem = f"it has no {metric or 'metric by which a best was kept'}"
         raise RunnerError(Fault(asked, problem, "metric=val/loss, or another run"))

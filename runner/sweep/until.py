@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from runner.errors import Fault, RunnerError
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared, name_of
-from runner.sweep.report.comparisons import against_best, looks, words_of
+from runner.sweep.report.comparisons import against_best, looks, num_looks, words_of
 from runner.sweep.report.ranking import find_goals
 from runner.sweep.report.results import read_results
 from runner.sweep.report.seeds import configurations as by_configuration
@@ -82,26 +82,40 @@ class _Looks:
 
     def __init__(self, hands: Hands, found: list[Words]) -> None:
         self._hands, self._configurations = hands, found
+        self._apart = {word.partition("=")[0] for other in found for word in set(other) ^ {*found[0]}} | {"seed"}
+        sweep = hands.sweep
+        if (most := max(hands.config.sweep.max_seeds, sweep.max_seeds or 0)) != sweep.max_seeds:
+            sweep.max_seeds = most
+            hands.ledger.note_max_seeds(most)
         self._looks = looks(hands.config.sweep.max_seeds)
 
     def more(self) -> list[Prepared]:
         """Looks who is better, says it, and adds seeds up to the next look where nobody is."""
+        self._leave_out_skipped()
+        if len({_without(SEED_AND_FOLD, words) for words in self._configurations}) < 2:
+            self._hands.say("until:  nothing to decide: all but one were skipped")
+            return []
         tried = self._seeds_tried()
         wanted = next((size for size in self._looks if size > tried), None)
         if tried in self._looks:
             results = read_results(self._hands.sweep)
             goals = find_goals((), results)
             groups = by_configuration(results)
-            found = against_best(groups, goals[0], num_looks=len(self._looks)) if goals else []
+            found = against_best(groups, goals[0], num_looks=num_looks(self._hands.sweep)) if goals else []
             for each in found:
                 self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
-            if found and all(each.difference.is_decided for each in found):
+            if found and all(each.verdict == "better" for each in found):
                 return []
             if not found or wanted is None:
                 why = "as many as it may be" if found else "no two configurations have a value to compare"
                 self._hands.say(f"until:  undecided with {tried} seeds of each, {why}")
                 return []
         return [] if wanted is None else self._add(wanted)
+
+    def _leave_out_skipped(self) -> None:
+        """A configuration whose device is missing gets no more seeds than it was asked for, and nobody waits for them."""
+        skipped = {_without(SEED, job.overrides) for job in self._hands.sweep.jobs.values() if job.state == "skipped"}
+        self._configurations = [words for words in self._configurations if words not in skipped]
 
     def _seeds_tried(self) -> int:
         """Of the configuration that has fewest, whether its jobs have finished or not."""
@@ -116,11 +130,8 @@ class _Looks:
         taken = {each.seed for each in read_results(self._hands.sweep)}
         first = max(taken, default=-1) + 1
         new = range(first, first + wanted - self._seeds_tried())
-        apart = {
-            word.partition("=")[0] for other in self._configurations for word in set(other) ^ {*self._configurations[0]}
-        }
         jobs = [(*words, f"seed={seed}") for seed in new for words in self._configurations]
-        added = add_jobs(self._hands, jobs, apart | {"seed"})
+        added = add_jobs(self._hands, jobs, self._apart)
         self._hands.say(f"until:  {len(new)} more seeds of each, {len(jobs)} jobs")
         return added
 

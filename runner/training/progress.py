@@ -21,7 +21,7 @@ class Best:
     step: int = 0
 
     def improves(self, value: float) -> bool:
-        if math.isnan(value):
+        if not math.isfinite(value):
             return False
         return self.value is None or (value < self.value if self.mode == "min" else value > self.value)
 

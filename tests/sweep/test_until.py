@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from runner import cli
+from runner.cli.compare import compare
 from runner.errors import RunnerError
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -32,7 +33,6 @@ class Made:
         self.ledger = Ledger(folder)
         self.ledger.begin(self.sweep)
         config = OmegaConf.create({"sweep": {"max_seeds": max_seeds, "until": "decided"}})
-        OmegaConf.save(config, folder / "multirun.yaml")
         self.hands = SimpleNamespace(
             in_groups=list,
             sweep=self.sweep,
@@ -118,6 +118,41 @@ def test_where_one_configuration_always_fails_nothing_is_added_for_ever(tmp_path
     made = Made(tmp_path, lambda model, seed: None if model == "mlp" else 0.5)
     assert made.run() == [8, 8]
     assert "no two configurations have a value to compare" in made.said[-1]
+
+
+def test_a_configuration_whose_device_is_missing_gets_no_more_seeds(tmp_path):
+    made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"))
+    for number, words in ((4, ("device=cuda:0", *MLP)), (5, ("device=cuda:0", *CNN))):
+        made.sweep.jobs[number] = Job(number, (*words, "seed=0"), "", state="skipped", folder_name=str(number))
+        made.ledger.plan(made.sweep.jobs[number])
+        made.ledger.note(made.sweep.jobs[number])
+    jobs = [(job.overrides, "") for job in made.sweep.jobs.values()]
+    made.source = until_decided(made.hands, jobs)
+    assert made.run() == [9, 9]  # the skipped one among them
+    assert made.said[-1] == "until:  8 seeds: model=cnn beside model=mlp: better"
+
+
+def test_where_all_others_are_skipped_there_is_nothing_to_decide(tmp_path):
+    made = Made(tmp_path, lambda model, seed: 0.5)
+    for job in list(made.sweep.jobs.values()):
+        if set(MLP) <= set(job.overrides):
+            job.state = "skipped"
+    made.hands.prepared[:] = [each for each in made.hands.prepared if each.job.state != "skipped"]
+    made.source = until_decided(made.hands, [(job.overrides, "") for job in made.sweep.jobs.values()])
+    assert made.run() == [2, 2]
+    assert made.said == ["until:  nothing to decide: all but one were skipped"]
+
+
+def test_compare_and_the_report_are_as_sure_as_the_sweep_had_to_be(tmp_path):
+    """Eight pairs with two small ones against: enough for one look, and too little for one of four."""
+    values = [1.0, 1.1, 0.9, 1.2, 0.8, 1.0, 1.1, -0.1]
+    made = Made(tmp_path, lambda model, seed: values[seed] * (model == "mlp"), max_seeds=8, seeds=range(8))
+    assert made.run() == [8, 8]
+    assert build.write(tmp_path).winner == "model=cnn"
+    with Ledger(tmp_path) as book:  # gone on with, with more of them
+        book.note_max_seeds(64)
+    assert build.write(tmp_path).winner is None
+    assert [each.verdict for each in compare([str(tmp_path)])] == ["undecided"]
 
 
 def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_path, monkeypatch):

@@ -111,6 +111,12 @@ def test_of_equal_values_the_first_is_the_best(background, mode):
     assert (progress.best.step, kept["best"], progress.epochs_without_best) == (5, 1, 2)
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_finite_number_is_never_the_best(mode, value):
+    assert not Best("val/loss", mode).improves(value) and not Best("val/loss", mode, value=0.5).improves(value)
+
+
 def taken_up(step, **told):
     return Progress(best=Best("val/loss", "min", value=0.5, step=5), step=step, epoch=step // BATCHES, **told)
 

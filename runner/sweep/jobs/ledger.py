@@ -51,6 +51,7 @@ class Sweep:
     overrides: tuple[str, ...]  # the words of the command line
     #: of a search: [{"metric": "val/loss", "direction": "minimize"}, ...]; of a grid: empty
     objectives: tuple[dict[str, str], ...] = ()
+    max_seeds: int | None = None  # the most that sweep.until was to add up to; None: it was to add none
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def folder_of(self, job: Job) -> Path:
@@ -84,6 +85,9 @@ class Ledger:
     def note(self, *jobs: Job) -> None:
         """The jobs' states, devices and errors as they are now."""
         self._append(*(_noted(job) for job in jobs))
+
+    def note_max_seeds(self, number: int) -> None:
+        self._append({"kind": "until", "max_seeds": number})
 
     def close(self) -> None:
         os.close(self._fd)
@@ -145,6 +149,8 @@ def read(folder: Path) -> Sweep:
         elif line["kind"] == "state":
             job = sweep.jobs[line["job"]]
             job.state, job.device, job.error = line["state"], line["device"], line["error"]
+        elif line["kind"] == "until":
+            sweep.max_seeds = line["max_seeds"]
     return sweep
 
 

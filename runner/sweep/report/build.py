@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from runner.config.validate import without_password
 from runner.sweep.jobs import ledger
 from runner.sweep.report import json_csv, page
-from runner.sweep.report.comparisons import against_best, looks
+from runner.sweep.report.comparisons import against_best, num_looks
 from runner.sweep.report.device_gains import find_gains, over_devices
 from runner.sweep.report.importance import read_importance
 from runner.sweep.report.ranking import best_first, find_front, find_goals
@@ -34,7 +32,7 @@ def read_report(folder: Path) -> Report:
     goals = find_goals(sweep.objectives, results)
     devices, seeds = over_devices(results, folder), over_seeds(results, goals)
     groups = configurations(results)
-    comparisons = against_best(groups, goals[0], num_looks=_num_looks(folder)) if seeds and goals else []
+    comparisons = against_best(groups, goals[0], num_looks=num_looks(sweep)) if seeds and goals else []
     return Report(
         folder,
         sweep.uid,
@@ -50,13 +48,6 @@ def read_report(folder: Path) -> Report:
         find_gains(devices),
         read_importance(folder) if sweep.objectives else {},
     )
-
-
-def _num_looks(folder: Path) -> int:
-    """At how many numbers of seeds the sweep was to name a winner."""
-    settings = folder / "multirun.yaml"
-    said = OmegaConf.select(OmegaConf.load(settings), "sweep") if settings.is_file() else None
-    return len(looks(said.max_seeds)) if said is not None and said.get("until") else 1
 
 
 def write(folder: Path) -> Report:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result
 from runner.sweep.report.significance import Difference, Place, difference, independent
@@ -19,15 +20,15 @@ FIRST_LOOK = 8
 
 @dataclass(frozen=True)
 class Configuration:
-    """The finished jobs that are one configuration, and the goals of the sweep that they are of."""
+    """The jobs that are one configuration and came to an end by themselves, and the goals of the sweep that they are of."""
 
     name: str
     results: tuple[Result, ...]
     goals: tuple[Goal, ...]
 
-    def values(self, metric: str) -> dict[Place, float]:
-        """By seed and fold."""
-        found = {(result.seed, result.fold or ""): result.value(metric) for result in self.results}
+    def values(self, goal: Goal) -> dict[Place, float]:
+        """By seed and fold; of a training that diverged the worst there is, infinite."""
+        found = {(result.seed, result.fold or ""): result.reached(goal.metric, goal.mode) for result in self.results}
         return {place: value for place, value in found.items() if value is not None}
 
 
@@ -58,8 +59,15 @@ def looks(max_seeds: int) -> list[int]:
     return [*sizes, max_seeds] if max_seeds > sizes[-1] else sizes
 
 
+def num_looks(sweep: Sweep) -> int:
+    """At how many numbers of seeds a sweep was to name a winner."""
+    return 1 if sweep.max_seeds is None else len(looks(sweep.max_seeds))
+
+
 def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:
     """The best configuration beside each other one; [] for fewer than two. num_looks: at which a winner may be named.
+
+    The best is the one with the best mean that is worse than none: where seeds are missing, a mean may be of easier ones.
 
     One that is better than every other is named where each of these says so by itself: it is taken for the best by chance
     no more often than among two (Gutmann and Maymin 1987, Is the selected population the best?). Where some say so, each
@@ -67,26 +75,33 @@ def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_look
     """
     sign = 1 if goal.mode == "min" else -1
     all_of = [Configuration(name, tuple(results), (goal,)) for name, results in groups.items()]
-    means = {each.name: _mean(each.values(goal.metric).values()) for each in all_of}
+    means = {each.name: _mean(each.values(goal).values()) for each in all_of}
     judged = sorted(
         (each for each in all_of if means[each.name] is not None), key=lambda each: sign * (means[each.name] or 0)
     )
-    found: list[Comparison] = []
-    for pairs in (1, len(judged) * (len(judged) - 1) // 2):
+
+    def beside_others(best: Configuration, num_comparisons: int) -> list[Comparison]:
+        others = [other for other in judged if other is not best]
         each = [
-            compared(judged[0], other, goal, (judged[0].name, other.name), num_comparisons=pairs * num_looks)
-            for other in judged[1:]
+            compared(best, other, goal, (best.name, other.name), num_comparisons=num_comparisons) for other in others
         ]
-        found = [one for one in each if one is not None]
-        if all(one.difference.is_decided for one in found):
-            break
-    return found
+        return [one for one in each if one is not None]
+
+    num_pairs = len(judged) * (len(judged) - 1) // 2
+    for best in judged:
+        found = beside_others(best, num_looks)
+        if all(one.verdict == "better" for one in found):
+            return found
+        found = beside_others(best, num_pairs * num_looks)
+        if not any(one.verdict == "worse" for one in found):
+            return found
+    return beside_others(judged[0], num_pairs * num_looks) if judged else []
 
 
 def compared(
     a: Configuration, b: Configuration, goal: Goal, names: tuple[str, str], *, num_comparisons: int = 1
 ) -> Comparison | None:
-    of_a, of_b = a.values(goal.metric), b.values(goal.metric)
+    of_a, of_b = a.values(goal), b.values(goal)
     mean_a, mean_b = _mean(of_a.values()), _mean(of_b.values())
     places = of_a.keys() & of_b.keys() or of_a.keys() | of_b.keys()
     by_seed = len({seed for seed, _ in places}) > 1

@@ -65,6 +65,7 @@ def find_front(results: Sequence[Result], goals: Sequence[Goal]) -> set[int]:
 
 
 def _costs(result: Result, goals: Sequence[Goal]) -> list[float | None]:
-    """The goals' values so that less is better."""
+    """The goals' values so that less is better; what is infinite is the worst, whatever its sign."""
     values = [(goal.mode, result.value(goal.metric)) for goal in goals]
-    return [value if value is None or mode == "min" else -value for mode, value in values]
+    signed = [value if value is None or mode == "min" else -value for mode, value in values]
+    return [math.inf if value is not None and math.isinf(value) else value for value in signed]

@@ -67,8 +67,8 @@ class Report:
     @property
     def winner(self) -> str | None:
         """The group of seeds that is better than each other one, and not by chance."""
-        decided = [each.difference.is_decided for each in self.comparisons]
-        return self.comparisons[0].a if decided and all(decided) else None
+        verdicts = {each.verdict for each in self.comparisons}
+        return self.comparisons[0].a if verdicts == {"better"} else None
 
     @property
     def keys(self) -> list[str]:

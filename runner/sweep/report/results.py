@@ -66,6 +66,7 @@ class Result:
     samples_per_second: float | None = None
     seconds_train: float | None = None
     run_id: str | None = None
+    diverged: bool = False  # its loss came to be infinite or NaN, which ended it
     time: dict[str, float] = field(default_factory=dict)  # seconds by name, as the run's summary has them
     curves: dict[str, Curve] = field(default_factory=dict)
 
@@ -74,6 +75,14 @@ class Result:
         kept = self.best is not None and self.best.metric == metric
         found = self.best.value if kept and self.best is not None else self.metrics.get(metric)
         return None if found is None or math.isnan(found) else found
+
+    def reached(self, metric: str, mode: str) -> float | None:
+        """The same for who compares: what is no finite number is the worst there is, and so is a training that diverged."""
+        found = self.value(metric)
+        if self.diverged or not math.isfinite(self.metrics.get(metric, math.nan) if found is None else found):
+            is_there = self.diverged or found is not None or metric in self.metrics
+            return (math.inf if mode == "min" else -math.inf) if is_there else None
+        return found
 
 
 def read_results(sweep: Sweep) -> list[Result]:
@@ -131,9 +140,10 @@ def _read(sweep: Sweep, job: Job, goals: set[str], most: int) -> Result:
         as_fold(_said("data.fold", keys, rerun), _said("data.num_folds", keys, rerun)),
         device=summary.get("device") or job.device,
         error=str(error).strip().partition("\n")[0] if error else None,
-        metrics=dict(sorted(_numbers(summary.get("metrics")).items())),
+        metrics=dict(sorted(_metrics(summary.get("metrics")).items())),
         best=best,
         run_id=summary.get("run_id"),
+        diverged=summary.get("ending") == "not_finite",
         time=_numbers(summary.get("time")),
         num_steps=summary.get("num_steps"),
         num_epochs=summary.get("num_epochs"),
@@ -160,9 +170,13 @@ def as_fold(fold: str, num_folds: str) -> str | None:
     return f"{found[0]}/{found[1]}" if found else None
 
 
-def _numbers(metrics: dict[str, Any] | None) -> dict[str, float]:
-    """Only numbers: a value that JSON could not hold is null there."""
-    return {name: float(value) for name, value in (metrics or {}).items() if isinstance(value, int | float)}
+def _metrics(found: dict[str, Any] | None) -> dict[str, float]:
+    """A value that JSON could not hold, NaN or infinite, is null there, and NaN here."""
+    return _numbers({name: math.nan if value is None else value for name, value in (found or {}).items()})
+
+
+def _numbers(found: dict[str, Any] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (found or {}).items() if isinstance(value, int | float)}
 
 
 def _best(found: dict[str, Any] | None, series: dict[str, Series], began_ms: int | None) -> Best | None:

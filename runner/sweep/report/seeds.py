@@ -45,7 +45,7 @@ def in_words(groups: Sequence[Seeds]) -> str:
 
 def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     """The groups, best mean first; [] when none of them has two seeds or two folds."""
-    groups = configurations(results)
+    groups = configurations([result for result in results if not result.diverged])
     if not any(len({_place(result) for result in group}) > 1 for group in groups.values()):
         return []
     has_folds = any(len({result.fold for result in group}) > 1 for group in groups.values())
@@ -70,7 +70,8 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
 
 
 def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The finished jobs by configuration: those that are equal but for their seed, and for which of the folds they have."""
+    """The jobs that came to an end by themselves, finished or diverged, by configuration: those that are equal but for their
+    seed, and for which of the folds they have."""
 
     def rest(keys: Keys) -> Keys:
         own = {key: value for key, value in keys.items() if key != "seed"}
@@ -81,16 +82,17 @@ def configurations(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def equal_but_for(key: str, results: Sequence[Result]) -> dict[str, list[Result]]:
     """The finished jobs by all their other overrides."""
-    return _alike(results, lambda keys: {name: value for name, value in keys.items() if name != key})
+    finished = [result for result in results if not result.diverged]
+    return _alike(finished, lambda keys: {name: value for name, value in keys.items() if name != key})
 
 
 def _alike(results: Sequence[Result], rest: Callable[[Keys], Keys]) -> dict[str, list[Result]]:
-    """The finished jobs by the rest of their keys, named by what sets the groups apart; each by number."""
+    """Those that came to an end by the rest of their keys, named by what sets the groups apart; each by number."""
     groups: dict[str, list[Result]] = {}
     bare = [replace(result, keys=rest(result.keys)) for result in results]
     apart = differing_keys(bare)
     for result, own in sorted(zip(results, bare, strict=True), key=lambda pair: pair[0].job):
-        if result.state == "finished":
+        if result.state == "finished" or result.diverged:
             groups.setdefault(_name(own, apart), []).append(result)
     return groups
 

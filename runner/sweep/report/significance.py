@@ -1,6 +1,7 @@
 """The values of two configurations by seed and fold go in; the difference, how sure it is, and how many more seeds it takes come out.
 
-Pure, for the report and `runner compare`. Imports scipy, half a second, when it is asked.
+Pure, for the report and `runner compare`. Imports scipy, half a second, when it is asked. A value may be infinite, as a mean may:
+it then outweighs all that are not, and there is no interval.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparison
     shared = sorted(a.keys() & b.keys())
     alpha = ALPHA / num_comparisons
     if shared:
-        return _of_pairs(tuple(a[seed] - b[seed] for seed in shared), alpha)
+        return _of_pairs(tuple(0.0 if a[seed] == b[seed] else a[seed] - b[seed] for seed in shared), alpha)
     if not a or not b:
         return None
     return _of_two(tuple(a.values()), tuple(b.values()), alpha)
@@ -84,15 +85,13 @@ def difference(a: Mapping[Any, float], b: Mapping[Any, float], *, num_comparison
 
 @lru_cache(1000)  # a sweep's report is written twice, and of 16 pairs this takes 50 ms
 def _of_pairs(pairs: tuple[float, ...], alpha: float) -> Difference:
-    differences = np.array(pairs)
+    (differences,), is_bounded = _bounded(np.array(pairs))
     n, mean = len(differences), float(differences.mean())
-    low, high = _interval((differences,), _mean, alpha)
-    p_value = 1.0
-    if n > 1 and 0 < np.abs(differences).sum() < math.inf:
-        p_value = _sign_flip(differences)
+    limits = _interval((differences,), _mean, alpha) if is_bounded else None
+    p_value = _sign_flip(differences) if n > 1 and differences.any() else 1.0
     deviation = float(differences.std(ddof=1)) if n > 1 else math.nan
     least = math.ceil(1 - math.log2(alpha))  # of n pairs, all signs alike come by chance in 2 of 2**n
-    return _told(n, True, mean, (low, high), p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=least))
+    return _told(n, True, mean, limits, p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=least))
 
 
 @lru_cache(1000)
@@ -103,28 +102,44 @@ def interval(values: tuple[float, ...]) -> tuple[float | None, float | None]:
 
 @lru_cache(1000)
 def _of_two(of_a: tuple[float, ...], of_b: tuple[float, ...], alpha: float) -> Difference:
-    a, b = np.array(of_a), np.array(of_b)
+    (a, b), is_bounded = _bounded(np.array(of_a), np.array(of_b))
     n, mean = min(len(a), len(b)), float(a.mean() - b.mean())
-    low, high = _interval((a, b), _mean_difference, alpha)
+    limits = _interval((a, b), _mean_difference, alpha) if is_bounded else None
     p_value = 1.0
     if n > 1 and mean:
         p_value = _permutation(a, b)
     deviation = math.hypot(*(float(side.std(ddof=1)) for side in (a, b))) if n > 1 else math.nan
-    return _told(n, False, mean, (low, high), p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=4))
+    return _told(n, False, mean, limits, p_value, alpha=alpha, more=_more(mean, deviation, n, alpha, least=4))
+
+
+def _bounded(*samples: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], bool]:
+    """The samples with a number that outweighs all others in the place of an infinite one; and whether there was none.
+
+    No sign and no label is asked for it, so that the tests stay exact.
+    """
+    values = np.concatenate(samples)
+    is_finite = np.isfinite(values)
+    if is_finite.all():
+        return list(samples), True
+    large = STEPS * (float(np.abs(values[is_finite]).max(initial=0.0)) or 1.0)
+    return [np.where(np.isfinite(each), each, np.copysign(large, each)) for each in samples], False
 
 
 def _told(
     n: int,
     is_paired: bool,
     mean: float,
-    interval: tuple[float | None, float | None],
+    interval: tuple[float | None, float | None] | None,
     p: float,
     *,
     alpha: float,
     more: int | None,
 ) -> Difference:
-    low, high = interval
-    is_decided = p <= alpha and low is not None and high is not None and not low <= 0 <= high
+    """interval: None where a value is infinite."""
+    low, high = interval or (None, None)
+    is_decided = p <= alpha and (interval is None or (low is not None and high is not None and not low <= 0 <= high))
+    if interval is None and mean:
+        mean = math.copysign(math.inf, mean)
     return Difference(n, is_paired, mean, low, high, p, is_decided, None if is_decided else more)
 
 
@@ -184,7 +199,7 @@ def _more(mean: float, deviation: float, n: int, alpha: float, *, least: int) ->
     normal = statistics.NormalDist()
     sure = normal.inv_cdf(1 - alpha / 2)
     needed = ((sure + normal.inv_cdf(POWER)) * deviation / mean) ** 2 + sure**2 / 2
-    if needed > TOO_MANY:
+    if not needed <= TOO_MANY:  # nor where it is no number: of values that no float holds the squares of
         return None
     return max(1, max(least, math.ceil(needed)) - n)
 

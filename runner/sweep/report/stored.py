@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from runner.config.identity import NOT_CHOSEN
@@ -42,6 +43,11 @@ def read_stored(run_id: str, *, uri: str) -> list[Result]:
         raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI, or a folder")) from error
 
 
+def _as_sent(value: float) -> float:
+    """A store that SQL keeps has the largest float for infinity (mlflow/store/tracking/sqlalchemy_store.py, 3.17)."""
+    return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
+
+
 def _runs(client: MlflowClient, run_id: str) -> list[Run]:
     run = client.get_run(run_id)
     experiments = [each.experiment_id for each in client.search_experiments()]
@@ -66,7 +72,7 @@ def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Re
     mode = mode if mode in ("min", "max") else "max" if is_rising(metric) else "min"
     seed = params.get("seed", "")
     points = client.get_metric_history(run.info.run_id, metric) if metric in run.data.metrics else []
-    known = [point for point in points if math.isfinite(point.value)]
+    known = [point for point in points if math.isfinite(_as_sent(point.value))]
     best = None
     if known:
         found = (min if mode == "min" else max)(known, key=lambda point: point.value)
@@ -80,7 +86,7 @@ def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Re
         "",
         int(seed) if seed.isdecimal() else 0,
         as_fold(params.get("data.fold", ""), params.get("data.num_folds", "")),
-        metrics=dict(run.data.metrics),
+        metrics={name: _as_sent(value) for name, value in run.data.metrics.items()},
         best=best,
         run_id=run.info.run_id,
     )

@@ -23,6 +23,7 @@ def order(results, *goals):
         (ACCURACY, [3.0, 1.0, 2.0], [0, 2, 1]),
         (LOSS, [None, 1.0, float("nan"), float("inf"), 2.0], [1, 4, 3, 0, 2]),
         (ACCURACY, [1.0, 1.0, 2.0], [2, 0, 1]),
+        (ACCURACY, [0.5, float("inf"), 0.9, float("-inf")], [2, 0, 1, 3]),
     ],
 )
 def test_the_best_value_stands_first_and_none_last(goal, values, expected):

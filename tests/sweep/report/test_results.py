@@ -85,11 +85,10 @@ def test_values_that_are_no_numbers_have_no_value(tmp_path, write):
     best = {"metric": "val/loss", "value": float("nan"), "step": 1}
     sweep.job(("seed=1",), summary={"best": best, "metrics": {"test/loss": float("inf"), "x": None, "y": "1"}})
     result = only(sweep)
-    assert (
-        result.value("val/loss") is None
-        and result.value("test/loss") == float("inf")
-        and list(result.metrics) == ["test/loss"]
-    )
+    assert result.value("val/loss") is None and result.value("test/loss") == float("inf")
+    assert list(result.metrics) == ["test/loss", "x"] and result.value("x") is None
+    reached = [result.reached(name, "min") for name in ("val/loss", "test/loss", "x", "z")]
+    assert reached == [None, float("inf"), float("inf"), None]
 
 
 def test_the_summary_tells_the_reason_when_the_ledger_has_none(tmp_path, write):

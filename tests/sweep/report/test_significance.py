@@ -182,3 +182,60 @@ def test_a_winner_among_many_is_as_sure_as_among_two_and_a_single_better_one_sur
     assert verdicts(near) == ["better", "better"]
     assert verdicts(near, num_looks=2) == ["undecided", "undecided"]
     assert verdicts({**near, (0, None): -1.0}) == ["undecided", "undecided"]
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("other", [of(*[1.0] * 8), dict.fromkeys(range(100, 108), 1.0)])
+def test_what_always_diverges_is_worse(other):
+    found = difference(of(*[INF] * 8), other)
+    assert found.verdict("min") == "worse" and difference(other, of(*[INF] * 8)).verdict("min") == "better"
+    assert (found.mean, found.low, found.high) == (INF, None, None) and found.p_value < 0.05
+
+
+@pytest.mark.parametrize(("num", "verdict"), [(0, "better"), (1, "undecided"), (5, "undecided"), (7, "worse")])
+def test_what_diverges_outweighs_what_does_not(num, verdict):
+    """Of 16 pairs, all others of which are better: as its mean has it, and as sure as so many signs are."""
+    found = difference(of(*[INF] * num, *[0.5] * (16 - num)), of(*np.linspace(0.9, 1.1, 16)))
+    assert found.verdict("min") == verdict
+    assert found.p_value == pytest.approx(2 / 2 ** (num or 16), abs=1e-4) or num == 1
+
+
+def test_two_that_diverge_are_alike_and_say_nothing():
+    found = difference(of(INF, INF, *[1.0] * 8), of(INF, INF, *[2.0] * 8))
+    assert found.verdict("min") == "better" and found.mean == -0.8
+    assert difference(of(INF, INF), of(INF, INF)).p_value == 1.0
+
+
+def test_numbers_whose_squares_no_float_holds_are_undecided():
+    with np.errstate(all="ignore"):
+        found = difference(of(1e300, 1e300), of(1.0, 2.0))
+    assert not found.is_decided
+
+
+def results(values, **more):
+    return [Result(seed, "", (), {}, "finished", "", seed, metrics={"val/loss": value}, **more) for seed, value in values.items()]  # fmt: skip
+
+
+def test_a_training_that_diverged_counts_as_the_worst():
+    """A bold configuration is better wherever it comes to an end, and comes to none with half of the seeds."""
+    safe, bold = of(*np.linspace(0.9, 1.1, 16)), of(*np.linspace(0.4, 0.6, 16))
+    gone = results({seed: bold[seed] for seed in range(8)}, diverged=True) + results({s: bold[s] for s in range(8, 16)})
+    for result in gone[:8]:
+        result.state = "failed"
+    groups = {"bold": gone, "safe": results(safe)}
+    (found,) = against_best(groups, Goal("val/loss", "min"))
+    assert (found.a, found.verdict, found.mean_b) == ("safe", "better", INF)
+    groups["bold"][:8] = results(dict.fromkeys(range(8), float("nan")))  # of one that finished, and whose value is none
+    assert against_best(groups, Goal("val/loss", "min"))[0].a == "safe"
+    assert Result(0, "", (), {}, "finished", "", metrics={"val/accuracy": INF}).reached("val/accuracy", "max") == -INF
+    assert Result(0, "", (), {}, "finished", "").reached("val/loss", "min") is None
+
+
+def test_the_best_is_worse_than_none_whatever_its_mean():
+    """The one with the better mean has the easy seeds, too, and is worse with each that both have."""
+    easy, hard = dict.fromkeys(range(8), 0.1), dict.fromkeys(range(8, 16), 2.0)
+    groups = {"a": results(easy | hard), "b": results(dict.fromkeys(hard, 1.5))}
+    (found,) = against_best(groups, Goal("val/loss", "min"))
+    assert (found.a, found.b, found.verdict) == ("b", "a", "better")
