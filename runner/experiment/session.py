@@ -27,6 +27,7 @@ from runner.config.validate import without_password
 from runner.device.benchmark import cache
 from runner.distributed.group import Ranks
 from runner.experiment import hints, time_spent
+from runner.experiment import summary as summaries
 from runner.experiment.console import Screen, parts_in_words, what_next
 from runner.experiment.figures import illustrate
 from runner.experiment.given import Checked, Given
@@ -108,6 +109,7 @@ class Session:
             given.repetition.check(parts)
         self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)
         self._journal = self._open.enter_context(Journal(folder, say=self.say))
+        (folder / summaries.FILE).unlink(missing_ok=True)  # of a part before: one that is killed now has not finished
         (folder / "rerun.yaml").write_text(self._rerun)
         write_card(folder, parts.card)
         tracking = self.settings.tracking

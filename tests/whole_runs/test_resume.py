@@ -77,6 +77,24 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_made_longer_and_killed_has_not_finished(warm, own_folder, capfd):
+    folder = Path("outputs/one/run")
+    words = [*WORDS, QUIET, "data.limit=600", "train.num_epochs=1", f"hydra.run.dir={folder}"]
+    assert cli.main(words) == 0
+    before = (folder / "checkpoints" / "last.pt").stat().st_mtime_ns
+    longer = ["train.num_epochs=300", "train.checkpoint_every_steps=5"]
+    with warm.command(own_folder, "resume", str(folder), *longer) as process:
+        while process.poll() is None and (folder / "checkpoints" / "last.pt").stat().st_mtime_ns == before:
+            time.sleep(0.005)
+        process.kill()
+    assert process.wait() != 0 and not (folder / "summary.json").exists()
+    capfd.readouterr()
+    assert cli.main(["resume", str(folder)]) == 0
+    assert "has finished" not in capfd.readouterr().out
+    found = json.loads((folder / "summary.json").read_text())
+    assert (found["status"], found["num_epochs"]) == ("finished", 300)
+
+
 def test_by_its_id_in_mlflow_and_in_the_same_run_there(own_folder, warm_programs, empty_store):
     from mlflow import MlflowClient
 
