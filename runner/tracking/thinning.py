@@ -102,10 +102,9 @@ def close(state: Mapping[str, Any], *, is_over: bool) -> tuple[Chosen, dict[str,
 def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """How long the stretches of a metric may be from here on, and how many points go before they grow."""
     share = max(0, int(SPENT * (state["most"] - series["sent"])))
-    changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0}
+    changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0, "stretch": 1}
     if name.startswith(EVERY_STEP) and state["expected"] is not None:
         to_come = state["expected"] - series["seen"]
-        changes["stretch"] = 1
         if to_come > share:
             stretch = -(-OF_A_STRETCH * to_come // max(1, int((1 - EARLY) * share)))
             # stretches of 1/scale of the run so far take scale * (1 + 3 ln(stretch)) points until they are that long

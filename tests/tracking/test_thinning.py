@@ -101,6 +101,23 @@ def test_a_run_that_goes_on_has_room_again():
     assert more[-1][2] == 2000
 
 
+@pytest.mark.parametrize("most", [100, 2000])
+def test_of_a_run_that_goes_on_what_is_measured_now_and_then_goes_on_too(most):
+    """A part before has taken most of the room for as many values as nobody had foretold."""
+    values = np.random.default_rng(0).normal(size=4 * most)
+    first, *others = records(values, [2 * most] + [most // 10] * 20, name="val/loss")
+    state = thinning.begin({}, {"most": most, "expected": 100 * most})
+    chosen, state = thinning.choose(state, [first])
+    waiting, state = thinning.close(state, is_over=True)
+    state, live = thinning.begin(state, {"most": most, "expected": 200 * most}), 0
+    for record in others:
+        more, state = thinning.choose(state, [record])
+        chosen += more
+        live += bool(more)
+    ended = thinning.close(state, is_over=True)[0]
+    assert live > 1 and len(chosen + waiting + ended) <= most
+
+
 @pytest.mark.parametrize("most", [100, 200, 2000])
 def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
     values = np.random.default_rng(0).normal(size=60_000)
