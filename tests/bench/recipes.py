@@ -1,6 +1,7 @@
 """Runs experiments over seeds, one process a run, and prints one table: `python tests/bench/recipes.py mnist1d_cnn spiral`.
 
-What stands behind the names goes to each run: `python tests/bench/recipes.py mnist1d_cnn --seeds 5 device=cuda:0`.
+What stands behind the names goes to each run, and has a table of its own: `python tests/bench/recipes.py gpt_characters --seeds 3
+optimizer=muon`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     names = [word for word in given.words if "=" not in word]
     words = [word for word in given.words if "=" in word]
-    with section("recipes.py", write=given.write):
+    with section(" ".join(["recipes.py", *words]), write=given.write):
         print(
             f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}"
         )
