@@ -102,8 +102,13 @@ class Ledger:
     def _append(self, *lines: dict[str, Any]) -> None:
         now = int(time.time() * 1000)
         text = "".join(json.dumps({**line, "time_ms": now}) + "\n" for line in lines)
-        os.lseek(self._fd, 0, os.SEEK_END)
-        os.write(self._fd, text.encode())
+        begin, rest = os.lseek(self._fd, 0, os.SEEK_END), text.encode()
+        try:
+            while rest:  # a disk that gets full takes a part of them
+                rest = rest[os.write(self._fd, rest) :]
+        except BaseException:  # Ctrl-C, too: a line after half of one could not be read any more
+            os.ftruncate(self._fd, begin)
+            raise
         os.fsync(self._fd)
 
 

@@ -1,4 +1,6 @@
+import errno
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -52,6 +54,28 @@ def test_a_line_that_a_kill_tore_off_counts_as_not_written(tmp_path, cut):
         book.note(job(1, state="finished"))
     assert ledger.read(tmp_path).jobs[1].state == "finished"
     assert path.read_bytes().count(b"\n") == whole.count(b"\n")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_disk_that_takes_a_part_of_a_line_leaves_no_half_of_one(tmp_path, monkeypatch, is_full):
+    write, taken = os.write, []
+
+    def a_part(fd, line):
+        taken.append(line)
+        if is_full and len(taken) == 2:
+            raise OSError(errno.ENOSPC, "no room")
+        return write(fd, line[:7])
+
+    begun(tmp_path, job(0))
+    with Ledger(tmp_path) as book:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", a_part)
+            with pytest.raises(OSError, match="no room") if is_full else nullcontext():
+                book.note(job(0, state="running"))
+        assert len(taken) > 1
+        assert ledger.read(tmp_path).jobs[0].state == ("planned" if is_full else "running")
+        book.note(job(0, state="finished"))
+    assert ledger.read(tmp_path).jobs[0].state == "finished"
 
 
 def test_one_process_at_a_time_runs_a_sweep(tmp_path):
