@@ -27,7 +27,7 @@ from runner.sweep.report.comparisons import (
     words_of,
 )
 from runner.sweep.report.ranking import Goal, find_goals
-from runner.sweep.report.results import Result, read_results
+from runner.sweep.report.results import Result, as_keys, read_results
 from runner.sweep.report.seeds import configurations
 from runner.sweep.report.stored import read_stored
 from runner.tasks.metric_names import is_rising
@@ -37,6 +37,8 @@ from runner.tracking.ack import read_ack
 __all__ = ["as_values", "compare", "show"]
 
 ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
+#: of KEY=VALUE,KEY=VALUE: what stands in quotes, brackets, and the commas behind which another key begins
+TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~]?[\w./@-]+=)""")
 FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
 
 
@@ -159,13 +161,28 @@ def sweep_folder(place: str) -> Path | None:
 
 def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
     """Those with all of KEY=VALUE,...  Raises: RunnerError where there are none."""
-    wanted = dict(pair.partition("=")[::2] for pair in chosen.split(","))
-    found = [each for each in results if all(each.keys.get(key) == value for key, value in wanted.items())]
+    pairs = _pairs(chosen)
+    wanted = (
+        dict(pair.partition("=")[::2] for pair in pairs),
+        as_keys(tuple(pairs)),
+    )  # as it is shown, and as it was typed
+    found = [each for each in results if any(keys.items() <= each.keys.items() for keys in wanted)]
     if not found:
         known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
-        near = [hit for pair in chosen.split(",") for hit in nearest(pair, known)] or known[:6]
+        near = [hit for pair in pairs for hit in nearest(pair, known)] or known[:6]
         raise RunnerError(Fault(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
     return found
+
+
+def _pairs(chosen: str) -> list[str]:
+    """Each KEY=VALUE of a list of them: a comma in brackets or quotes, or with no key behind it, is a value's."""
+    found, begin, depth = [], 0, 0
+    for token in TOKEN.finditer(chosen):
+        if token[0] == "," and depth == 0:
+            found.append(chosen[begin : token.start()])
+            begin = token.end()
+        depth += (token[0] in "[({") - (token[0] in "])}")
+    return [*found, chosen[begin:]]
 
 
 def _metrics(a: Configuration, b: Configuration, metric: str | None) -> list[Goal]:

@@ -55,6 +55,34 @@ def test_two_configurations_of_a_sweep(folder, capsys):
     assert found["val/loss"].difference.mean == pytest.approx(0.2, abs=0.01)
 
 
+def lists_of(folder):
+    sweep = Folder(folder)
+    for sizes, worse in (("[32]", 1), ("[64,64]", 0), ("{a:1,b:[2,c=3]}", 2)):
+        for seed in range(8):
+            best = {"metric": "val/loss", "mode": "min", "value": noise(seed) + worse, "step": 3}
+            words = (f"model.hidden_sizes={sizes}", f"name='{sizes},d=4'", "+model.salt=1", f"seed={seed}")
+            sweep.job(words, summary={"best": best, "num_steps": 9})
+    return sweep.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model.hidden_sizes=[64,64]",
+        "model.hidden_sizes=[64,64],model.salt=1",
+        "+model.salt=1,model.hidden_sizes=[64,64]",
+        "name='[64,64],d=4',model.salt=1",
+        'name="[64,64],d=4"',
+        r"name=\[64\,64\]\,d\=4",
+    ],
+)
+def test_values_with_commas(own_folder, words):
+    (found,) = compare([f"{lists_of(own_folder / 's')}:{words}", "s:model.hidden_sizes=[32]"])
+    assert (found.verdict, found.difference.n, round(found.mean_b - found.mean_a, 6)) == ("better", 8, 1)
+    (found,) = compare(["s:model.salt=1,model.hidden_sizes={a:1,b:[2,c=3]}", f"s:{words}"])
+    assert (found.difference.n, round(found.mean_a - found.mean_b, 6)) == (8, 2)
+
+
 def test_all_of_a_sweep_beside_its_best(folder, capsys):
     assert cli.main(["compare", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]
@@ -119,6 +147,7 @@ def test_runs_by_the_seed_that_they_had(own_folder):
     [
         ([], "two are compared", "compare SWEEP"),
         (["{}:model=mpl", "{}"], "no job of it has these values", "model=mlp"),
+        (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", " or seed=1"),
         (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
         (["{}:model=mlp", "nowhere"], "there is no folder nowhere", "compare last"),
         (["{}:model=mlp", "{}:model=cnn", "metric=val/accurcy"], "no val/accurcy in common", "metric=test/accuracy"),
