@@ -180,12 +180,8 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
     """
     if plan.objectives:
         return [Job(-1, overrides, name) for overrides, name in plan.jobs]
-    known = {ledger.kept(job.overrides): job for job in sweep.jobs.values()}
     jobs = []
-    for overrides, name in (*plan.jobs, *_added(plan, sweep)):
-        job = known.get(ledger.kept(overrides))
-        if job is None:
-            job = _new_job(sweep, overrides, name)
+    for job, overrides in _listed(plan, sweep):
         job.overrides = overrides
         if job.state in ("failed", "killed") and retry:
             job.folder_name = _free_name(sweep, job)
@@ -199,6 +195,21 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
             continue
         jobs.append(job)
     return jobs
+
+
+def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
+    """Each job of the plan, and of sweep.until, that the sweep has or gets now, with its overrides."""
+    known: dict[tuple[str, ...], list[Job]] = {}
+    for job in sweep.jobs.values():
+        known.setdefault(ledger.kept(job.overrides), []).append(job)
+    wanted = [*plan.jobs, *_added(plan, sweep)]
+    found = []
+    for overrides, name in wanted:
+        same = known.get(ledger.kept(overrides))
+        found.append((same.pop(0) if same else _new_job(sweep, overrides, name), overrides))
+    given = {ledger.kept(overrides): overrides for overrides, _ in wanted}
+    # a folder from before equal jobs ran once has more of them than a plan
+    return found + [(job, given[key]) for key, left in known.items() if key in given for job in left]
 
 
 def _added(plan: Plan, sweep: Sweep) -> list[tuple[tuple[str, ...], str]]:

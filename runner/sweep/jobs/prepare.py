@@ -19,6 +19,7 @@ from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError, first_line
+from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.slots import DevicesFor
 
@@ -99,7 +100,8 @@ def combinations(
     params: Mapping[str, Any] | None = None,
     zipped: Mapping[str, Any] | None = None,
 ) -> list[tuple[tuple[str, ...], str]]:
-    """Every job's overrides and its readable name: all combinations of the words with several values, in order.
+    """Every job's overrides and its readable name: all combinations of the words with several values, in order. Of equal
+    ones there is one, which is said.
 
     params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
     zipped: `sweep.zip`, lists of values by key that go together, the first of each, the second of each, ...
@@ -125,7 +127,10 @@ def combinations(
         )
     swept |= (zipped or {}).keys()
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
-    return [(overrides, name_of(overrides, swept)) for overrides in whole]
+    each = list(dict.fromkeys(whole))
+    if len(each) < len(whole):
+        say(f"jobs:   {len(whole) - len(each):,} of {len(whole):,} are equal to others, and equal jobs run once")
+    return [(overrides, name_of(overrides, swept)) for overrides in each]
 
 
 def together(zipped: Mapping[str, Any], others: Collection[str] = ()) -> list[tuple[str, ...]]:

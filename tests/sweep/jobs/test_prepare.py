@@ -77,6 +77,21 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
     assert [str(getattr(value, "text", value)) for value in read] == ["1", "False", "mlp", "[8, 8]", "it's", "0.001"]
 
 
+@pytest.mark.parametrize(
+    ("words", "zipped", "names", "said"),
+    [
+        (["seed=1,1,2"], {}, ["seed=1", "seed=2"], "1 of 3 are equal to others"),
+        (["seed=1,2", "model=mlp,mlp"], {}, ["seed=1 model=mlp", "seed=2 model=mlp"], "2 of 4 are equal to others"),
+        (["seed=1"], {"name": ["a", "a", "b"]}, ["name=a", "name=b"], "1 of 3 are equal to others"),
+        (["seed=1,2"], {"name": ["a"]}, ["seed=1 name=a", "seed=2 name=a"], ""),
+    ],
+)
+def test_equal_jobs_run_once_and_that_is_said(words, zipped, names, said, loader, capsys):
+    assert [name for _, name in combinations(words, loader, zipped=zipped)] == names
+    out = capsys.readouterr().out
+    assert said in out and bool(out) == bool(said)
+
+
 def test_rows_that_can_not_be_are_refused_all_of_them(loader):
     zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
     with pytest.raises(RunnerError) as raised:
@@ -231,3 +246,15 @@ def test_a_job_that_is_tried_again_gets_a_folder_that_none_has(tmp_path):
     plan = Plan(("seed=2,3",), [(job.overrides, job.name) for job in jobs.values()], lambda hands: None)
     (again,) = _jobs_to_run(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), retry=True, grace_seconds=0)
     assert (again.number, again.folder_name) == (0, "0-4")
+
+
+def test_a_sweeps_equal_jobs_are_each_its_own(tmp_path):
+    """Of a folder from before, which had a job for each of `seed=1,1`: each goes on, where it has not ended."""
+    jobs = {
+        number: Job(number, (f"seed={seed}",), f"seed={seed}", state=state, folder_name=str(number))
+        for number, (seed, state) in enumerate([(1, "finished"), (2, "interrupted"), (1, "interrupted"), (1, "failed")])
+    }
+    sweep = Sweep(tmp_path, "1", 0, (), jobs=jobs)
+    for seeds, wanted in ((("1", "2"), [1, 2]), (("2", "1", "1", "1"), [1, 2]), (("1", "3"), [4, 2])):
+        plan = Plan(("seed=",), [((f"seed={seed}",), f"seed={seed}") for seed in seeds], lambda hands: None)
+        assert [job.number for job in _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)] == wanted
