@@ -202,6 +202,10 @@ def _learnt_by_heart(run: Ended) -> str | None:
     (at, measured), (steps, losses) = _values(run, "val/loss"), _values(run, "train/loss")
     if len(measured) < ENOUGH_MEASURED or run.parts.limits.patience is not None or run.parts.best.metric != "val/loss":
         return None
+    if not math.isfinite(measured[-1]):
+        return None
+    is_known = np.isfinite(measured)
+    at, measured = at[is_known], measured[is_known]
     best = int(measured.argmin())
     best_step, lowest, now = int(at[best]), float(measured[best]), float(measured[-1])
     recent = losses[steps > at[-2]]

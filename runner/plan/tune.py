@@ -31,6 +31,7 @@ from runner.plan.tune_options import in_words
 from runner.plan.tune_search import Row, Search
 
 FOLDER = Path("conf/tuned")
+BY_TUNE = "# By tune"  # what a file of its own says
 #: that --precision tries, by kind of device
 PRECISIONS = {"cpu": ("bf16",), "cuda": ("tf32", "bf16"), "mps": ("bf16", "fp16"), "xpu": ("bf16",)}
 
@@ -45,7 +46,7 @@ def tune(
     began = time.monotonic()
     overrides = [word for word in overrides if not word.lstrip("+").startswith("tuned=")]  # it begins anew
     cfg, _ = composed(flags, [*overrides, "tracking.enabled=false"])
-    _check(cfg, name)
+    name = _check(cfg, name, _name(cfg, overrides))
     choice = check(cfg, probe())
     search = Search(cfg, torch.device(choice.here), seconds, _tell)
     with warnings.catch_warnings():
@@ -65,24 +66,31 @@ def tune(
             found = _as_values(search, choice.device, plan)
         finally:
             search.close()
-    name = name or _name(cfg, overrides)
     found["seconds"] = time.monotonic() - began
-    found["file"], found["use"] = str(FOLDER / f"{name}.yaml"), _use(overrides, name)
+    found["file"], found["use"] = str(_file(name)), _use(flags, overrides, name)
     _write(found, found["settings"] or {"train.compile": cfg.train.compile})
     _show(found)
     return found
 
 
-def _check(cfg: DictConfig, name: str | None) -> None:
-    """Raises: RunnerError."""
+def _check(cfg: DictConfig, name: str | None, usual: str) -> str:
+    """The name of the file: the one that was asked for, or the usual one. Raises: RunnerError."""
     found = []
     if cfg.train.num_processes not in ("auto", 1) or cfg.device == "all":
         problem = "several processes wait for each other, and one alone shows nothing of that"
         found.append(Fault("tune of several processes", problem, "device=cuda:0 train.num_processes=1"))
     if name is not None and not re.fullmatch(r"[\w.-]+", name):
         found.append(Fault(f"--name {name}", "it is the name of a file in conf/tuned", "--name fast"))
+    elif (file := _file(name or usual)).is_file() and BY_TUNE not in file.read_text(encoding="utf-8", errors="replace"):
+        asked = f"--name {name}" if name else "tune"
+        found.append(Fault(asked, f"{file} is there, and tune has not written it", f"--name {name or usual}_2"))
     if found:
         raise RunnerError(*found)
+    return name or usual
+
+
+def _file(name: str) -> Path:
+    return FOLDER / f"{name}.yaml"
 
 
 def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
@@ -92,9 +100,9 @@ def _name(cfg: DictConfig, overrides: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "_", recipes[-1] if recipes else f"{cfg.data.name}_{model}")
 
 
-def _use(overrides: Sequence[str], name: str) -> str:
+def _use(flags: Sequence[str], overrides: Sequence[str], name: str) -> str:
     own = [word for word in overrides if not word.lstrip("+").startswith(("tracking.", "hydra."))]
-    return shlex.join(["python", "-m", "runner", *own, f"tuned={name}"])
+    return shlex.join(["python", "-m", "runner", *flags, *own, f"tuned={name}"])
 
 
 def _as_values(search: Search, device: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +131,7 @@ def _write(found: dict[str, Any], settings: dict[str, Any]) -> None:
     lines = [
         "# @package _global_",
         f"# {found['use']}",
-        f"# By tune, {found['device']}: {found['machine']}. {_said(found)}",
+        f"{BY_TUNE}, {found['device']}: {found['machine']}. {_said(found)}",
     ]
     file = Path(found["file"])
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -143,13 +143,18 @@ class Thinned:
 
 
 def thin(points: Points, columns: int, *, first: int, last: int) -> Thinned:
-    """The curve from the step `first` to `last`, in so many columns, so that a spike of one step still shows."""
+    """The curve from the step `first` to `last`, in so many columns, so that a spike of one step still shows.
+
+    Of a run that went on from before, a step has the value that it had last.
+    """
     steps, values = points
     kept = np.isfinite(values)
     steps, values = (steps, values) if kept.all() else (steps[kept], values[kept])
     if len(steps) and (np.diff(steps) < 0).any():  # it was stopped and went on from before
-        order = steps.argsort(kind="stable")
-        steps, values = steps[order], values[order]
+        steps, latest = np.unique(steps[::-1], return_index=True)
+        values = values[::-1][latest]
+    begin, end = np.searchsorted(steps, (first, last + 1))
+    steps, values = steps[begin:end], values[begin:end]
     column = ((steps - first) * columns) // (last - first + 1)
     begins = np.searchsorted(column, np.arange(columns))
     is_there = np.diff(begins, append=len(steps)) > 0

@@ -26,7 +26,7 @@ class Machine:
     """
 
     def __init__(self) -> None:
-        self.time_ms = 0  # of the last sample
+        self.num_samples, self.time_ms = 0, 0  # and when the last one was
         self.values: dict[str, float] = {}
         self.num_watchers = 0
         self._is_shared = False  # or has been
@@ -49,7 +49,7 @@ class Machine:
         if age < SHORTEST_SECONDS and self._is_shared:
             return
         self._measured_at = time.monotonic()
-        self.time_ms = int(time.time() * 1000)
+        self.num_samples, self.time_ms = self.num_samples + 1, int(time.time() * 1000)
         for monitor in self._monitors:
             monitor.collect_metrics()
             self.values.update(monitor.aggregate_metrics())
@@ -69,7 +69,7 @@ class SystemMetrics:
         self._waiting: list[Any] = []
         self._num_samples = 0  # that wait
         machine.watch(run_id, client.tracking_uri)
-        self._last_ms = machine.time_ms
+        self._last = machine.num_samples  # by their number: the machine's clock may be set back
         #: MLflow counts a run's traffic from the run's beginning
         self._before = {name: value for name, value in machine.values.items() if name.startswith("network_")}
 
@@ -80,7 +80,7 @@ class SystemMetrics:
         """
         try:
             self._machine.look(now=now)
-            if self._machine.time_ms > self._last_ms:
+            if self._machine.num_samples > self._last:
                 self._keep()
             elif not now:
                 return
@@ -102,7 +102,7 @@ class SystemMetrics:
     def _keep(self) -> None:
         from mlflow.entities import Metric
 
-        time_ms = self._last_ms = self._machine.time_ms
+        self._last, time_ms = self._machine.num_samples, self._machine.time_ms
         step = max(0, time_ms - self._start_ms) // 1000
         for name, value in self._machine.values.items():
             self._waiting.append(Metric(f"system/{name}", value - self._before.get(name, 0.0), time_ms, step))

@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from runner import cli
+from runner.experiment.hints import _learnt_by_heart as learnt_by_heart
 
 PARTS = """
 import torch
@@ -166,6 +169,22 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
 )
 def test_a_healthy_run_gets_none(hints, words, num_steps):
     assert hints(words, num_steps) == []
+
+
+def test_a_validation_that_was_nan_is_not_the_lowest():
+    """A run that gets better all the time learns nothing by heart."""
+    parts = SimpleNamespace(limits=SimpleNamespace(patience=None), best=SimpleNamespace(metric="val/loss"))
+
+    def said(*measured):
+        at, steps = 20 * np.arange(1, len(measured) + 1), np.arange(1, 20 * len(measured) + 1)
+        series = {"val/loss": (at, at, np.array(measured)), "train/loss": (steps, steps, np.full(len(steps), 0.01))}
+        return learnt_by_heart(SimpleNamespace(parts=parts, series=series))
+
+    nan = float("nan")
+    rising = [2.0, 1.0, *np.linspace(1.1, 3.0, 18)]
+    assert "rose from 1 (step 40, whose weights are kept) to 3" in said(*rising)
+    assert "rose from 1 (step 60," in said(nan, *rising)
+    assert said(2.0, nan, *np.linspace(1.9, 0.5, 18)) is None and said(*rising, nan) is None
 
 
 def test_a_run_that_failed_gets_none(hints, capsys):

@@ -244,6 +244,22 @@ def test_where_there_is_no_time_to_try_anything_the_losses_are_those_of_the_run_
     assert found["settings"] == {} and found["losses_compared"] >= tune_measure.FIRST and found["losses_differ_by"] == 0
 
 
+def test_the_command_has_the_flags_and_a_persons_own_file_is_kept(run, monkeypatch):
+    monkeypatch.setattr(command, "planning", lambda cfg: nullcontext(lambda: FITS))
+    monkeypatch.setattr(tune_measure, "FIRST_SECONDS", 0.0)
+    Path("mine").mkdir()
+    Path("mine/big.yaml").write_text("defaults: [config, {override model: mlp}, _self_]\nmodel: {hidden_sizes: [8]}\n")
+    words = ["tune", "-cd", "mine", "-cn", "big", *COMMON, "--seconds", "0.001"]
+    for _ in range(2):  # its own file is written again
+        code, out, err = run(*words, "--name", "own", "--json")
+        assert code == 0, err
+        assert json.loads(out)["use"].startswith("python -m runner -cd mine -cn big device=cpu ")
+    Path("conf/tuned/own.yaml").write_text("# @package _global_\n")
+    code, _, err = run(*words, "--name", "own")
+    assert code == 2 and "tune has not written it" in err and "--name own_2" in err
+    assert Path("conf/tuned/own.yaml").read_text() == "# @package _global_\n"
+
+
 def test_a_file_that_was_never_written_is_told(run):
     code, _, err = run("tuned=mine", "device=cpu")
     assert code == 2 and "python -m runner tune --name mine" in err

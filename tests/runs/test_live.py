@@ -91,5 +91,9 @@ def test_a_spike_of_one_step_shows_in_its_column():
     assert np.array_equal(
         thin((steps[again], values[again]), 10, first=1, last=1000).greatest, found.greatest, equal_nan=True
     )
+    overtaken = thin(
+        (np.r_[1:101, 51:71], np.r_[np.full(60, 1.0), np.full(40, 9.0), np.zeros(20)]), 7, first=1, last=70
+    )
+    assert (overtaken.greatest.tolist(), overtaken.mean.tolist()) == ([1.0] * 5 + [0.0] * 2, [1.0] * 5 + [0.0] * 2)
     empty = thin((np.array([], np.int64), np.array([])), 10, first=1, last=1000)
     assert np.isnan(empty.least).all()

@@ -23,7 +23,7 @@ from runner.training import checkpoint
 
 RUN = "outputs/digits/run"
 #: one of them for a commit: words, the signal that ends it, its exit code
-WAYS = [((), signal.SIGINT, 130), (("--predictions",), signal.SIGTERM, 143)]
+WAYS = [((), signal.SIGINT, 130), (("--predictions",), signal.SIGTERM, 143), ((), signal.SIGHUP, 129)]
 
 
 def a_free_port():

@@ -30,6 +30,17 @@ def test_a_sample_comes_each_two_seconds_at_the_runs_age(client, run_id, monkeyp
     assert [(point.step, point.timestamp) for point in points] == [(12, 102_000), (14, 104_100)]
 
 
+def test_a_clock_that_is_set_back_ends_nothing(client, run_id, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
+    metrics = SystemMetrics(client, run_id, Machine(), start_ms=90_000)
+    for now in (100.0, 40.0, 42.0):
+        clock[0] = now
+        metrics.sample(now=True)
+    points = client.get_metric_history(run_id, "system/disk_usage_percentage")
+    assert sorted((point.step, point.timestamp) for point in points) == [(0, 40_000), (0, 42_000), (10, 100_000)]
+
+
 def test_an_outage_keeps_the_samples_and_raises_nothing(client, run_id, monkeypatch):
     def cut(*args, **more):
         raise ConnectionError("cut")

@@ -115,12 +115,11 @@ def _domain(case: Case) -> str:
     least = first.range.least if first is not None else None
     if first is None or least is None or origin.phase == "backward":
         return ""
-    if origin.name in ("log", "log2", "log10", "log1p"):
-        end = -1.0 if origin.name == "log1p" else 0.0
-        words = "of 0" if least == end else f"of {least:.3g}"
-        return (
-            f"x.clamp_min(1e-8) before {origin.name} ({words} here), or log_softmax and logsigmoid, which take logits"
-        )
+    if origin.name == "log1p":
+        return f"x.clamp_min(-1 + 1e-6) before log1p (of {least:.3g} here), which has no value at -1 and below"
+    if origin.name in ("log", "log2", "log10"):
+        words = f"x.clamp_min(1e-8) before {origin.name} (of {least:.3g} here)"
+        return f"{words}, or log_softmax and logsigmoid, which take logits"
     if origin.name in ("sqrt", "rsqrt") and least < 0:
         return f"x.clamp_min(0) before {origin.name}: it is taken of {least:.3g}"
     if origin.name == "pow" and least < 0:

@@ -8,12 +8,14 @@ import random
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import seeded
 from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_of, wrong_of_cause, wrong_of_spike
 
 from runner import cli
+from runner.runs.explain.advice import _domain as of_its_domain
 from runner.training.checkpoint import load
 
 LOG = words_of(CAUSES[0])
@@ -172,3 +174,17 @@ def test_notes_say_why_the_bits_may_differ(here, capsys):
         "the data is not what it was: its fingerprint is another one",
     ]
     assert found["replay"]["first_difference"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "said"),
+    [
+        ("log", 0.0, "x.clamp_min(1e-8) before log (of 0 here)"),
+        ("log10", -2.5, "x.clamp_min(1e-8) before log10 (of -2.5 here)"),
+        ("log1p", -1.0, "x.clamp_min(-1 + 1e-6) before log1p (of -1 here)"),
+    ],
+)
+def test_what_to_try_keeps_all_that_has_a_value(name, least, said):
+    given = SimpleNamespace(range=SimpleNamespace(least=least, size=abs(least)))
+    origin = SimpleNamespace(name=name, inputs=[given], phase="forward")
+    assert of_its_domain(SimpleNamespace(origin=origin)).startswith(said)
