@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from runner.device.capabilities import legal_dtype
 from runner.errors import Fault, RunnerError
 from runner.tasks.checks import UNKNOWN
-from runner.tasks.torchmetrics import SHORT, made_of
+from runner.tasks.torchmetrics import SHORT, OverPresent, made_of
 
 #: numbers of one metric that get a name each; more are no curves that anybody reads
 MOST_VALUES = 32
@@ -60,7 +61,8 @@ class OfTorchmetrics(nn.Module):
         for part in metric.modules():
             if hasattr(part, "validate_args"):
                 part.validate_args = False
-        self._takes_one = type(metric).__name__.startswith("Binary") and kind == "multiclass"
+        kernel = type(metric.metric if isinstance(metric, OverPresent) else metric).__name__
+        self._takes_one = kernel.startswith("Binary") and kind == "multiclass"
         self._is_number = kind in ("regression", "autoencoding")
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)
@@ -76,7 +78,12 @@ class OfTorchmetrics(nn.Module):
     def compute(self) -> Any:
         if self._waiting:
             self._pass_on()
-        return self.metric.compute()
+        try:
+            return self.metric.compute()
+        except ValueError as error:  # r2 of one row: no number, and no reason to end a run
+            if "at least two samples" not in str(error):
+                raise
+            return torch.tensor(math.nan)
 
     def reset(self) -> None:
         self._waiting, self._num_waiting = [], 0

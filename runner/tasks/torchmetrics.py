@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor, nn
+
 from runner.config.packages import install
 from runner.errors import Fault, RunnerError, nearest
 from runner.tasks.checks import UNKNOWN
@@ -14,6 +16,8 @@ from runner.tasks.checks import UNKNOWN
 Arguments = dict[str, Any]
 
 MACRO: Arguments = {"average": "macro"}
+#: one number a class, of which OverPresent takes the mean
+EACH: Arguments = {"average": "none"}
 #: for two classes, whose second one is looked for, as scikit-learn has it
 BINARY: dict[str, tuple[str, Arguments]] = {
     "f1": ("BinaryF1Score", {}),
@@ -31,10 +35,10 @@ SHORT: dict[str, dict[str, tuple[str, Arguments]]] = {
         "precision": ("MulticlassPrecision", MACRO),
         "recall": ("MulticlassRecall", MACRO),
         "specificity": ("MulticlassSpecificity", MACRO),
-        "balanced_accuracy": ("MulticlassAccuracy", MACRO),
+        "balanced_accuracy": ("MulticlassAccuracy", EACH),
         "top3": ("MulticlassAccuracy", {"top_k": 3, "average": "micro"}),
         "top5": ("MulticlassAccuracy", {"top_k": 5, "average": "micro"}),
-        "auroc": ("MulticlassAUROC", MACRO),
+        "auroc": ("MulticlassAUROC", EACH),
         "average_precision": ("MulticlassAveragePrecision", MACRO),
         "iou": ("MulticlassJaccardIndex", MACRO),
         "mcc": ("MulticlassMatthewsCorrCoef", {}),
@@ -46,7 +50,7 @@ SHORT: dict[str, dict[str, tuple[str, Arguments]]] = {
         "precision": ("MultilabelPrecision", MACRO),
         "recall": ("MultilabelRecall", MACRO),
         "specificity": ("MultilabelSpecificity", MACRO),
-        "auroc": ("MultilabelAUROC", MACRO),
+        "auroc": ("MultilabelAUROC", EACH),
         "average_precision": ("MultilabelAveragePrecision", MACRO),
         "iou": ("MultilabelJaccardIndex", MACRO),
         "exact_match": ("MultilabelExactMatch", {}),
@@ -92,7 +96,41 @@ def _make(name: str, kind: str, num_outputs: int) -> Any:
     module = _module("classification" if kind in COUNTS else "regression")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Metric `.*` will save all", UserWarning)  # it is said in made_of
-        return getattr(module, class_name)(**arguments)
+        metric = getattr(module, class_name)(**arguments)
+        if name in ("auroc", "balanced_accuracy"):
+            counts = f"{class_name.removesuffix('AUROC').removesuffix('Accuracy')}StatScores"
+            return OverPresent(metric, getattr(module, counts)(**arguments), needs_others=name == "auroc")
+        return metric
+
+
+class OverPresent(nn.Module):
+    """The mean of one of torchmetrics over the classes that have rows, as scikit-learn has it; NaN where none has any.
+
+    torchmetrics counts a class that a split lacks as 0 (1.8). counts: its StatScores by class. needs_others: also classes
+    that have all of the rows are left out, for a curve needs both.
+    """
+
+    def __init__(self, metric: Any, counts: Any, *, needs_others: bool) -> None:
+        super().__init__()
+        self.metric, self.counts, self.needs_others = metric, counts, needs_others
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self.metric.update(predictions, targets)
+        self.counts.update(predictions, targets)
+
+    def compute(self) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No (positive|negative) samples", UserWarning)
+            values: Tensor = self.metric.compute()  # (C,), or () of two classes
+        scores = self.counts.compute()  # (C, 5): true and false positives, true and false negatives, rows of the class
+        own, total = scores[..., 4], scores[..., :4].sum(-1)
+        counted = (own > 0) & (own < total) if self.needs_others else own > 0
+        mean: Tensor = values.where(counted, 0).sum() / counted.sum()
+        return mean
+
+    def reset(self) -> None:
+        self.metric.reset()
+        self.counts.reset()
 
 
 def _module(name: str) -> Any:

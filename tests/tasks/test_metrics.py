@@ -70,6 +70,44 @@ def test_of_several_classes():
     assert found == {name: pytest.approx(value, abs=1e-6) for name, value in expected.items()}
 
 
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # sklearn's own word
+def test_a_class_that_the_split_lacks_is_no_zero():
+    logits, targets = classes(4)
+    logits, targets = logits[targets != 2], targets[targets != 2]
+    found = measured(Classification(num_classes=4, metrics=["auroc", "balanced_accuracy"]), logits, targets)
+    said, true, sure = logits.argmax(1).numpy(), targets.numpy(), logits.double().softmax(1).numpy()
+    assert found["auroc"] == pytest.approx(
+        np.mean([sk.roc_auc_score(true == c, sure[:, c]) for c in (0, 1, 3)]), abs=1e-6
+    )
+    assert found["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(true, said), abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_of_one_class_alone_there_is_no_curve(count):
+    logits, targets = classes(count)
+    task = Classification(num_classes=count, metrics=["auroc", "balanced_accuracy"])
+    found = measured(task, logits[targets == 1], targets[targets == 1])
+    assert math.isnan(found["auroc"]) and found["balanced_accuracy"] == pytest.approx(found["accuracy"])
+    again = measured(task, logits, targets)
+    assert again["auroc"] == measured(Classification(num_classes=count, metrics=["auroc"]), logits, targets)["auroc"]
+
+
+def test_a_label_that_no_row_has_is_left_out():
+    logits, _ = classes(3)
+    targets = (logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(9)) > 0).float()
+    targets[:, 1] = 0
+    task = Classification(kind="multilabel", num_classes=None, num_outputs=3, metrics=["auroc"])
+    sure, true = logits.double().sigmoid().numpy(), targets.numpy()
+    expected = np.mean([sk.roc_auc_score(true[:, label], sure[:, label]) for label in (0, 2)])
+    assert measured(task, logits, targets)["auroc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_of_one_row_there_is_no_r2():
+    task = Regression(num_outputs=1, metrics=["r2"])
+    assert math.isnan(measured(task, torch.ones(1, 1), torch.zeros(1, 1))["r2"])
+    assert measured(task, torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [3.0]]))["r2"] == pytest.approx(0.5)
+
+
 def test_of_two_classes_the_second_is_looked_for():
     logits, targets = classes(2)
     found = measured(Classification(num_classes=2, metrics=["f1", "auroc", "average_precision"]), logits, targets)
