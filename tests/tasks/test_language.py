@@ -18,6 +18,7 @@ from runner.models.generate import sample
 from runner.models.gpt import GPT
 from runner.tasks.language import Language
 from runner.tasks.task import Predicting
+from runner.training.evaluate import evaluate
 from runner.training.optimizer import make_optimizer
 from runner.training.step.train_step import make_step
 
@@ -57,6 +58,19 @@ def test_padding_counts_for_nothing():
     assert values["accuracy"].item() == 1
     values = Language(ignore_index=0)(Fixed(False), (TARGETS, torch.zeros_like(TARGETS)))
     assert (values["loss"].item(), values["accuracy"].item()) == (0, 0), "nothing else in the batch"
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
+    """Rows of different length, and two of padding alone."""
+    draw = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
+    targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100
+    batches = zip(logits.split(size), targets.split(size), strict=True)
+    found = evaluate(nn.Identity(), Language(), batches, precision=precision("fp32", device=torch.device("cpu")))
+    assert found["loss"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item(), rel=1e-6)
+    right = (logits.argmax(-1) == targets)[targets != -100].float().mean().item()
+    assert found["accuracy"] == pytest.approx(right) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
 def test_what_follows_from_a_loss():
