@@ -35,14 +35,33 @@ def found_splits(path: str, *, classes: Sequence[str] = ()) -> tuple[dict[str, F
     """
     root = Path(path).expanduser()
     folders = _folders(root, path)
-    parts = {name: folder for name in SPLITS for folder in folders if folder.name in SPLITS[name]}
-    if "train" not in parts or len(parts) != len(folders):
-        parts = {"train": root}
+    parts = _ready_splits(folders, path) or {"train": root}
     names = tuple(classes) or tuple(sorted(folder.name for folder in _folders(parts["train"], path)))
     found = {name: _by_class(folder, names, path, is_train=name == "train") for name, folder in parts.items()}
     if len(names) == 1 and not classes:
         raise RunnerError(_single(parts["train"] / names[0], found, path))
     return found, names
+
+
+def _ready_splits(folders: Sequence[Path], path: str) -> dict[str, Path]:
+    """Folders that are called as splits are; {} where they are classes: a class may be called train, too.
+
+    Raises: RunnerError for others beside a training and a test split: as classes they would train on the rows of each other.
+    """
+    by_split = {name: [folder for folder in folders if folder.name in SPLITS[name]] for name in SPLITS}
+    called = [folder for some in by_split.values() for folder in some]
+    if not by_split["train"] or (len(called) == 1 and len(folders) > 1):
+        return {}
+    others = [folder.name for folder in folders if folder not in called]
+    doubled = next((some for some in by_split.values() if len(some) > 1), [])
+    if others or doubled:
+        names = ", ".join(folder.name for folder in doubled or called)
+        problem = f"{names} are called as splits are, and " + (
+            "two of them are the same one" if doubled else f"{', '.join(others[:MOST_NAMED])} beside them as none is"
+        )
+        fix = f"{doubled[1].name if doubled else others[0]} moved elsewhere; or other names, if they are classes"
+        raise RunnerError(Fault(f"data.path={path}", problem, fix))
+    return {name: some[0] for name, some in by_split.items() if some}
 
 
 def image_files(folder: Path) -> Iterator[Path]:

@@ -75,6 +75,22 @@ def test_ready_splits(tmp_path, val, decode):
     assert rows[1].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train", "val", "unlabeled"], "train, val are called as splits are, and unlabeled beside them as none is"),
+        (["train", "val", "validation"], "val, validation are called as splits are, and two of them are the same one"),
+        (["train", "test", "old", "older"], "and old, older beside them"),
+    ],
+)
+def test_what_lies_beside_ready_splits_is_no_class(tmp_path, names, said):
+    """As classes, a person's validation images would be trained on."""
+    for name in names:
+        make(tmp_path / name)
+    fault = refused(str(tmp_path))
+    assert said in fault.problem and "moved elsewhere" in fault.fix
+
+
 def test_a_class_that_is_called_train(tmp_path):
     for name in ("bus", "train"):
         save(tmp_path / name / "1.png", picture(0, is_red=True))
