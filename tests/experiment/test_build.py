@@ -235,3 +235,21 @@ def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where)
 )
 def test_augmentation_is_compiled_by_itself_where_no_step_has_it(device, is_compiled, is_captured, expected):
     assert compiles_alone(torch.device(device), is_compiled=is_compiled, is_captured=is_captured) is expected
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        (["model=resnet", "model.width=4", "data.limit=101"], "train.batch_size=15"),  # 81 rows
+        (["model=resnet", "model.width=4", "data.limit=100"], None),
+        (
+            ["model=cnn", "model.channels=[4]", "data.limit=101"],
+            None,
+        ),  # where a map has several places one row is as good
+    ],
+)
+def test_a_last_batch_of_one_row_is_told_where_a_layer_needs_two(own_folder, capsys, words, fits):
+    code = cli.main([*SHORT[:3], "task.plots=false", "train.batch_size=16", *words])
+    err = capsys.readouterr().err
+    assert code == (2 if fits else 0), err
+    assert not fits or (fits in err and "of 81 rows the last batch of an epoch has one" in err)
