@@ -63,6 +63,7 @@ class ProcessPool:
         self._pids: dict[int, int] = {}  # number → pid, of the jobs that run
         self._early: dict[int, tuple[signal.Signals, bool]] = {}  # signals for jobs that have no process yet
         self._singles: dict[int, subprocess.Popen[bytes]] = {}  # where a warm process does one job itself
+        self._found: list[Ended] = []  # that ended() has yet to tell
         self._rest = b""
         self._warm = self._start_warm()
 
@@ -77,6 +78,7 @@ class ProcessPool:
     def start(self, request: Request) -> None:
         """Hands a job over; it begins as soon as the warm process is warm."""
         if self._warm.poll() is not None:  # it was killed, or could not import what it should
+            self._found += self._news_of_ends()  # of its own jobs: the next one knows nothing of them
             _hang_up(self._warm)
             self._warm = self._start_warm()
         self._pids[request.number] = 0
@@ -91,7 +93,8 @@ class ProcessPool:
 
     def ended(self) -> list[Ended]:
         """The jobs that have ended since the last call. Never waits."""
-        return self._ended_forks() if self._forks else self._ended_singles()
+        found, self._found = [*self._found, *self._news_of_ends()], []
+        return found
 
     def signal(self, number: int, what: signal.Signals, *, whole_group: bool = False) -> None:
         """Sends a signal to a job that runs; whole_group: to what it started, too. One that is just starting gets it then."""
@@ -147,7 +150,11 @@ class ProcessPool:
         *lines, self._rest = self._rest.split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def _news_of_ends(self) -> list[Ended]:
+        return self._ended_forks() if self._forks else self._ended_singles()
+
     def _ended_forks(self) -> list[Ended]:
+        is_gone = self._warm.poll() is not None  # asked before its last news are read, else some come after _lost()
         found = []
         for event in self._news():
             if "code" in event:
@@ -157,7 +164,7 @@ class ProcessPool:
                 self._pids[event["number"]] = event["pid"]
                 if early := self._early.pop(event["number"], None):
                     self.signal(event["number"], early[0], whole_group=early[1])
-        if self._warm.poll() is not None and self._pids:
+        if is_gone and self._pids:
             found += self._lost()
         return found
 
@@ -167,6 +174,7 @@ class ProcessPool:
         for number in lost:
             self.signal(number, signal.SIGKILL, whole_group=True)
         self._pids.clear()
+        self._early.clear()  # else the next job of that number got it
         return [Ended(number, None) for number in lost]
 
     def _ended_singles(self) -> list[Ended]:

@@ -181,6 +181,37 @@ def test_the_warm_process_is_replaced_and_its_jobs_are_told_as_lost(tmp_path):
     nursery.close()
 
 
+@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+@pytest.mark.parametrize("is_known", [True, False], ids=["after a look", "before one"])
+def test_jobs_are_told_as_lost_where_the_next_one_starts_before_a_look(tmp_path, is_known):
+    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
+    nursery.start(request("wait", f"{tmp_path / 'pids'}:yes", tmp_path / "log"))
+    pids = wait_for(tmp_path / "pids")
+    select.select([nursery], [], [], LONGEST)  # it has told the number
+    assert nursery.ended() == [] if is_known else nursery._pids == {0: 0}
+    os.kill(nursery._warm.pid, signal.SIGKILL)
+    nursery._warm.wait()
+    nursery.start(request("end_as_told", "3", tmp_path / "log", 1))
+    assert nursery.running == [1]
+    assert all_ended(nursery, 2) == [Ended(0, None), Ended(1, 3)]
+    assert gone(*pids)
+    nursery.close()
+
+
+@pytest.mark.skipif(not FORKS, reason="where no process forks there is none to lose")
+def test_a_job_that_was_asked_for_and_lost_takes_none_of_its_number_with_it(tmp_path):
+    nursery = ProcessPool({"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES)])})
+    assert call(nursery, jobs_for_nursery.add, 1, 1) == 2
+    os.kill(nursery._warm.pid, signal.SIGSTOP)  # it reads no request any more
+    nursery.start(request("end_as_told", "0", tmp_path / "log"))
+    os.kill(nursery._warm.pid, signal.SIGKILL)
+    nursery._warm.wait()
+    assert nursery.ended() == [Ended(0, None)]
+    nursery.start(request("end_as_told", "3", tmp_path / "log"))
+    assert all_ended(nursery, 1) == [Ended(0, 3)]
+    nursery.close()
+
+
 @pytest.mark.parametrize("forks", KINDS)
 @pytest.mark.parametrize("cares", ["yes", "no"])
 def test_a_killed_owner_leaves_no_process(tmp_path, forks, cares):
