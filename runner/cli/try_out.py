@@ -10,7 +10,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,8 @@ def _found(own: Side, other: Side, settings: list[str], *, is_new: bool) -> Deci
 
     def look(is_over: bool) -> Decision | list[int]:
         if is_new:
-            return tries.look(own.goal, seeds, own.values, other.values, is_over=is_over or bool(own.failed))
+            lost, is_over = own.lost | other.lost, is_over or bool(own.failed)
+            return tries.look(own.goal, seeds, own.values, other.values, lost=lost, is_over=is_over)
         if is_over or all(seed in other.values for seed in seeds[:size]):
             return Decision(tries.KEPT, f"the beginning, with {len(other.values)} seeds", other.values, other.values)
         return seeds[:size]
@@ -92,9 +93,7 @@ def _found(own: Side, other: Side, settings: list[str], *, is_new: bool) -> Deci
     if own.failed:
         return Decision(tries.DISCARDED, f"a run of it has no value: {own.failed}", found.values, found.against)
     if other.failed and found.verdict != tries.KEPT:
-        return Decision(
-            found.verdict, f"a run of {other.name} has no value: {other.failed}", found.values, found.against
-        )
+        return replace(found, why=f"{found.why}; a run of {other.name} has no value: {other.failed}")
     return found
 
 

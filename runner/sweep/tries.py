@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,24 +44,31 @@ class Decision:
 
 
 def look(
-    goal: Goal, seeds: Sequence[int], ours: Values, theirs: Values, *, is_over: bool = False
+    goal: Goal,
+    seeds: Sequence[int],
+    ours: Values,
+    theirs: Values,
+    *,
+    lost: Collection[int] = (),
+    is_over: bool = False,
 ) -> Decision | list[int]:
     """A decision; or the seeds that both sides need for the next look. is_over: there will be no other.
 
-    seeds: that there may be, in their order.
+    seeds: that there may be, in their order. lost: those among them with which a run has failed; others are asked for instead.
     A try is kept only where the comparison of `compare` says better, at a level at which few are kept by luck. It is given
     up as soon as it does not look better: where that is an error, it costs this try alone.
     """
+    seeds = [seed for seed in seeds if seed not in lost]
     shared = [seed for seed in seeds if seed in ours and seed in theirs]
     a, b = {seed: ours[seed] for seed in shared}, {seed: theirs[seed] for seed in shared}
     most = min(len(seeds), LOOKS[-1])
     sizes = [*(size for size in LOOKS if size < most), most]
     wanted = next((size for size in sizes if size > len(shared)), None)
     if len(shared) not in sizes and not is_over and wanted is not None:
-        return list(seeds[:wanted])
+        return seeds[:wanted]
     verdict, why = _judged(a, b, goal.mode)
     if verdict == UNDECIDED and wanted is not None and not is_over:
-        return list(seeds[:wanted])
+        return seeds[:wanted]
     apart = difference(a, b, num_comparisons=NUM_COMPARISONS)
     return Decision(verdict, why or _left_open(apart, len(shared), most), a, b, apart)
 

@@ -35,6 +35,7 @@ class Side:
     values: dict[int, float] = field(default_factory=dict)  # by seed
     may_add: bool = True  # its code lies here, so that more seeds can be measured
     failed: str = ""  # why a run of it has no value
+    lost: set[int] = field(default_factory=set)  # the seeds of such runs
 
     def jobs(self, seeds: Sequence[int]) -> list[Words]:
         """Of the seeds that are not known yet, where they may be run."""
@@ -60,10 +61,11 @@ def measure(
     given = tuple(sides[0].words)
 
     def more(hands: Hands) -> list[Prepared]:
+        before = _num_told(sides)
         note(hands.sweep, owners)
         found = look(False)
-        if isinstance(found, Decision) or sides[0].failed:
-            return []
+        if isinstance(found, Decision) or sides[0].failed or _num_told(sides) == before:
+            return []  # the last: a queue's time was over for each of them, and would be once more
         return add_jobs(hands, _jobs(sides, found, owners), swept)
 
     plan = Plan(given, listed, lambda hands: Rounds(hands, partial(more, hands)), adds_seeds=True)
@@ -87,6 +89,11 @@ def _jobs(sides: Sequence[Side], seeds: Sequence[int], owners: list[Side]) -> li
     return found
 
 
+def _num_told(sides: Sequence[Side]) -> int:
+    """Of how many seeds it is known what came of them."""
+    return sum(len(side.values) + len(side.lost) for side in sides)
+
+
 def note(sweep: Sweep, owners: Sequence[Side]) -> None:
     """Fills in what the sweep's jobs have reached, and why one has no value."""
     for result in read_results(sweep):
@@ -95,4 +102,5 @@ def note(sweep: Sweep, owners: Sequence[Side]) -> None:
         if result.state == "finished" and value is not None:
             side.values[result.seed] = value
         elif result.state in ("finished", "failed", "killed"):
+            side.lost.add(result.seed)
             side.failed = side.failed or f"seed {result.seed}: {result.error or f'it has no {side.goal.metric}'}"

@@ -78,6 +78,31 @@ def test_other_code_is_tried_by_its_seeds(answer, own_folder):
     assert found["code"]["files"] != found["against"]["code"]["files"] and len(found["against"]["values"]) == 12
 
 
+DIVERGES = """
+import torch
+
+class Diverges(torch.nn.Linear):
+    def __init__(self, in_features, out_features, seed, bad):
+        super().__init__(in_features, out_features)
+        if seed == bad:
+            self.weight.data.fill_(float("nan"))
+"""
+
+
+@pytest.mark.slow
+def test_a_seed_with_which_the_reference_fails_is_left_out(answer, own_folder):
+    """The other four are the same; without an end of its own, it would ask for that seed for the whole budget."""
+    (own_folder / "own.py").write_text(DIVERGES)
+    (own_folder / "conf/model").mkdir(parents=True)
+    facts = "in_features: ${facts.in_features}\nout_features: ${facts.out_features}\n"
+    (own_folder / "conf/model/own.yaml").write_text(f"_target_: own.Diverges\n{facts}seed: ${{seed}}\nbad: 2\n")
+    answer(*SHORT[:1], "model=own", *SHORT[2:])
+    code, found, said = answer("try", "model.bad=99", "--against", "last", "--budget", "120")
+    assert (code, found["verdict"], list(found["values"])) == (1, "discarded", ["0", "1", "3", "4"]), said
+    assert found["why"].startswith("the same values, to the bit, with 4 seeds; a run of outputs/"), found["why"]
+    assert "has no value: seed 2: train/loss is nan" in found["why"]
+
+
 @pytest.mark.slow
 def test_the_budget_and_what_would_not_run(answer):
     answer(*SHORT)

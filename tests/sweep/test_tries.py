@@ -108,6 +108,17 @@ def test_values_that_can_not_be_more():
     assert look(LOSS, list(theirs), ours, theirs).why.startswith("14 seeds do not tell")
 
 
+def test_others_are_asked_for_in_the_place_of_seeds_that_fail():
+    """The looks are as long as ever, and the last one is as long as what is left."""
+    theirs = dict.fromkeys(set(range(12)) - {5}, 0.0)
+    ours = {seed: 0.4 * (-1) ** seed - 0.1 for seed in range(12)}
+    assert look(LOSS, SEEDS, ours, theirs) == [*range(12)]
+    assert look(LOSS, SEEDS, ours, theirs, lost={5}) == [0, 1, 2, 3, 4, *range(6, 13)]
+    seeds = [seed for seed in SEEDS if seed != 5]
+    ours, theirs = {seed: 0.4 * (-1) ** seed - 0.1 for seed in seeds}, dict.fromkeys(seeds, 0.0)
+    assert look(LOSS, SEEDS, ours, theirs, lost={5}).why.startswith("47 seeds do not tell")
+
+
 def test_the_ledger(tmp_path):
     file, code = tmp_path / "deep" / "tries.jsonl", {"git_commit": None}
     assert tries.read(file) == [] and tries.best([]) is None
