@@ -182,6 +182,12 @@ class Session:
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
             self.summary["hints"] = hints.find(ended)
 
+    def could_not_end(self, error: Exception) -> None:
+        """What end() raised is the run's error, and the journal's last word."""
+        fail(self._result, error)
+        with self._failing():
+            self._journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
+
     def _time_of(self, result: Result, *, is_alone: bool) -> dict[str, Any]:
         """Where the training's time went, for summary.json."""
         hardware, choice = self._machine

@@ -66,7 +66,7 @@ class _Open:
 def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     """Runs as many of them as the memory has room for, and are of one size; returns their summaries by their places.
 
-    One whose data or model can't be had fails alone.
+    One whose data or model can't be had fails alone, and so does one whose end fails (its model, its pictures).
     Raises: CannotStackError, before anything is tracked, where they can't be trained together.
     """
     gc.collect()  # a group before this one lies in circles of references, with all of its weights
@@ -103,7 +103,10 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
         best = _best(results)
         for one, result in zip(members.values(), results, strict=True):
             shows = result is best or one.settings.tracking.log_model == "all"
-            one.session.end(result, Alone(), shows=shows)
+            try:
+                one.session.end(result, Alone(), shows=shows)
+            except Exception as error:  # of its model, say; what the others have trained is none of its affair
+                one.session.could_not_end(error)
     return summaries | {number: one.session.summary for number, one in members.items()}
 
 

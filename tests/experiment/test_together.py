@@ -3,13 +3,16 @@
 import gc
 import weakref
 
+import pytest
 from omegaconf import open_dict
 
 from runner.config.compose import composer, hydra_session
 from runner.device import Choice
-from runner.experiment import together
+from runner.experiment import hints, session, together
 from runner.experiment.given import Given
+from runner.experiment.summary import read_summary
 from runner.experiment.together import Job, run_together
+from runner.tracking.journal_reader import read_events
 
 WORDS = ["data=digits", "data.limit=100", "model=mlp", "model.hidden_sizes=[8]", "train.num_steps=1"]
 WORDS += ["tracking.enabled=false", "task.plots=false", "device=cpu", "sweep.batch=8"]
@@ -42,3 +45,27 @@ def test_a_group_finds_nothing_of_the_one_before_in_the_memory(tmp_path, monkeyp
     finally:
         gc.enable()
     assert left == [0, 0]
+
+
+@pytest.mark.parametrize(("module", "name"), [(session, "log_model"), (hints, "find"), (session, "illustrate")])
+def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
+    """Of its model, its pictures or its hints: the others have the ends that they had come to."""
+    whole, asked = getattr(module, name), []
+
+    def fails_once(*given, **more):
+        asked.append(given)
+        if len(asked) == 1:
+            raise RuntimeError("unexpected pos 704 vs 598\nin its file")
+        return whole(*given, **more)
+
+    monkeypatch.setattr(module, name, fails_once)
+    jobs = [job(tmp_path, seed) for seed in range(3)]
+    summaries = run_together(jobs)
+    assert sorted(each["status"] for each in summaries.values()) == ["failed", "finished", "finished"]
+    for number, summary in summaries.items():
+        ending = read_summary(jobs[number].folder)
+        events = [event for event in read_events(jobs[number].folder) if event["kind"] == "end"]
+        assert ending["status"] == summary["status"] and ending["metrics"]["val/loss"] > 0
+        assert events[-1]["status"] == ("FINISHED" if summary["status"] == "finished" else "FAILED")
+        if summary["status"] == "failed":
+            assert ending["error"].startswith("RuntimeError: unexpected pos 704")
