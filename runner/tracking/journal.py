@@ -136,7 +136,8 @@ class Journal:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         os.lseek(self._fd, 0, os.SEEK_SET)
         while block := os.read(self._fd, 1 << 20):
-            os.write(fd, block)
+            while block:  # a disk that gets full takes a part of it
+                block = block[os.write(fd, block) :]
         os.close(self._fd)
         self._lock.release()
         self._fd, self._lock = fd, lock

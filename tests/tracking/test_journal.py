@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from runner.errors import RunnerError
+from runner.errors import DeletedError, RunnerError
 from runner.tracking import journal as module
 from runner.tracking.journal import Journal, is_being_written, scan
 from runner.tracking.journal_reader import read_events, read_points
@@ -101,6 +102,19 @@ def test_a_full_disk_says_so_and_loses_nothing(folder, monkeypatch):
             journal.event("b")
         assert caught.value.errno == errno.ENOSPC and caught.value.filename == str(journal.path)
         monkeypatch.setattr(os, "write", write)
+        journal.event("c")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
+
+
+def test_a_journal_that_was_deleted_is_written_once_more_to_its_last_byte(folder, monkeypatch):
+    write = os.write
+    with Journal(folder) as journal:
+        journal.event("a", text="x" * 100)
+        shutil.rmtree(folder)
+        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:60]))
+        with pytest.raises(DeletedError):
+            journal.event("b")
+        monkeypatch.undo()
         journal.event("c")
     assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
 
