@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.device import torch_private
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.training.muon import Muon, hidden_matrices
 
 #: device types whose fused optimizer kernels take a step in one launch (on the CPU 343 us against 453, facts of 2026-11)
@@ -136,9 +136,17 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, prefix: str = "") -> No
     on. Raises: RunnerError for a pattern that matches nothing, and where nothing is left to train.
     """
     named = {name.removeprefix(prefix): parameter for name, parameter in model.named_parameters()}
+    bare = {  # norms that have statistics alone
+        f"{name}.running_mean".removeprefix(prefix): module
+        for name, module in model.named_modules()
+        if getattr(module, "running_mean", None) is not None and not list(module.parameters(recurse=False))
+    }
     for pattern in patterns:
-        for name in matching(pattern, list(named), key="model.freeze"):
-            named[name].requires_grad_(False)
+        for name in matching(pattern, [*named, *bare], key="model.freeze"):
+            if name in bare:
+                _stay_in_eval(bare[name])
+            else:
+                named[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in named.values()):
         asked = f"model.freeze=[{','.join(patterns)}]"
         raise RunnerError(Fault(asked, "it leaves nothing to train", "patterns that leave the last layer out, say"))
@@ -253,8 +261,10 @@ def wants_metric(schedule: Any) -> bool:
 
 
 def _own(model: nn.Module) -> list[torch.Tensor]:
-    """What this process has of a model's parameters and buffers; of one in parts, its part."""
-    return [value.to_local() if hasattr(value, "to_local") else value for value in model.state_dict().values()]
+    """What this process has of a model's parameters and buffers, each once, whatever its names; of one in parts, its part."""
+    kept = {id(value): value for value in model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)}
+    own = [value.detach() for value in kept.values()]
+    return [value.to_local() if hasattr(value, "to_local") else value for value in own]
 
 
 class AveragedWeights:
@@ -264,14 +274,18 @@ class AveragedWeights:
     """
 
     def __init__(self, model: nn.Module, *, decay: float, mean: nn.Module | None = None) -> None:
-        """mean: a copy of the model, where none can be made any more."""
-        self.model = (copy.deepcopy(model) if mean is None else mean).requires_grad_(False)
+        """mean: a copy of the model, where none can be made any more. Raises: RunnerError for a model that can't be copied."""
+        try:
+            self.model = (copy.deepcopy(model) if mean is None else mean).requires_grad_(False)
+        except Exception as error:  # of any module; weight_norm before parametrizations makes weights that can't be
+            problem = f"a second model, of the averages, can't be made of this one: {first_line(error)}"
+            fix = "train.ema_decay=null, or torch.nn.utils.parametrizations in the place of weight_norm"
+            raise RunnerError(Fault(f"train.ema_decay={decay:g}", problem, fix)) from None
         self.decay = decay
         pairs = list(zip(_own(self.model), _own(model), strict=True))
-        self._floating = [(mean, now) for mean, now in pairs if now.is_floating_point()]
-        self._whole = [(mean, now) for mean, now in pairs if not now.is_floating_point()]
-        self._means = [mean for mean, _ in self._floating]
-        self._now = [now for _, now in self._floating]
+        self._whole = [(mean, now) for mean, now in pairs if not (now.is_floating_point() or now.is_complex())]
+        averaged = [(mean, now) for mean, now in pairs if now.is_floating_point() or now.is_complex()]
+        self._means, self._now = [mean for mean, _ in averaged], [now for _, now in averaged]
 
     @torch.no_grad()
     def update(self) -> None:

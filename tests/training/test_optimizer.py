@@ -171,3 +171,52 @@ def test_on_mps_fp16_takes_no_fused_kernel():
         for name in ("fp32", "bf16", "fp16")
     ]
     assert made == [True, True, None]
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.other.weight = self.one.weight
+        self.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    def get_extra_state(self):
+        return {"words": "no tensor"}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_a_weight_of_two_names_is_averaged_once_and_one_of_complex_numbers_too():
+    net = Tied()
+    with torch.no_grad():
+        net.one.weight.zero_()
+        average = AveragedWeights(net, decay=0.9)
+        net.one.weight.fill_(1.0)
+        net.phase.fill_(1.0 + 1.0j)
+        average.update()
+    assert average.model.one.weight is average.model.other.weight
+    assert torch.allclose(average.model.one.weight, torch.tensor(0.1))
+    assert torch.allclose(average.model.phase, torch.tensor(0.1 + 0.1j))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_model_that_can_not_be_copied_has_no_average_and_says_so():
+    net = torch.nn.utils.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(RunnerError, match=r"train.ema_decay=0.9(.|\n)*parametrizations"):
+        AveragedWeights(net, decay=0.9)
+
+
+def test_a_norm_without_weights_is_frozen_with_what_is_around_it():
+    net = nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False)),
+        nn.Linear(2, 2),
+        nn.BatchNorm1d(2, affine=False),
+    )
+    freeze(net, ["0"])
+    net.train()
+    net(torch.ones(3, 2))
+    assert not net[0][1].running_mean.any() and net[2].running_mean.any()
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
+    freeze(net, ["1"])
+    assert not net.train()[1].training and net[0].weight.requires_grad
