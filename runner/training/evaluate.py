@@ -20,6 +20,7 @@ from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values
 from runner.tasks.task import Predicting, Task
+from runner.training.metric_buffer import in_order
 from runner.training.parts import Parts
 from runner.training.signals import Stop, StoppedError
 
@@ -83,6 +84,8 @@ def evaluate(
         for item in batches:
             batch, rows, of = _counted(item)
             values = eval_step(model, batch)
+            if names and tuple(values) != names:
+                values = in_order(values, names, of="a batch")
             part = torch.stack([value.float() for value in values.values()])  # (k,)
             if weigh is None:
                 part = part * rows

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runner.device import streams
+from runner.errors import Fault, RunnerError
 from runner.training.background import Background
 
 #: the values that must be finite for a training to go on
@@ -101,9 +102,13 @@ class MetricBuffer:
         self._copied: list[torch.Event | None] = [None, None]
 
     def write(self, values: Mapping[str, Tensor]) -> None:
-        """Keeps one step's tensors, 0-d or (M,): one small kernel, nothing waits. Raises what the background met, at a pull."""
+        """Keeps one step's tensors, 0-d or (M,): one small kernel, nothing waits. Raises what the background met, at a pull,
+        and RunnerError for values of other names than those of the first step.
+        """
         if not self._rows:
             self._allocate(values)
+        if tuple(values) != self._keys:
+            values = in_order(values, self._keys, of=f"step {self.step + 1}")
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
         self.wrote(1)
 
@@ -123,7 +128,8 @@ class MetricBuffer:
             self._allocate(steps[0])
         self.writes_on_device()
         assert self._place is not None
-        rows = torch.stack([value for values in steps for value in values.values()]).float()
+        ordered = [in_order(values, self._keys, of="a step") for values in steps]
+        rows = torch.stack([value for values in ordered for value in values.values()]).float()
         self._ring.index_copy_(0, self._place + self._aheads[: len(steps)], rows.view(len(steps), -1))
         self._place.add_(len(steps)).remainder_(len(self._rows))
 
@@ -155,6 +161,8 @@ class MetricBuffer:
         split_names = [name.removeprefix("train/") for name in state["names"]]
         if split_names:
             rows = state["rows"]
+            # of a part before that pulled less often: they are of one half, and wait for its end
+            self._half = max(self._half, -(-(len(rows) + 1) // self._every) * self._every)
             self._allocate(dict.fromkeys(split_names, torch.zeros(rows.shape[2:])))
             self._ring[: len(rows)].copy_(rows)  # of one process they are the mean already, so that each has them
             self._filled = len(rows)
@@ -191,6 +199,7 @@ class MetricBuffer:
         self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes, pulled))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
+        self._keys = tuple(values)
         self._names = tuple(f"train/{name}" for name in values)
         shape = next(iter(values.values())).shape
         self._ring = torch.zeros(2 * self._half, len(self._names), *shape, device=self.device)
@@ -250,6 +259,15 @@ class MetricBuffer:
         window = Window(self._names, steps, values, times_ms, now - before, num_steps, notes)
         self._sink(window)
         check_finite(window, self._watch)
+
+
+def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> Mapping[str, Tensor]:
+    """The values in the order of the first ones. Raises: RunnerError for other names: nobody could tell whose a number is."""
+    if values.keys() != set(names):
+        problem = f"those of {of} are {', '.join(values) or 'none'}, and those before it were {', '.join(names)}"
+        fix = "the same names each time, with torch.tensor(float('nan')) where there is no value"
+        raise RunnerError(Fault("the values that the task returns", problem, fix))
+    return {name: values[name] for name in names}
 
 
 def check_finite(window: Window, name: str = WATCHED) -> None:

@@ -102,6 +102,26 @@ def test_a_label_that_no_row_has_is_left_out():
     assert measured(task, logits, targets)["auroc"] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("second", [{"loss": 3.0, "extra": 1.0}, {"other": 3.0}, {}])
+def test_values_that_come_and_go_are_told(second):
+    each = iter([{"loss": 1.0}, second])
+
+    def task(model, batch):
+        return {name: torch.tensor(value) for name, value in next(each).items()}
+
+    with pytest.raises(RunnerError, match="those of a batch are"):
+        measured(task, torch.ones(4, 1), torch.ones(4), size=2)
+
+
+def test_values_in_another_order_are_put_right():
+    each = iter([{"loss": 1.0, "a": 10.0}, {"a": 20.0, "loss": 3.0}])
+
+    def task(model, batch):
+        return {name: torch.tensor(value) for name, value in next(each).items()}
+
+    assert measured(task, torch.ones(4, 1), torch.ones(4), size=2) == {"loss": 2.0, "a": 15.0}
+
+
 def test_of_one_row_there_is_no_r2():
     task = Regression(num_outputs=1, metrics=["r2"])
     assert math.isnan(measured(task, torch.ones(1, 1), torch.zeros(1, 1))["r2"])

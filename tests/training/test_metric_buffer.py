@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from runner.errors import RunnerError
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, NotFiniteError, Window
 
@@ -201,3 +202,33 @@ def test_what_the_sink_raises_comes_up_in_the_training_thread():
         fill(buffer, range(1))
         background.wait()
     background.close()
+
+
+def test_values_of_other_names_are_told_and_another_order_is_put_right(background):
+    buffer, windows = make(background, "cpu", pull_every=10)
+    fill(buffer, [1, 2])
+    buffer.write({"accuracy": torch.tensor(1.5), "loss": torch.tensor(3.0)})
+    for values in ({"loss": torch.tensor(1.0)}, {"loss": torch.tensor(1.0), "extra": torch.tensor(1.0)}):
+        with pytest.raises(RunnerError, match=r"those of step 4 are loss(.|\n)*before it were loss, accuracy"):
+            buffer.write(values)
+    buffer.pull()
+    background.wait()
+    assert windows[0].values.tolist() == [[1.0, 0.5], [2.0, 1.0], [3.0, 1.5]]
+
+
+@pytest.mark.parametrize("pull_every", [5, 10, 20, 40])
+@pytest.mark.parametrize("every", [1, 3])
+def test_rows_of_a_part_that_pulled_less_often_are_all_there(background, pull_every, every):
+    first, _ = make(background, "cpu", pull_every=40, every=every)
+    fill(first, range(30))
+    second, windows = make(background, "cpu", pull_every=pull_every, every=every)
+    second.step = 30
+    second.load_state(first.state())
+    fill(second, range(30, 100))
+    second.pull()
+    background.wait()
+    values = [row[0] for window in windows for row in window.values.tolist()]
+    steps = [step for window in windows for step in window.steps.tolist()]
+    groups = [list(range(100))[at : at + every] for at in range(0, 100, every)]
+    assert steps == [group[-1] + 1 for group in groups]
+    assert values == pytest.approx([sum(group) / len(group) for group in groups])

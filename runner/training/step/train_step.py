@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from runner.device.backends import Precision
 from runner.device.placement import num_rows
 from runner.tasks.task import Task
+from runner.training.metric_buffer import in_order
 from runner.training.optimizer import AveragedWeights, Turns
 from runner.training.step.fused_update import FixedUpdate, make_update
 
@@ -172,9 +173,13 @@ def _by_rows(batches: Sequence[Any]) -> Iterator[tuple[Any, float]]:
 def _mean_over(
     parts: Iterable[tuple[Any, float]], forward_backward: Callable[[Any, float | None], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
+    """Raises: RunnerError where a part has values of other names than the first."""
     means: dict[str, Tensor] = {}
     for batch, share in parts:
-        for name, value in forward_backward(batch, share).items():
+        found = forward_backward(batch, share)
+        if means and found.keys() != means.keys():
+            found = in_order(found, list(means), of="a batch of a step")
+        for name, value in found.items():
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
     return means
