@@ -5,12 +5,14 @@ For fit.py; checkpoint.py writes it to files. All processes of a run make the sa
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config.identity import changes, may_change
 from runner.data.loading.order import mixed
@@ -169,6 +171,7 @@ def full_state(parts: Parts, progress: Progress, buffer: Rows, ranks: Ranks) -> 
     return {
         "format": 3,
         "step": progress.step,
+        "num_steps": parts.limits.num_steps,
         "epoch": progress.epoch,
         "measured": progress.measured,
         "rate": progress.rate,
@@ -227,15 +230,36 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: C
 
 def _put_parts_back(state: dict[str, Any], parts: Parts) -> None:
     _load_model(parts, parts.model, state["model"])
+    begun = [
+        {name: value for name, value in group.items() if name != "params"} for group in parts.optimizer.param_groups
+    ]
     if parts.shards is None:
         parts.optimizer.load_state_dict(state["optimizer"])
     else:
         parts.shards.load_optimizer(parts.optimizer, state["optimizer"])
-    for part, key in ((parts.schedule, "schedule"), (parts.precision.scaler, "scaler")):
-        if part is not None:
-            part.load_state_dict(state[key])
+    num_steps = parts.limits.num_steps
+    if parts.schedule is not None and not parts.falls_by_metric and state.get("num_steps", num_steps) != num_steps:
+        for group, values in zip(parts.optimizer.param_groups, begun, strict=True):
+            group.update(values)
+        catch_up(parts.schedule, state["step"])
+    elif parts.schedule is not None:
+        parts.schedule.load_state_dict(state["schedule"])
+    if parts.precision.scaler is not None:
+        parts.precision.scaler.load_state_dict(state["scaler"])
     if parts.average is not None:
         _load_model(parts, parts.average.model, state["average"])
+
+
+def catch_up(schedule: LRScheduler, num_steps: int) -> None:
+    """Brings a schedule that has just been made to where it is after so many steps: of another length it would be elsewhere,
+    and its state holds the old length (T_max, total_steps). Some 5 us a step.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Detected call of `lr_scheduler.step", UserWarning
+        )  # the optimizer's were before
+        for _ in range(num_steps):
+            schedule.step()
 
 
 def _different(one: Any, other: Any, key: str = "") -> str:

@@ -13,8 +13,9 @@ from runner.distributed.group import Alone
 from runner.training.background import Background
 from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
+from runner.training.optimizer import warmup_cosine
 from runner.training.progress import Best, Progress
-from runner.training.state import Checkpoints, best_state, full_state
+from runner.training.state import Checkpoints, _put_parts_back, best_state, full_state
 
 CPU = torch.device("cpu")
 
@@ -40,6 +41,8 @@ def parts():
         precision=precision("fp32", device=CPU),
         shards=None,
         elsewhere=(),
+        limits=SimpleNamespace(num_steps=100),
+        falls_by_metric=False,
     )
 
 
@@ -77,3 +80,53 @@ def test_a_process_that_was_not_there_before_draws_numbers_of_its_own(tmp_path, 
         torch.manual_seed(5)
         taken_up(tmp_path, parts, background, ranks=SimpleNamespace(rank=1, is_first=False))
         assert torch.initial_seed() == mixed(5, STOOD.step)
+
+
+LONGER = {
+    "warm-up and cosine": lambda optimizer, num: warmup_cosine(optimizer, num_steps=num),
+    "torch's cosine": lambda optimizer, num: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num),
+    "one cycle": lambda optimizer, num: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=num),
+    "one after the other": lambda optimizer, num: torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num - 5),
+        ],
+        [5],
+    ),
+    "of no length": lambda optimizer, num: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # that steps of the schedule come before the optimizer's
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of SequentialLR's own
+def test_a_schedule_of_another_length_is_where_it_would_have_been(parts, tmp_path, background, name):
+    """As the run that was to be so long from its beginning."""
+
+    def begin(num_steps, of):
+        of.optimizer = torch.optim.SGD(of.model.parameters(), lr=0.1, momentum=0.9)
+        of.schedule, of.limits.num_steps = LONGER[name](of.optimizer, num_steps), num_steps
+        return of.schedule, of.optimizer.param_groups[0]
+
+    def rates(schedule, group, num):
+        found = []
+        for _ in range(num):
+            schedule.step()
+            found.append((group["lr"], group["momentum"]))
+        return found
+
+    schedule, group = begin(40, parts)
+    whole = rates(schedule, group, 40)
+    schedule, group = begin(20, parts)
+    rates(schedule, group, 10)
+    buffer = MetricBuffer(CPU, print, background=background, pull_every=10)
+    state = full_state(parts, replace(STOOD, step=10), buffer, Alone())
+    schedule, _ = begin(40, parts)
+    _put_parts_back(state, parts)
+    (group,) = parts.optimizer.param_groups
+    assert group["lr"] == whole[9][0]
+    assert rates(schedule, group, 29) == whole[10:39]
+    schedule, _ = begin(20, parts)  # of the same length its state is its own
+    _put_parts_back(state, parts)
+    assert schedule.state_dict()["last_epoch"] == 10
