@@ -255,7 +255,9 @@ class Training:
     def call_hooks(self, when: str) -> Mapping[str, float]:
         """Tells what they return; the numbers, which all processes get."""
         progress, parts = self.progress, self.parts
-        epoch = progress.epoch + (when == "epoch")
+        steps_per_epoch = -(-parts.train.num_batches // self.settings.train.accumulate_steps)
+        is_at_end = progress.step % steps_per_epoch == 0 or progress.step >= parts.limits.num_steps
+        epoch = progress.epoch + (when == "epoch" and is_at_end)
         with self.beside("hooks"):
             shown = self.hooks.call(when, epoch=epoch, step=progress.step, values=dict(self.values))
         now = int(time.time() * 1000)

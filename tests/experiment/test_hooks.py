@@ -27,6 +27,9 @@ def shows(view, count=9):
     said = view.model(inputs[:count]).argmax(1)
     return {"digits/first": inputs[:count].reshape(-1, 1, 8, 8), "answers": {"said": said, "is": targets[:count]}}
 
+def epochs(view):
+    return {"epochs/done": view.epoch}
+
 class Counts:
     def __init__(self, by=1, name="calls"):
         self.by, self.name, self.calls = by, name, 0
@@ -158,3 +161,11 @@ def test_what_is_no_hook_is_refused_before_anything_is_tracked(here, capsys, hoo
     err = capsys.readouterr().err
     assert said in err and "Traceback" not in err
     assert not Path("run/journal").exists()
+
+
+def test_within_an_epoch_it_is_not_done(here):
+    hook = "train.hooks=[{_target_: my_hooks.epochs, at: epoch}]"
+    words = ["train.evaluate_every_steps=5", "train.num_steps=29", "hydra.run.dir=run", "tracking.enabled=false"]
+    assert cli.main([*WORDS, hook, *words]) == 0
+    done = {5: 0, 10: 0, 15: 1, 20: 1, 25: 2, 29: 3}  # of 12 steps; the last one ends where the training does
+    assert dict(read_points(Path("run"))["epochs/done"]) == done
