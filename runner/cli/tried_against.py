@@ -85,7 +85,9 @@ def _words_of(folder: Path) -> tuple[list[str], list[str]]:
         return itself, []
     if OmegaConf.select(OmegaConf.load(settings), "job.config_name", default="") not in ("config", ""):
         return itself, []
-    words = [str(word) for word in OmegaConf.load(typed) if not str(word).lstrip("+").startswith(NOT_KEPT)]
+    given = OmegaConf.to_container(OmegaConf.load(typed), resolve=False)
+    assert isinstance(given, list)
+    words = [str(word) for word in given if not str(word).lstrip("+").startswith(NOT_KEPT)]
     try:
         with hydra_session(["runner"]):
             now = chosen(composed_with(composer([]), words))

@@ -74,7 +74,7 @@ def check(before: DictConfig, now: DictConfig) -> None:
 
 def _folders() -> list[Path]:
     """A run's folder has a journal; what a run hands to its processes, in ranks/, has none."""
-    found = [path.parent for root in ROOTS for path in Path(root).glob("*/*/**/rerun.yaml")]
+    found = [path.parent for root in ROOTS for path in Path(root).glob("*/**/rerun.yaml")]
     return [folder for folder in found if (folder / JOURNAL).is_file()]
 
 

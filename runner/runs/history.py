@@ -52,17 +52,24 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
 
 
 def of_store(client: MlflowClient, run: Run) -> dict[str, Series]:
-    """What a store has of a run, names as MLflow has them: of its Parquet file where there is one, for then its pages have a part."""
-    series = {}
+    """What a store has of a run, names as MLflow has them: of its Parquet file where there is one, for then its pages have a part.
+
+    The file is of a run's end: of one that goes on, or went on and was killed, the pages have what is newer.
+    """
+    series: dict[str, Series] = {}
     if any(item.path == FILE for item in client.list_artifacts(run.info.run_id)):
         with tempfile.TemporaryDirectory() as folder:
             series = _of_file(Path(client.download_artifacts(run.info.run_id, FILE, folder)))
-    for name in run.data.metrics.keys() - series.keys():
+    is_whole = run.info.status == "FINISHED"
+    for name in run.data.metrics.keys() - (series.keys() if is_whole else ()):
         points = client.get_metric_history(run.info.run_id, name)  # page after page
         points.sort(key=lambda point: (point.step, point.timestamp))
-        columns = [(point.step, point.timestamp, point.value) for point in points]
+        last_ms = int(series[name][1].max(initial=-1)) if name in series else -1
+        columns = [(point.step, point.timestamp, point.value) for point in points if point.timestamp > last_ms]
         steps, times_ms, values = zip(*columns, strict=True) if columns else ((), (), ())
-        series[name] = np.array(steps, np.int64), np.array(times_ms, np.int64), np.array(values, np.float64)
+        newer = np.array(steps, np.int64), np.array(times_ms, np.int64), np.array(values, np.float64)
+        before = series.get(name)
+        series[name] = newer if before is None else tuple(map(np.concatenate, zip(before, newer, strict=True)))  # type: ignore[assignment]
     return series
 
 
@@ -79,6 +86,9 @@ def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
             names = np.array(columns.pop("names"))
             append({**columns, "metric": names[columns["metric"]]})
             num_points += len(columns["step"])
+        if not num_points:  # a table of nothing is one, too
+            whole, none = np.array([], np.int64), np.array([], np.float64)
+            append({"metric": np.array([], str), "step": whole, "time_ms": whole, "value": none})
     return {"output": str(file), "points": num_points}
 
 

@@ -130,7 +130,8 @@ class Live:
 
     @property
     def _changed(self) -> float:
-        return (self.folder / FILE).stat().st_mtime
+        file = self.folder / FILE
+        return file.stat().st_mtime if file.is_file() else 0.0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def check_output(path: str, *, inputs: Path) -> Path:
         raise RunnerError(
             Fault(f"--output {path}", problem, " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits))
         )
-    if file.exists() and file.samefile(inputs):
+    if file.exists() and inputs.exists() and file.samefile(inputs):
         raise RunnerError(Fault(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):
         problem = "that is a folder" if file.is_dir() else f"it lies in {inputs}, which is read"

@@ -24,6 +24,8 @@ def pieces(folder: Path) -> Iterator[dict[str, Any]]:
     """
     waiting: list[Points] = []
     num_points = 0
+    if not (folder / JOURNAL).is_file():
+        return
     for record in scan(folder / JOURNAL):
         if isinstance(rows := record.data, Points):
             waiting.append(rows)

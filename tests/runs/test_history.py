@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -11,6 +12,8 @@ import pytest
 from trained_runs import NO_PICTURES
 
 import runner
+from runner.runs.history import of_store
+from runner.tracking.journal import Journal
 
 WORDS = ["model=linear", "device=cpu", "train.num_epochs=40", "data.limit=200", NO_PICTURES, "tracking.points=100"]
 
@@ -55,6 +58,40 @@ def test_mistakes(run, words, problem):
     assert code == 2 and problem in err and not Path("nowhere.db").exists()
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_of_a_run_that_has_no_point_yet(run, tmp_path, ending, has_journal):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rerun.yaml").write_text("seed: 0\n")
+    if has_journal:
+        with Journal(folder) as journal:
+            journal.event("start", start_ms=0, params={}, tags={})
+    file = tmp_path / f"all.{ending}"
+    code, out, err = run("history", str(folder), f"--output={file}")
+    assert (code, out) == (0, f"0 points in {file}\n"), err
+    read = {"csv": pandas.read_csv, "parquet": pandas.read_parquet, "feather": pandas.read_feather}[ending]
+    assert list(read(file).columns) == ["metric", "step", "time_ms", "value"]
+
+
+@pytest.mark.parametrize(("status", "last"), [("RUNNING", 10), ("KILLED", 10), ("FINISHED", 3)])
+def test_what_a_run_that_went_on_has_sent_since_its_file(tmp_path, status, last):
+    """The file is of an earlier stop; a step that was taken again has been sent again."""
+    table = {"metric": ["a"] * 3, "step": [1, 2, 3], "time_ms": [10, 20, 30], "value": [1.0, 2.0, 3.0]}
+    pandas.DataFrame(table).to_parquet(tmp_path / "history.parquet")
+    points = [SimpleNamespace(step=step, timestamp=10 * step, value=float(step)) for step in range(1, 11)]
+    client = SimpleNamespace(
+        list_artifacts=lambda run_id: [SimpleNamespace(path="history.parquet")],
+        download_artifacts=lambda run_id, path, folder: str(tmp_path / path),
+        get_metric_history=lambda run_id, name: list(points),
+    )
+    run = SimpleNamespace(info=SimpleNamespace(run_id="x", status=status), data=SimpleNamespace(metrics={"a": 10.0}))
+    (steps, times_ms, values) = of_store(client, run)["a"]
+    assert steps.tolist() == list(range(1, last + 1)) == values.tolist() and times_ms.tolist() == [
+        10 * s for s in steps
+    ]
+
+
 @pytest.mark.slow
 def test_of_a_store_that_has_a_part(own_folder, run, warm_programs, empty_store):
     shutil.copy(empty_store, "runs.db")
@@ -67,7 +104,8 @@ def test_of_a_store_that_has_a_part(own_folder, run, warm_programs, empty_store)
     shutil.rmtree("outputs")
     stored = runner.history(told["run_id"], uri=uri.partition("=")[2])
     assert np.array_equal(stored["train/loss"].dropna(), whole["train/loss"]) and stored["val/loss"].notna().sum() == 40
-    assert run("history", told["run_id"], uri, "--output", "all.csv")[0] == 0
+    for _ in range(2):  # over the file that is there, too
+        assert run("history", told["run_id"], uri, "--output", "all.csv")[0] == 0
     with Path("all.csv").open() as stream:
         assert sum(row["metric"] == "train/loss" for row in csv.DictReader(stream)) == 320
     code, out, err = run("reproduce", told["run_id"], uri, "tracking.enabled=false")
