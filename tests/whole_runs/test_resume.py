@@ -1,6 +1,7 @@
 """`python -m runner resume`: goes on with what was stopped, and with nothing else."""
 
 import json
+import os
 import random
 import shutil
 import time
@@ -11,6 +12,7 @@ import seeded
 import torch
 
 from runner import cli
+from runner.runs import find
 from runner.tracking.journal import read_points
 
 WORDS = [
@@ -74,6 +76,17 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
     assert (summary["status"], summary["num_steps"]) == ("finished", 36)
     assert cli.main([*WORDS, QUIET, "train.num_epochs=3", "scheduler=constant", "hydra.run.dir=outputs/b/run"]) == 0
     assert_same(Path("outputs/a/run"), Path("outputs/b/run"))
+
+
+@pytest.mark.parametrize("name", ["outputs/flat", "outputs/2026-01-01/12-00-00", "multirun/a/b/3"])
+def test_last_is_a_run_at_any_depth(own_folder, name):
+    for number, place in enumerate(("outputs/old/run", name, f"{name}/ranks/1")):
+        Path(place).mkdir(parents=True)
+        Path(place, "rerun.yaml").write_text("seed: 0\n")
+        os.utime(Path(place, "rerun.yaml"), (number, number))
+        if "ranks" not in place:
+            Path(place, "journal.bin").touch()
+    assert find.newest_first() == [Path(name), Path("outputs/old/run")]
 
 
 @pytest.mark.slow
