@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.cli import answer
-from runner.cli.options import ParsedWords, check_keys, explained, last_value
+from runner.cli.options import ParsedWords, check_keys, explained
 
 HELP = ("--help", "-h")
 
@@ -36,8 +36,7 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
             given["--output"],
             batch_size=asked.number("--batch-size", 1024),
             keep="--keep" in given,
-            device=last_value(overrides, "device"),
-            precision=last_value(overrides, "train.precision"),
+            overrides=overrides,
         )
         answer.give(answers)
     elif asked.verb == "export":

@@ -6,14 +6,10 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from runner.cli.answer import FLAG
 from runner.cli.verbs import ANY_KEY, VERBS
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, nearest
 
 HELP = {"--help", "-h"}
 #: how those are called that are not in VERBS and compose no configuration of their own
@@ -107,25 +103,9 @@ def check_keys(verb: str, overrides: Sequence[str]) -> None:
     keys = VERBS[verb].keys
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"{verb} takes the run as it was; what may be changed: {listed}"
-    found = [
-        Fault(word, problem, usage(verb))
-        for word in overrides
-        if not any(_is_below(word.partition("=")[0].lstrip("+~"), key) for key in keys)
-    ]
+    found = [Fault(word, problem, usage(verb)) for word in overrides if not any(_is_of(word, key) for key in keys)]
     if found:
         raise RunnerError(*found)
-
-
-def last_value(overrides: Sequence[str], key: str) -> Any:
-    """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
-    given = [word for word in overrides if word.partition("=")[0] == key]
-    try:
-        return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
-    except (OmegaConfBaseException, ValueError) as error:
-        problem = f"its value can't be read: {first_line(error)}"
-        raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
-    except Exception as error:  # YAML's own
-        raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
 
 
 def usage(verb: str) -> str:
@@ -156,7 +136,9 @@ def help_of(verb: str, does: str) -> int:
     return 0
 
 
-def _is_below(key: str, beginning: str) -> bool:
+def _is_of(word: str, beginning: str) -> bool:
+    """Whether an override is of one of these keys; only of data is something taken away (~), which other data may not have."""
+    key = word.partition("=")[0].lstrip("+~" if beginning in ("data", *ANY_KEY) else "+")
     if beginning.endswith(".") or not beginning:
         return key.startswith(beginning)
     return key == beginning or key.startswith(f"{beginning}.")

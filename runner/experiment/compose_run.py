@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, name_data
+from runner.errors import Fault, RunnerError, first_line
 from runner.experiment.check import check_here
 
 
@@ -45,6 +48,23 @@ def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
         with open_dict(cfg):
             cfg.data = OmegaConf.to_container(other.data, resolve=False)
     return cfg
+
+
+def last_value(overrides: Sequence[str], key: str) -> Any:
+    """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
+    given = [word.lstrip("+") for word in overrides if key_of(word) == key]
+    try:
+        return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
+    except (OmegaConfBaseException, ValueError) as error:
+        problem = f"its value can't be read: {first_line(error)}"
+        raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
+    except Exception as error:  # YAML's own
+        raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
+
+
+def key_of(word: str) -> str:
+    """The key of an override, however it is set: KEY=, +KEY= and ++KEY= are the same one."""
+    return word.partition("=")[0].lstrip("+")
 
 
 def _key(word: str) -> str:

@@ -18,7 +18,7 @@ from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
-from runner.experiment.compose_run import of_run
+from runner.experiment.compose_run import key_of, of_run
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
@@ -38,7 +38,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     folder, weights = find_run(wanted, verb="evaluate")
     other = is_other(overrides)
     cfg = of_run(folder, overrides)
-    if not any(word.startswith("device=") for word in overrides):
+    if not any(key_of(word) == "device" for word in overrides):
         with open_dict(cfg):
             cfg.device = "auto"  # the run's own need not be here
     choice = check(cfg, probe())

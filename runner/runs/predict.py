@@ -7,15 +7,17 @@ is computed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from runner.config import validate
 from runner.device import backends
 from runner.device.placement import map_tensors, move
 from runner.errors import Fault, RunnerError
+from runner.experiment.compose_run import key_of, last_value, of_run
 from runner.experiment.terminal import say, short
 from runner.runs import input_tables
 from runner.runs.answers import Columns, answer, columns
@@ -25,13 +27,13 @@ from runner.runs.output_files import check_output, writing
 
 
 def predict(
-    wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, device: Any, precision: str | None
+    wanted: str, inputs: str, output: str, *, batch_size: int, keep: bool, overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Writes the answers, prints and returns how many; of images, beside each its file.
 
     Memory holds a chunk of the input and a batch; of .npz, all answers.
     keep: the columns of a table beside the answers; one that is called like an answer becomes input_NAME.
-    device: what `device=` says (None: auto). precision: None for the run's own.
+    overrides: of device (auto), train.precision (the run's own) and backends.
     Raises: RunnerError for a run that left no model, and for files that can't be read or written.
     """
     file = existing(inputs)
@@ -41,8 +43,12 @@ def predict(
         raise RunnerError(
             Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
         )
-    trained = open_run(find_run(wanted, verb="predict"), device=device, precision=precision)
-    backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False)
+    run = find_run(wanted, verb="predict")
+    device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
+    settings = _backends(run[0], overrides)
+    trained = open_run(run, device=device, precision=precision)
+    switches = settings.get(trained.device.type, {})
+    backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False, **switches)
     say(f"run     {trained.title}")
     say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
     for note in trained.notes:
@@ -62,6 +68,20 @@ def predict(
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device}
+
+
+def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Torch's switches by kind of device, where one is named: the run's, with those. Raises: RunnerError."""
+    words = [word for word in overrides if key_of(word).startswith("backends.")]
+    if not words:
+        return {}  # a model answers also where its run can't be composed any more
+    cfg = of_run(folder, words)
+    if wrong := [fault for fault in validate.faults(cfg) if fault.asked.startswith("backends.")]:
+        raise RunnerError(*wrong)
+    return {
+        str(kind): {str(name): value for name, value in found.items() if name != "channels_last"}
+        for kind, found in cfg.backends.items()
+    }
 
 
 def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:

@@ -20,7 +20,7 @@ def store_of(folder: Path, overrides: Sequence[str], *, asked: str) -> str:
     """
     of_run = origin.store_of(folder)
     named = stores.named(overrides)
-    is_by_word = any(word.startswith("tracking.uri=") for word in overrides)
+    is_by_word = any(word.lstrip("+").startswith("tracking.uri=") for word in overrides)
     if named is not None and (is_by_word or not of_run or store_uri.shown(named) == of_run):
         return _whole(named)
     return _whole(stores.USUAL) if of_run == "" else stores.of_run(folder, asked=asked)

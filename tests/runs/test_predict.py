@@ -13,6 +13,7 @@ import torch
 from runner.config.instantiate import build
 from runner.data.tables import csv as csv_files
 from runner.data.tables import files
+from runner.device import backends
 from runner.errors import RunnerError
 from runner.models.card import read_card
 from runner.runs import input_tables
@@ -302,3 +303,16 @@ def test_it_computes_as_the_run_did(run, tmp_path):
     given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
     code, out, _ = run("predict", f"{tmp_path}/run", *given)
     assert code == 0 and any(line.startswith("device") and line.endswith(", bf16") for line in out.splitlines())
+
+
+def test_the_switches_that_are_asked_for_are_set(run, tmp_path, monkeypatch):
+    found, set_them = [], backends.set_switches
+    monkeypatch.setattr(
+        backends, "set_switches", lambda *args, **given: (found.append(given), set_them(*args, **given))
+    )
+    np.save(tmp_path / "rows.npy", rows_of(5))
+    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv", "device=cpu"]
+    for words in ([], ["++backends.cpu.num_threads=1"]):
+        code, _, err = run("predict", "outputs/digits/run", *given, *words)
+        assert code == 0, err
+    assert [each.get("num_threads") for each in found] == [None, 1]
