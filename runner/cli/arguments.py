@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 
 from runner.cli.answer import FLAG
 from runner.config import compose, override_errors, validate
@@ -37,7 +38,7 @@ PLAIN_FLAGS = (
     "-sc",
 )
 MULTIRUN = {"-m", "--multirun"}
-#: of Python's run()
+#: of Python's run(), and of the commands that compose one run and do not train it
 ONE_RUN = {"--config-name", "-cn", "--config-dir", "-cd"}
 #: Hydra does one of these
 ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
@@ -107,6 +108,27 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
     if faults:
         raise RunnerError(*faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
+
+
+def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), *, shown: str = "...") -> None:
+    """Raises: RunnerError for each of Hydra's flags that a command has no use for.
+
+    asked: the command, as it is typed. shown: what has `train` compose the same configuration, which --cfg is to show.
+    """
+    faults = []
+    for flag in dict.fromkeys(word.partition("=")[0] for word in flags if word.startswith("-")):
+        if flag in takes:
+            continue
+        problem, fix = f"{asked.split()[0]} does not take {flag}", f"{asked} without {flag}"
+        if flag in MULTIRUN:
+            problem = f"{problem}: it is of one run at a time"
+        elif flag in ONE_RUN:
+            problem = f"{problem}: it takes the run's own configuration"
+        else:
+            fix += f"; to see the configuration: python -m runner {shown} --cfg job"
+        faults.append(Fault(f"{asked} {flag}", problem, fix))
+    if faults:
+        raise RunnerError(*faults)
 
 
 def _zipped(word: str) -> str:

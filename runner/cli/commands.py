@@ -6,6 +6,7 @@ What a command works with is imported in its function: --help loads nothing.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, unexpected
-from runner.cli.arguments import MULTIRUN, sorted_words
+from runner.cli.arguments import MULTIRUN, ONE_RUN, refuse_flags, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, untrusted, validate
@@ -33,6 +34,7 @@ from runner.config.importing import loading
 from runner.config.logs import logging_to
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import is_over, read_summary
+from runner.experiment.terminal import short
 from runner.tracking import stores
 
 PORT = 5000  # of MLflow's page, where nobody answers at it
@@ -45,7 +47,8 @@ def resume(words: list[str]) -> int:
     wanted, given = (words[0], words[1:]) if words and _may_be_a_folder(words[0]) else ("last", words)
     flags, overrides = sorted_words(given)
     folder = resuming.find(wanted).absolute()
-    compose = composer([*flags, "-cd", str(folder), "-cn", "rerun"])
+    refuse_flags(f"resume {wanted}", flags, shown=shlex.join(["-cd", short(folder), "-cn", "rerun"]))
+    compose = composer(["-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
@@ -98,6 +101,7 @@ def plan(words: list[str]) -> int:
     flags = [flag for flag in flags if flag not in MULTIRUN]
     if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
         return train(words)  # what is composed is the same
+    refuse_flags("plan", flags, ONE_RUN)
     from runner.plan import command  # torch
 
     compose = composer(flags)
@@ -340,7 +344,9 @@ def _after_training(verb: str, words: list[str]) -> int:
     if set(command.HELP) & set(words):
         return command.help_of(verb)
     asked = options.parse(verb, words)
-    return command.do(asked, *sorted_words(asked.rest))
+    flags, overrides = sorted_words(asked.rest)
+    refuse_flags(f"{verb} {asked.run}".rstrip(), flags, ONE_RUN)
+    return command.do(asked, flags, overrides)
 
 
 def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
