@@ -73,11 +73,17 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if name in takes.switches and not equals:
+        if not word:
+            problem = "a word of it is empty: a variable that is not set, perhaps"
+            faults.append(
+                Fault(f"{verb} ''", problem, f"{verb} last, or {usage(verb)}" if takes.is_of_a_run else usage(verb))
+            )
+        elif name in takes.switches and not equals:
             flags[name] = ""
         elif name in takes.flags:
-            if not equals and (not rest or rest[0].startswith("--")):
+            if not (value if equals else rest and rest[0]) or (not equals and rest[0].startswith("--")):
                 faults.append(Fault(name, f"it needs a value, {takes.flags[name]}", f"{name} {takes.flags[name]}"))
+                rest = rest[int(not equals and rest[:1] == [""]) :]
                 continue
             flags[name] = value if equals else rest.pop(0)
         elif word.startswith("-") and takes.is_of_a_run and name != "--allow":

@@ -93,9 +93,8 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     rows = example_of(trained)
     if num_rows(rows) == 1:  # an export takes a dimension of 1 for a constant
         rows = map_tensors(rows, lambda tensor: torch.cat([tensor, tensor]))
-    target.parent.mkdir(parents=True, exist_ok=True)
     asked = f"export --format {form}"
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as place:
+    with _beside_it(target) as place:
         made = Path(place) / (target.name if form != "onnx" else Path(target).name)
         with export_formats.explained(asked, INSTEAD[form]):
             compute = FORMS[form][1](trained, module, rows, made)
@@ -107,6 +106,17 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
         for file in sorted(Path(place).iterdir()):  # onnx may have a file of weights beside it
             file.replace(target.parent / file.name)
     return report
+
+
+def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder beside what is to be written. Raises: RunnerError where none can be made."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-")
+    except OSError as error:
+        problem = f"nothing can be written in {short(target.parent.absolute())}: {error.strerror}"
+        fix = f"--output {target.name}, say: a path in a folder that you may write to"
+        raise RunnerError(Fault(f"--output {target}", problem, fix)) from None
 
 
 def _check_form(form: str) -> None:
