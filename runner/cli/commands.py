@@ -30,10 +30,11 @@ from runner.config.compose import (
     composer,
     hydra_session,
 )
+from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
 from runner.errors import Fault, RunnerError
-from runner.experiment.summary import is_over, read_summary
+from runner.experiment.summary import is_over, length_key, read_summary
 from runner.experiment.terminal import short
 from runner.tracking import stores
 
@@ -57,8 +58,9 @@ def resume(words: list[str]) -> int:
             raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         refuse_check(cfg, f"resume {wanted}")
         resuming.check(before, cfg)
+        _check_length(wanted, cfg, overrides)
         if is_over(read_summary(folder), overrides):
-            print(f"{wanted}: it has finished; for more of it: resume {wanted} train.num_epochs=...")
+            print(f"{wanted}: it has finished; for more of it: resume {wanted} {length_key(cfg)}=...")
             answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
         with loading():
@@ -69,6 +71,17 @@ def resume(words: list[str]) -> int:
             done = run_experiment(cfg, folder, given=Given(owns_process=True))
     answer.give({"folder": str(folder), **done})
     return int(done["exit_code"] or done["status"] == "failed")
+
+
+def _check_length(wanted: str, cfg: DictConfig, overrides: list[str]) -> None:
+    """Raises: RunnerError for a number of epochs that the run's number of steps would have nobody look at."""
+    given = {key_of(word): word for word in overrides}
+    num_steps = cfg.train.num_steps
+    if "train.num_epochs" in given and "train.num_steps" not in given and num_steps is not None:
+        epochs = given["train.num_epochs"]
+        problem = f"the run has train.num_steps={num_steps}, which says how long it is, whatever the number of epochs"
+        fix = f"resume {wanted} train.num_steps=..., or resume {wanted} {epochs} train.num_steps=null"
+        raise RunnerError(Fault(f"resume {wanted} {epochs}", problem, fix))
 
 
 def reproduce(words: list[str]) -> int:

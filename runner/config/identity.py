@@ -60,6 +60,11 @@ def chosen(cfg: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in flat(cfg).items() if not key.startswith(NOT_CHOSEN)}
 
 
+def key_of(word: str) -> str:
+    """The key of an override, however it is set: KEY=, +KEY= and ++KEY= are the same one."""
+    return word.partition("=")[0].lstrip("+")
+
+
 def may_change(key: str) -> bool:
     """Whether a run stays the same experiment with another value of this key."""
     return key.startswith(MAY_CHANGE)

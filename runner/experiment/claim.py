@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.defaults import in_words
 from runner.config.identity import changes, chosen, may_change
 from runner.errors import Fault, RunnerError
-from runner.experiment.summary import is_over, read_summary
+from runner.experiment.summary import is_over, length_key, read_summary
 
 #: held by the process that a person has started, from before its first file to its last; the journal's is its writer's
 LOCK = "journal/run.lock"
@@ -169,7 +169,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
     if is_over(read_summary(folder)) and not more:
         if anew:
             raise RunnerError(Fault(asked, "this very run is in it, and has finished", "another folder"))
-        fix = f"{resume} train.num_epochs=... for more of it, or another folder"
+        fix = f"{resume} {length_key(cfg)}=... for more of it, or another folder"
         raise OverError(Fault(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import override_errors
 from runner.config.compose import composer, hydra_session, name_data
+from runner.config.identity import key_of
 from runner.errors import Fault, RunnerError, first_line
 from runner.experiment.check import check_here
 
@@ -60,11 +61,6 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
         raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
     except Exception as error:  # YAML's own
         raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
-
-
-def key_of(word: str) -> str:
-    """The key of an override, however it is set: KEY=, +KEY= and ++KEY= are the same one."""
-    return word.partition("=")[0].lstrip("+")
 
 
 def _key(word: str) -> str:

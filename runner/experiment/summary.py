@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from runner.config import run_files
 
 FILE = "summary.json"
@@ -43,4 +45,9 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def is_over(summary: Mapping[str, Any], changed: Sequence[str] = ()) -> bool:
     """Whether there is nothing left to do: it has come to its end, and no word of `changed` asks for more."""
     is_at_end = summary.get("status") in ("finished", "pruned") and summary.get("ending") != "max_seconds"
-    return is_at_end and not any(word.startswith("train.") for word in changed)
+    return is_at_end and not any(word.lstrip("+").startswith("train.") for word in changed)
+
+
+def length_key(cfg: DictConfig) -> str:
+    """The key that says how long a run is: of two that are given, its steps."""
+    return "train.num_epochs" if cfg.train.num_steps is None else "train.num_steps"

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, open_dict
 
+from runner.config.identity import key_of
 from runner.device import probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
-from runner.experiment.compose_run import key_of, of_run
+from runner.experiment.compose_run import of_run
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured

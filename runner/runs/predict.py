@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from runner.config import validate
+from runner.config.identity import key_of
 from runner.device import backends
 from runner.device.placement import map_tensors, move
 from runner.errors import Fault, RunnerError
-from runner.experiment.compose_run import key_of, last_value, of_run
+from runner.experiment.compose_run import last_value, of_run
 from runner.experiment.terminal import say, short
 from runner.runs import input_tables
 from runner.runs.answers import Columns, answer, columns

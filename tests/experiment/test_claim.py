@@ -68,7 +68,7 @@ def test_a_folder_with_another_experiment_is_refused_and_stays_as_it_was(word, u
 def test_the_same_words_again_say_that_it_has_finished(used, capsys):
     before = content()
     assert cli.main(SHORT) == 0
-    assert "it has finished; python -m runner resume run train.num_epochs=" in capsys.readouterr().out
+    assert "it has finished; python -m runner resume run train.num_steps=" in capsys.readouterr().out
     assert content() == before
 
 

@@ -142,6 +142,22 @@ def test_what_would_be_another_experiment_is_refused(own_folder, capfd):
     )
 
 
+def test_a_run_of_so_many_steps_is_made_longer_by_its_steps(own_folder, capfd):
+    """A number of epochs would be accepted and have no part in it."""
+    words = [*WORDS, QUIET, "data.limit=600", "train.num_steps=2", "hydra.run.dir=outputs/a/run"]
+    assert cli.main(words) == 0
+    assert cli.main(["resume", "outputs/a/run"]) == 0
+    assert "for more of it: resume outputs/a/run train.num_steps=..." in capfd.readouterr().out
+    assert cli.main(words) == 0
+    assert "resume outputs/a/run train.num_steps=... for more of it" in capfd.readouterr().out
+    for word in ("train.num_epochs=3", "++train.num_epochs=3"):
+        assert cli.main(["resume", "outputs/a/run", word]) == 2
+        assert f"or resume outputs/a/run {word} train.num_steps=null" in capfd.readouterr().err
+    for word, steps in {"++train.num_steps=3": 3, "train.num_epochs=2 train.num_steps=null": 8}.items():
+        assert cli.main(["resume", "outputs/a/run", *word.split()]) == 0
+        assert json.loads(Path("outputs/a/run/summary.json").read_text())["num_steps"] == steps, word
+
+
 def test_what_is_no_run_is_refused(own_folder, capfd):
     assert cli.main(["resume", "last"]) == 2
     assert "no run lies below outputs or multirun" in capfd.readouterr().err
