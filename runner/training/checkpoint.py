@@ -288,6 +288,8 @@ class CheckpointWriter:
                 continue
             if torn:
                 self.notes.append(f"{path.name} is torn; the one before it is taken, of step {state.get('step')}")
+            elif file != path:
+                self.notes.append(f"{path.name} is missing; the one before it is taken, of step {state.get('step')}")
             return state
         if torn:
             raise torn[0]

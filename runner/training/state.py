@@ -223,7 +223,11 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: C
     progress.num_together = int(state.get("num_together", 0))  # unknown to checkpoints from before
     progress.rate, progress.seconds = state["rate"], state["seconds"]
     best = keeper.newest("best")
-    if best is not None and state["best"]["value"] is not None:  # of a torn file the one before it, which is less good
+    if best is None and state["best"]["value"] is not None:
+        keeper.notes.append(f"best.pt of step {state['best']['step']} is missing: the best is looked for anew")
+    elif (
+        best is not None and state["best"]["value"] is not None
+    ):  # of a torn file the one before it, which is less good
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
 

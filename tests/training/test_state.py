@@ -1,5 +1,6 @@
 """What a checkpoint holds of where a training stands comes back, every number of it."""
 
+import shutil
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -73,6 +74,26 @@ def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, v
     """An older best.pt is all that a torn one left; a newer one holds what is going to be measured again."""
     best = taken_up(tmp_path, parts, background, best=replace(BEST, step=step, value=value)).best
     assert (best.step, best.value) == taken
+
+
+@pytest.mark.parametrize(
+    ("left", "taken", "said"),
+    [
+        ((), (None, 0), "best.pt of step 10 is missing: the best is looked for anew"),
+        (("best-before.pt",), (0.6, 8), "best.pt is missing; the one before it is taken, of step 8"),
+        (("best.pt",), (0.6, 8), None),
+    ],
+)
+def test_a_best_that_is_gone_is_told(tmp_path, parts, background, left, taken, said):
+    taken_up(tmp_path, parts, background, best=replace(BEST, step=8, value=0.6))
+    (tmp_path / "checkpoints/best.pt").rename(tmp_path / "best.pt")
+    for name in left:
+        shutil.copyfile(tmp_path / "best.pt", tmp_path / "checkpoints" / name)
+    parts.best = Best("val/loss", "min")
+    checkpoints = Checkpoints(parts, tmp_path, background, ranks=Alone(), experiment={})
+    best = checkpoints.restore(MetricBuffer(CPU, lambda window: None, background=background, pull_every=10)).best
+    assert (best.value, best.step) == taken
+    assert checkpoints.notes == ([said] if said else [])
 
 
 def test_a_process_that_was_not_there_before_draws_numbers_of_its_own(tmp_path, parts, background):
