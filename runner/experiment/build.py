@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,11 +32,12 @@ from runner.data.split import Splits, split
 from runner.device import backends
 from runner.device.host_memory import keep_what_is_freed, size_in_words
 from runner.device.module_map import spread
-from runner.device.placement import in_batches, place
+from runner.device.placement import place
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of
 from runner.experiment.build_hooks import hooks_of
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
+from runner.experiment.last_batch import check_last_batch
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
@@ -53,9 +53,7 @@ from runner.training.stopping import Limits
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
-    from runner.tasks.task import Task
 
-BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 #: facts that most data has no word of
 OPTIONAL_FACTS = {
     "vocab_size": None,
@@ -84,16 +82,17 @@ def prepare(
     num_processes: int = 1,
     divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
     read: Data | None = None,
+    num_ranks: int = 1,
 ) -> Parts:
     """Builds and places everything, in the order of a batch's way; fills `cfg.facts` on it.
 
     goes_on: from a checkpoint, so that a file of weights to start from need not be there any more.
     num_processes: that train on this machine, and share its cores. divide: places models in parts (None: whole).
-    read: of a run with the same rows, which are not read again.
+    read: of a run with the same rows, which are not read again. num_ranks: that train, on all machines, and share each batch.
     Raises: RunnerError for data or a model that can't be had as the configuration says.
     """
     data = prepare_data(cfg, device, num_processes, read=read)
-    parts = prepare_training(cfg, device, data, goes_on=goes_on, divide=divide)
+    parts = prepare_training(cfg, device, data, goes_on=goes_on, divide=divide, num_ranks=num_ranks)
     return replace(parts, threads=_choose_threads(cfg, parts) if num_processes == 1 else "")
 
 
@@ -117,6 +116,7 @@ def prepare_training(
     *,
     goes_on: bool = False,
     divide: Callable[[Sequence[nn.Module]], Shards] | None = None,
+    num_ranks: int = 1,
 ) -> Parts:
     """The other half: model, task, optimizer and what they need."""
     keep_what_is_freed()
@@ -145,6 +145,7 @@ def prepare_training(
     decay, mean, shards, layout = cfg.train.ema_decay, None, None, ""
     lies: dict[torch.device, int] = {}  # where, and how many bytes, if on several devices
     if divide is not None:
+        check_last_batch(model, task, loaders["train"], device, num_ranks)
         mean = copy.deepcopy(model) if decay else None
         shards = divide([each for each in (model, mean) if each is not None])
         layout = shards.words
@@ -156,7 +157,7 @@ def prepare_training(
         layout = _lay_out(cfg, model, device)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
-        _check_last_batch(model, task, loaders["train"], device)
+        check_last_batch(model, task, loaders["train"], device, num_ranks)
     optimizer = optimizer_of(cfg, model, device=device, prefix=prefix)
     trains_nothing(task)
     check_turns(task, [*optimizer.each] if isinstance(optimizer, Turns) else [])
@@ -203,30 +204,6 @@ def prepare_training(
         hooks=hooks_of(cfg),
         shards=shards,
     )
-
-
-def _check_last_batch(model: nn.Module, task: Task, batches: Batches, device: torch.device) -> None:
-    """Raises: RunnerError where an epoch ends with a batch of one row, and a layer takes a mean over the batch alone."""
-    rows, size = batches.num_rows, batches.batch_size
-    if rows % size != 1 or size == 1 or not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
-        return
-    one = next(in_batches(next(iter(batches.epoch(0))), 1))
-    probe_model, probe_task = copy.deepcopy((model, task))
-    if isinstance(probe_task, nn.Module):
-        probe_task = place(probe_task, device)
-    states = backends.generator_states(device)
-    probe_model.train()
-    try:
-        with torch.no_grad():
-            probe_task(probe_model, one)
-    except Exception as error:  # all else comes up in the run, too
-        if "more than 1 value per channel" in str(error):
-            others = itertools.chain(range(size - 1, 1, -1), itertools.count(size + 1))
-            fits = next(other for other in others if rows % other != 1)
-            problem = f"of {rows:,} rows the last batch of an epoch has one, and batch normalisation needs two"
-            raise RunnerError(Fault(f"train.batch_size={size}", problem, f"train.batch_size={fits}")) from None
-    finally:
-        backends.set_generator_states(states, device)
 
 
 def _by_device(lies: Mapping[torch.device, int]) -> str:

@@ -96,7 +96,8 @@ def prepare_in_turn(
     if not ranks.is_first:
         ranks.broadcast_object(None)
     goes_on = any((folder / "checkpoints").glob("last*.pt"))
-    parts = prepare(cfg, device, goes_on=goes_on, num_processes=place.local_num if place else 1, divide=divide)
+    num_here = place.local_num if place else 1
+    parts = prepare(cfg, device, goes_on=goes_on, num_processes=num_here, divide=divide, num_ranks=ranks.num)
     if ranks.is_first:
         ranks.broadcast_object(None)
     else:
