@@ -14,6 +14,7 @@ import torch
 from runner import cli
 from runner.runs import find
 from runner.tracking.journal import read_points
+from runner.tracking.journal_records import FILE as JOURNAL
 
 WORDS = [
     "model=mlp",
@@ -85,7 +86,8 @@ def test_last_is_a_run_at_any_depth(own_folder, name):
         Path(place, "rerun.yaml").write_text("seed: 0\n")
         os.utime(Path(place, "rerun.yaml"), (number, number))
         if "ranks" not in place:
-            Path(place, "journal.bin").touch()
+            Path(place, JOURNAL).parent.mkdir(exist_ok=True)
+            Path(place, JOURNAL).touch()
     assert find.newest_first() == [Path(name), Path("outputs/old/run")]
 
 
