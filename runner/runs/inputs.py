@@ -102,12 +102,13 @@ def _read(trained: Trained, file: Path) -> Any:
         reader = reader_of(trained)
         assert reader is not None
         try:
-            return reader(str(file))
+            rows = reader(str(file))
         except RunnerError:
             raise
         except Exception as error:
             problem = f"the run's reader failed with {type(error).__name__}: {error}"
             raise RunnerError(Fault(asked, problem, "a file as the run's own data")) from error
+        return (_fitting(tensor, trained, file) for tensor in rows) if is_plain else rows
     shape = trained.card.facts.get("input_shape")
     if input_tables.is_table(file):
         width = math.prod(shape) if isinstance(shape, list) else None
@@ -119,18 +120,26 @@ def _read(trained: Trained, file: Path) -> Any:
             Fault(asked, problem, f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}")
         )
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
-    return (_fitting(tensor, shape, asked) for tensor in read)
+    return (_fitting(tensor, trained, file) for tensor in read)
 
 
 def _shaped(rows: Tensor, shape: Any) -> Tensor:
     return rows.reshape(len(rows), *shape) if isinstance(shape, list) else rows
 
 
-def _fitting(rows: Tensor, shape: Any, asked: str) -> Tensor:
-    """Rows of the model's shape; flat ones get it. Raises: RunnerError."""
+def _fitting(rows: Tensor, trained: Trained, file: Path) -> Tensor:
+    """Rows of the model's shape; flat ones get it, and texts may have fewer tokens. Raises: RunnerError."""
+    shape = trained.card.facts.get("input_shape")
     if not isinstance(shape, list) or list(rows.shape[1:]) == shape:
         return rows
-    if rows.dim() == 2 and rows.shape[1] == math.prod(shape):
+    if not rows.is_floating_point() and rows.dim() == 2 and len(shape) == 1 and rows.shape[1] < shape[0]:
+        return rows
+    flat = math.prod(shape)
+    if rows.dim() == 2 and rows.shape[1] == flat:
         return _shaped(rows, shape)
     problem = f"its rows have the shape {tuple(rows.shape[1:])}, and the run's model takes {tuple(shape)}"
-    raise RunnerError(Fault(asked, problem, "rows as the run's own data has them, without their targets"))
+    fix = "rows as the run's own data has them, without their targets"
+    if file.suffix == ".npy" and rows.dim() == 2 and rows.shape[1] == flat + 1:
+        problem += "; the last column is the target, where it has one"
+        fix = f"np.save('inputs.npy', np.load({file.name!r})[:, :-1]), then --input inputs.npy"
+    raise RunnerError(Fault(f"--input {file}", problem, fix))

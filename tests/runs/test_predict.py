@@ -181,6 +181,49 @@ def test_what_can_not_be_read_leaves_an_older_output_as_it_was(kind, rows, said,
     assert Path("out.csv").read_text() == "older" and not list(Path().glob(".out*"))
 
 
+@pytest.fixture
+def arrays_run(run, tmp_path):
+    """A run on arrays of four columns, by their reader."""
+    rows = np.random.default_rng(0).random((60, 4), np.float32)
+    np.savez(tmp_path / "train.npz", x=rows, y=rows[:, 0] > 0.5)
+    words = ["data=arrays", f"data.path={tmp_path}/train.npz", "model=linear", "device=cpu", "train.num_epochs=1"]
+    assert run(*words, "tracking.enabled=false", "task.plots=false", f"hydra.run.dir={tmp_path}/run")[0] == 0
+    return f"{tmp_path}/run"
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "said"),
+    [
+        ("rows.npz", 5, ["its rows have the shape (5,), and the run's model takes (4,)", "without their targets"]),
+        ("rows.npz", 3, ["(3,)", "takes (4,)"]),
+        ("rows.npy", 3, ["(3,)", "without their targets"]),
+        ("rows.npy", 5, ["the last column is the target", "np.load('rows.npy')[:, :-1]"]),
+    ],
+)
+def test_arrays_of_another_width_are_refused(name, width, said, run, arrays_run, tmp_path):
+    rows = np.zeros((3, width), np.float32)
+    (np.save if name.endswith("npy") else np.savez)(tmp_path / name, rows)
+    code, _, err = run("predict", arrays_run, "--input", f"{tmp_path}/{name}", "--output", f"{tmp_path}/never.csv")
+    assert code == 2, err
+    for text in said:
+        assert text in err
+    np.save(tmp_path / "rows.npy", rows[:, :1].repeat(4, 1))
+    given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+    assert run("predict", arrays_run, *given)[0] == 0
+
+
+def test_texts_may_have_fewer_tokens_than_those_that_were_trained_on(run, tmp_path):
+    tokens = np.random.default_rng(0).integers(9, size=(60, 6))
+    np.savez(tmp_path / "train.npz", x=tokens, y=tokens[:, 0] > 4)
+    words = ["data=arrays", f"data.path={tmp_path}/train.npz", "data.float_inputs=false", "model=gru"]
+    words += ["model.vocab_size=9", "device=cpu", "train.num_epochs=1", "tracking.enabled=false", "task.plots=false"]
+    assert run(*words, f"hydra.run.dir={tmp_path}/run")[0] == 0
+    for width, code in ((4, 0), (6, 0), (8, 2)):
+        np.save(tmp_path / "rows.npy", tokens[:3, :1].repeat(width, 1))
+        given = ["--input", f"{tmp_path}/rows.npy", "--output", f"{tmp_path}/out.csv"]
+        assert run("predict", f"{tmp_path}/run", *given)[0] == code
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
