@@ -1,4 +1,7 @@
-"""Writes columns, a chunk at a time, as a file in the form of its ending, whole or not at all. For `predict` and `history`."""
+"""Writes columns, a chunk at a time, as a file in the form of its ending, whole or not at all. For `predict` and `history`.
+
+A column is a NumPy array, or an Arrow ChunkedArray, whose type and gaps stay where the file has such.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import Fault, RunnerError, nearest
+from runner.runs.cells import joined, plain, texts
 
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -61,7 +65,7 @@ def _separated(file: Path, target: Path) -> Iterator[Write]:
             if is_first:
                 rows.writerow(columns)
                 is_first = False
-            rows.writerows(zip(*map(_cells, columns.values()), strict=True))
+            rows.writerows(zip(*map(texts, columns.values()), strict=True))
 
         yield write
 
@@ -72,8 +76,9 @@ def _json_lines(file: Path, target: Path) -> Iterator[Write]:
 
         def write(columns: Mapping[str, Any]) -> None:
             names = list(columns)
-            for row in zip(*(values.tolist() for values in columns.values()), strict=True):
-                stream.write(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n")
+            for row in zip(*map(plain, columns.values()), strict=True):
+                line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str)
+                stream.write(line + "\n")
 
         yield write
 
@@ -90,7 +95,7 @@ def _arrow(
     def write(columns: Mapping[str, Any]) -> None:
         nonlocal writer, opened
         _check_flat(columns, target)
-        table = pyarrow.table({name: pyarrow.array(values) for name, values in columns.items()})
+        table = pyarrow.table({name: _in_arrow(values, target) for name, values in columns.items()})
         if writer is None:
             opened = open_writer(file, table.schema)
             writer = opened.__enter__()
@@ -129,21 +134,26 @@ def _npz(file: Path, target: Path) -> Iterator[Write]:
 
     def write(columns: Mapping[str, Any]) -> None:
         for name, values in columns.items():
-            kept.setdefault(name, []).append(values.astype(str) if values.dtype == object else values)
+            kept.setdefault(name, []).append(values)
 
     yield write
     with file.open("wb") as stream:
-        whole: dict[str, Any] = {name: np.concatenate(parts) for name, parts in kept.items()}
+        whole: dict[str, Any] = {name: joined(parts) for name, parts in kept.items()}
         np.savez(stream, **whole)
 
 
-def _cells(values: Any) -> list[Any]:
-    """float32 in as few digits as tell it from its neighbours, not in those of a double."""
-    return [str(value) for value in values] if values.dtype == np.float32 else values.tolist()
+def _in_arrow(values: Any, file: Path) -> Any:
+    """With the type that it has. A Feather file takes one dictionary a column, and batches may have others: texts there."""
+    import pyarrow
+
+    if isinstance(values, np.ndarray):
+        return pyarrow.array(values)
+    is_coded = file.suffix == ".feather" and pyarrow.types.is_dictionary(values.type)
+    return values.cast(values.type.value_type) if is_coded else values
 
 
 def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
-    deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if values.ndim > 1]
+    deep = [f"{name} {values.shape[1:]}" for name, values in columns.items() if getattr(values, "ndim", 1) > 1]
     if deep:
         problem = f"a row of {', '.join(deep)} does not fit into the cell of a table"
         raise RunnerError(Fault(f"--output {file}", problem, f"--output {file.with_suffix('.npz')}"))

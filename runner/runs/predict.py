@@ -106,7 +106,7 @@ class Kept:
         self._rest: Any = None
 
     def take(self, count: int, answers: Columns) -> Columns:
-        """The next rows. Raises: RunnerError when there are fewer."""
+        """The next rows, Arrow's, under names that no answer has. Raises: RunnerError when there are fewer."""
         import pyarrow as pa
 
         parts, missing = [], count
@@ -118,8 +118,7 @@ class Kept:
             missing -= len(parts[-1])
             self._rest = batch.slice(len(parts[-1])) if len(parts[-1]) < len(batch) else None
         whole = pa.Table.from_batches(parts)
-        names = [f"input_{name}" if name in answers else name for name in whole.column_names]
-        return {name: values.to_numpy() for name, values in zip(names, whole.columns, strict=True)}
+        return dict(zip(_unlike(answers, whole.column_names), whole.columns, strict=True))
 
     def finish(self, count: int) -> None:
         """Raises: RunnerError when rows are left over."""
@@ -131,6 +130,18 @@ class Kept:
             "its reader leaves rows out, or makes several of one: the columns would stand beside other rows' answers"
         )
         return RunnerError(Fault(f"--keep with {self._file}", problem, "predict without --keep"))
+
+
+def _unlike(answers: Columns, names: Sequence[str]) -> list[str]:
+    """The names, with input_ before one that an answer has; once more where that is a name, too."""
+    taken, found = {*answers, *names}, []
+    for name in names:
+        unique = name
+        while name in answers and unique in taken:
+            unique = f"input_{unique}"
+        taken.add(unique)
+        found.append(unique)
+    return found
 
 
 def _on_the_host(trained: Trained, said: Any) -> Columns:

@@ -3,12 +3,16 @@
 import csv
 import json
 import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import feather, parquet
 
 from runner.config.instantiate import build
 from runner.data.tables import csv as csv_files
@@ -124,6 +128,97 @@ def test_kept_columns_that_are_called_like_answers_are_renamed(run, table):
     assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
     found = pandas.read_csv("out.csv")
     assert list(found.columns)[3:6] == ["input_label", "size", "label"]
+
+
+def test_a_kept_columns_new_name_is_no_other_columns(run, table):
+    table(Path("new.csv"), 10)
+    text = Path("new.csv").read_text()
+    Path("new.csv").write_text(text.replace("kind,size", "p_low,input_p_low", 1))
+    assert run("predict", "outputs/table/run", "--input", "new.csv", "--output", "out.csv", "--keep")[0] == 0
+    found, given = pandas.read_csv("out.csv"), pandas.read_csv("new.csv")
+    assert list(found.columns)[3:6] == ["input_input_p_low", "input_p_low", "label"]
+    assert list(found.input_input_p_low) == list(given.p_low) and list(found.input_p_low) == list(given.input_p_low)
+
+
+#: the types and values of columns that NumPy has no kind for, at least where one is missing
+KEPT = {
+    "key": (pa.int64(), [9007199254740993, None]),
+    "at": (pa.timestamp("us", "UTC"), [datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), None]),
+    "day": (pa.date32(), [date(2026, 1, 2), None]),
+    "is_new": (pa.bool_(), [None, True]),
+    "city": (pa.dictionary(pa.int32(), pa.string()), ["Bern", None]),
+    "price": (pa.decimal128(9, 2), [Decimal("1.50"), None]),
+    "parts": (pa.list_(pa.int64()), [[1, 2], None]),
+    "small": (pa.float32(), [0.1, None]),
+}
+
+
+@pytest.fixture
+def table_run(run, tmp_path):
+    """A run of data=table on `a` alone; words may say more of the data."""
+
+    def trained(text="a,kind\n" + "1,x\n2,y\n" * 20, *words):
+        (tmp_path / "train.csv").write_text(text)
+        given = ["data=table", f"data.path={tmp_path}/train.csv", "model=linear", "device=cpu", "train.num_epochs=1"]
+        given += ["tracking.enabled=false", "task.plots=false", f"hydra.run.dir={tmp_path}/run", *words]
+        assert run(*given)[0] == 0
+        return f"{tmp_path}/run"
+
+    return trained
+
+
+@pytest.fixture
+def kept(run, table_run, tmp_path):
+    """The columns KEPT as they stand in a Parquet file, and the file that --keep writes of them, two rows at a time."""
+
+    def written(kind):
+        rows = [0, 0, 1, 0, 0, 1]
+        columns = {name: pa.array([values[row] for row in rows], type) for name, (type, values) in KEPT.items()}
+        parquet.write_table(pa.table({**columns, "a": [1.0] * 6}), tmp_path / "new.parquet", row_group_size=3)
+        given = ["--input", f"{tmp_path}/new.parquet", "--output", f"{tmp_path}/out.{kind}", "--batch-size", "2"]
+        code, _, err = run("predict", table_run(), *given, "--keep")
+        assert code == 0, err
+        return pa.table(columns), tmp_path / f"out.{kind}"
+
+    return written
+
+
+@pytest.mark.parametrize("kind", ["parquet", "feather"])
+def test_kept_columns_stay_what_they_are(kind, kept):
+    given, out = kept(kind)
+    found = parquet.read_table(out) if kind == "parquet" else feather.read_table(out)
+    assert found.column_names == [*KEPT, "a", "label", "probability", "p_x", "p_y"]
+    for name in KEPT:
+        assert found[name].to_pylist() == given[name].to_pylist()
+        assert found[name].type == given[name].type or (kind, name) == ("feather", "city")
+
+
+def test_kept_columns_are_texts_in_a_csv(kept):
+    _, out = kept("csv")
+    first, _, second, *_ = csv.DictReader(out.read_text().splitlines())
+    assert [first[name] for name in KEPT] == [
+        *["9007199254740993", "2026-01-02 03:04:05+00:00", "2026-01-02", "", "Bern", "1.50", "[1, 2]", "0.1"]
+    ]
+    assert [second[name] for name in KEPT] == ["", "", "", "True", "", "", "", ""]
+
+
+def test_kept_columns_are_null_and_texts_in_json_lines(kept):
+    _, out = kept("jsonl")
+    first, _, second, *_ = map(json.loads, out.read_text().splitlines())
+    assert [first[name] for name in KEPT][:-1] == [
+        *[9007199254740993, "2026-01-02 03:04:05+00:00", "2026-01-02", None, "Bern", "1.50", [1, 2]]
+    ]
+    assert [second[name] for name in KEPT] == [None, None, None, True, None, None, None, None]
+
+
+def test_kept_columns_in_an_npz(kept):
+    _, out = kept("npz")
+    with np.load(out) as found:
+        assert list(found["key"][:3]) == ["9007199254740993"] * 2 + [""]
+        assert list(np.isnat(found["at"])) == [False, False, True] * 2
+        assert found["at"][0] == np.datetime64("2026-01-02T03:04:05") and found["day"][0] == np.datetime64("2026-01-02")
+        assert list(found["is_new"][:3]) == ["", "", "True"] and list(found["city"][:3]) == ["Bern", "Bern", ""]
+        assert found["small"].dtype == np.float32 and list(np.isnan(found["small"])) == [False, False, True] * 2
 
 
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
