@@ -10,11 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runner.errors import Fault, RunnerError
 from runner.experiment.console import Screen
 from runner.experiment.run_record import Record
 from runner.tracking.journal import Journal, Points, UnsyncedError
-from runner.tracking.mlflow_names import valid_name
 from runner.tracking.publisher import Publisher
 from runner.training.metric_buffer import Window
 
@@ -35,13 +33,11 @@ class Reporter:
         self._sums: dict[str, float] = {}
         self._num_rows = 0
         self._lock = threading.Lock()  # of the sums: means() is asked while windows still come
-        self._known: set[tuple[str, ...]] = set()  # names that are apart
         self._waiting: list[Points] = []
         self._num_waiting = 0  # of the points that are counted
 
     def window(self, window: Window) -> None:
         """The training's rows since the last window."""
-        self._check_apart(window.names)
         new = window.steps > self._record.journaled.get(window.names[0], 0)
         blocks = []
         if new.any():
@@ -72,7 +68,6 @@ class Reporter:
 
     def values(self, values: Mapping[str, float], *, step: int, time_ms: int) -> None:
         """The values of a whole split, at `step`."""
-        self._check_apart(tuple(values))
         self._record.metrics |= values
         blocks = self._one_row(values, step, time_ms)
         self._waiting += blocks
@@ -104,18 +99,6 @@ class Reporter:
             means = {name: total / self._num_rows for name, total in self._sums.items()}
             self._sums, self._num_rows = {}, 0
         return means
-
-    def _check_apart(self, names: tuple[str, ...]) -> None:
-        """Raises: RunnerError for two names that MLflow would take for one, p>0.5 and p<0.5."""
-        if names in self._known:
-            return
-        spelled: dict[str, str] = {}
-        for name in names:
-            other = spelled.setdefault(valid_name(name), name)
-            if other != name:
-                problem = f"in MLflow, which has no such signs in names, both would be {valid_name(name)}"
-                raise RunnerError(Fault(f"the values {other} and {name}", problem, "names of letters, digits, _ and /"))
-        self._known.add(names)
 
     def _one_row(self, values: Mapping[str, float], step: int, time_ms: int) -> list[Points]:
         new = {name: value for name, value in values.items() if self._is_new(name, step)}

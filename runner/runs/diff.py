@@ -20,7 +20,7 @@ from runner.runs.reproduce.making import Difference, differing, of_run, of_value
 from runner.runs.reproduce.original import original
 from runner.runs.reproduce.recorded import Original
 from runner.tasks.metric_names import is_rising
-from runner.tracking.mlflow_names import valid_name
+from runner.tracking.mlflow_names import Names
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ def as_values(found: Diff) -> dict[str, Any]:
 
 def _spelled(original: Original, *, as_stored: bool) -> dict[str, Points]:
     """Its points; as_stored: by the names that MLflow has for them."""
+    names = Names(original.series)  # in the order of the journal
     return {
-        valid_name(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])
+        names.key(name) if as_stored else name: points for name, points in original.series.items() if len(points[0])
     }
 
 

@@ -136,7 +136,7 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     """Logs the values as eval/... of the same run in MLflow. Raises: RunnerError where it is not there."""
     from runner.runs.store import answering, store_of
     from runner.tracking import mlflow_store
-    from runner.tracking.mlflow_names import valid_name
+    from runner.tracking.mlflow_names import Names
 
     run_id = read_ack(folder).run_id
     uri = store_of(folder, overrides, asked="evaluate --track")
@@ -147,9 +147,9 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric
 
-        client, now = mlflow_store.open_store(uri), int(time.time() * 1000)
+        client, now, names = mlflow_store.open_store(uri), int(time.time() * 1000), Names()
         points = [
-            Metric(valid_name(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()
+            Metric(names.key(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()
         ]
         client.log_batch(run_id, metrics=points)
     return run_id

@@ -22,7 +22,7 @@ from runner.runs.store import answering
 from runner.tracking import mlflow_store, store_uri
 from runner.tracking.history import FILE, pieces
 from runner.tracking.journal_reader import Series, read_series
-from runner.tracking.mlflow_names import valid_name
+from runner.tracking.mlflow_names import Names
 
 if TYPE_CHECKING:
     import pandas
@@ -134,10 +134,10 @@ def _of_file(path: Path) -> dict[str, Series]:
     frame = parquet.read_table(path)
     names: NDArray[Any] = np.asarray(frame["metric"].to_numpy())
     columns = [frame[key].to_numpy() for key in ("step", "time_ms", "value")]
-    found = {}
-    for name in np.unique(names.astype(str)):
+    found, keys = {}, Names()
+    for name in dict.fromkeys(names.tolist()):  # in the order of the journal
         of_name = names == name
-        found[valid_name(name)] = tuple(column[of_name] for column in columns)
+        found[keys.key(name)] = tuple(column[of_name] for column in columns)
     return found
 
 

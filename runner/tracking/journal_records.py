@@ -85,6 +85,20 @@ def scan_events(path: Path) -> Iterator[dict[str, Any]]:
             yield {"kind": fields.pop("kind"), **fields}
 
 
+def scan_names(path: Path, end: int | None = None) -> Iterator[str]:
+    """The names of the points before `end` (None: of all), each once, in the order in which they came; no value is decoded."""
+    known: set[tuple[str, ...]] = set()
+    found: set[str] = set()
+    for frame in journal_frames.frames(path) if end != 0 else ():
+        if end is not None and frame.offset >= end:
+            return
+        if frame.kind == POINTS and (names := _names_in(frame.payload)) not in known:
+            known.add(names)
+            new = [name for name in dict.fromkeys(names) if name not in found]
+            found.update(new)
+            yield from new
+
+
 def count_points(path: Path, offset: int = 0) -> int:
     """How many points lie from `offset` on; reads all that follows it, about 1 s for 1 GB."""
     if not path.is_file() or offset > path.stat().st_size:
@@ -112,9 +126,14 @@ def _names(text: bytes) -> tuple[str, ...]:
     return tuple(json.loads(text))
 
 
+def _names_in(payload: bytes) -> tuple[str, ...]:
+    (length,) = _LENGTH.unpack_from(payload)
+    return _names(payload[_LENGTH.size : _LENGTH.size + length])
+
+
 def _decode_points(payload: bytes) -> Points:
     (length,) = _LENGTH.unpack_from(payload)
     begin = _LENGTH.size + length
-    names = _names(payload[_LENGTH.size : begin])
+    names = _names_in(payload)
     table = np.frombuffer(payload, dtype="<f8", offset=begin).reshape(-1, len(names) + 2)
     return Points(names, table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2:])

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 from runner.config import run_files
 from runner.config.importing import loading
 from runner.tracking import mlflow_store
+from runner.tracking.journal_records import FILE as JOURNAL
+from runner.tracking.journal_records import scan_names
 from runner.tracking.mlflow_events import Event, LeftOutError, own_file
-from runner.tracking.mlflow_names import MOST_NAME, cut, valid_model_name, valid_name, valid_names
+from runner.tracking.mlflow_names import MOST_NAME, Names, cut, valid_model_name, valid_names
 from runner.tracking.model_graph import as_model, forget_graph, has_graph, write_graph
 from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
@@ -67,7 +69,7 @@ def publish_model(
     """
     with tempfile.TemporaryDirectory() as place:
         try:
-            shown = _shown(event)
+            shown = _shown(folder, event)
             reader = _reader(folder, event)
             if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
                 path = _of_graph(graph, Path(place), run_id, reader)
@@ -251,13 +253,15 @@ class _Shown:
     metrics: list[dict[str, Any]]  # fields of mlflow.entities.Metric
 
 
-def _shown(event: Event) -> _Shown:
+def _shown(folder: Path, event: Event) -> _Shown:
     """Raises: whatever, for an event that no run has written.
 
     MLflow keeps a model's NaN as 0, which would be the best of all losses: what is no number is left out.
     """
+    journal = folder / JOURNAL
+    names = Names(scan_names(journal) if event.get("metrics") and journal.is_file() else ())  # as its points are called
     measured = {
-        valid_name(name): (float(point[0]), int(point[1]), int(point[2]))
+        names.key(name): (float(point[0]), int(point[1]), int(point[2]))
         for name, point in (event.get("metrics") or {}).items()
     }
     of_data = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 MOST_NAME = 250  # characters, in MLflow 3
 MOST_PARAM = 6000
@@ -28,13 +28,32 @@ def valid_name(name: str) -> str:
 
 def valid_names(values: Mapping[str, object], *, most: int) -> dict[str, str]:
     """Spells the names and cuts the values to `most` characters; two names that would fall together stay apart."""
-    spelled: dict[str, str] = {}
-    for name, value in values.items():
-        key = valid_name(name)
-        if key in spelled:
-            key = _with_digest(key, name)
-        spelled[key] = cut(str(value), most=most)
-    return spelled
+    names = Names()
+    return {names.key(name): cut(str(value), most=most) for name, value in values.items()}
+
+
+class Names:
+    """Spells names so that no two fall together: `p>0.5` becomes `p_0.5`, and `p<0.5` behind it `p_0.5_` and its digest.
+
+    names: in the order in which they have come; of a run's metrics that of its journal, so that whoever asks hears the same.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._keys: dict[str, str] = {}
+        self._taken: set[str] = set()
+        for name in names:
+            self.key(name)
+
+    def key(self, name: str) -> str:
+        """What MLflow knows it by; one that was not there yet comes behind all others."""
+        key = self._keys.get(name)
+        if key is None:
+            key = valid_name(name)
+            if key in self._taken:
+                key = _with_digest(key, name)
+            self._keys[name] = key
+            self._taken.add(key)
+        return key
 
 
 def valid_model_name(name: str) -> str:

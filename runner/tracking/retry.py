@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from runner.tracking.journal_records import Points, Record
-from runner.tracking.mlflow_names import valid_name
+from runner.tracking.mlflow_names import Names
 from runner.tracking.mlflow_store import is_refusal
 
 T = TypeVar("T")
@@ -75,22 +75,25 @@ def grouped(
         yield group
 
 
-def as_metrics(chosen: Iterable[tuple[str, int, int, float]]) -> list[Any]:
-    """Points (name, time, step, value) as MLflow's entities."""
+def as_metrics(chosen: Iterable[tuple[str, int, int, float]], names: Names) -> list[Any]:
+    """Points (name, time, step, value) as MLflow's entities. names: of the journal up to there."""
     from mlflow.entities import Metric
 
-    return [Metric(valid_name(name), value, time_ms, step) for name, time_ms, step, value in chosen]
+    return [Metric(names.key(name), value, time_ms, step) for name, time_ms, step, value in chosen]
 
 
-def to_metrics(records: Iterable[Record]) -> list[Any]:
-    """The points in `records` as MLflow's entities, each with its own time: the same records give the same bytes."""
+def to_metrics(records: Iterable[Record], names: Names) -> list[Any]:
+    """The points in `records` as MLflow's entities, each with its own time: the same records give the same bytes.
+
+    names: of the journal up to there.
+    """
     from mlflow.entities import Metric
 
     metrics = []
     for record in records:
         if isinstance(record.data, Points):
             rows = record.data
-            keys = [valid_name(name) for name in rows.names]
+            keys = [names.key(name) for name in rows.names]
             for step, time_ms, values in zip(
                 rows.steps.tolist(), rows.times_ms.tolist(), rows.values.tolist(), strict=True
             ):

@@ -16,8 +16,9 @@ from runner.tracking import history, mlflow_events, mlflow_store, thinning
 from runner.tracking.ack import Ack
 from runner.tracking.damage import describe_gap
 from runner.tracking.journal_frames import Gap
-from runner.tracking.journal_records import FILE, Record, has_records, scan
+from runner.tracking.journal_records import FILE, Points, Record, has_records, scan, scan_names
 from runner.tracking.mlflow_model import Build, publish_model
+from runner.tracking.mlflow_names import Names
 from runner.tracking.retry import Answers, as_metrics, grouped, send_in_halves, to_metrics
 from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.upload_log import Progress
@@ -59,6 +60,7 @@ class Uploader:
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
+        self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
         self._answers: dict[tuple[str, int, int], Answers] = {}  # what is known of the records that are being sent
 
     @property
@@ -179,11 +181,21 @@ class Uploader:
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
         """Those that tracking.points leaves of them."""
+        names = self._known_names()
+        for record in records:
+            if isinstance(record.data, Points):
+                for name in record.data.names:
+                    names.key(name)
         if self.ack.thinning:
             chosen, state = thinning.choose(self.ack.thinning, records)
-            self._note_points(client, as_metrics(chosen), state, offset=records[-1].end)
+            self._note_points(client, as_metrics(chosen, names), state, offset=records[-1].end)
         else:
-            self._note_points(client, to_metrics(records), {}, offset=records[-1].end)
+            self._note_points(client, to_metrics(records, names), {}, offset=records[-1].end)
+
+    def _known_names(self) -> Names:
+        if self._names is None:
+            self._names = Names(scan_names(self._journal, self.ack.offset))
+        return self._names
 
     def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
         refused = self._send_values(client, "metrics", metrics, most=MOST_POINTS)
@@ -200,7 +212,7 @@ class Uploader:
         """What waits of the chosen points, and all of them as a file, where the store got a part."""
         if self.ack.thinning:
             chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
-            self._note_points(client, as_metrics(chosen), state, offset=self.ack.offset)
+            self._note_points(client, as_metrics(chosen, self._known_names()), state, offset=self.ack.offset)
         if self.ack.points_left_out:
             history.write(self._folder)
             event = {"kind": "artifact", "path": history.FILE, "to": ""}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from runner import cli
-from runner.errors import RunnerError
 from runner.experiment.reporter import Reporter
 from runner.experiment.run_record import Record
 from runner.tracking import journal as journal_module
@@ -59,15 +58,6 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkey
     points = read_points(tmp_path)
     assert [row[0] for row in points["train/loss"]] == [1, 2]
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
-
-
-def test_two_names_that_are_one_in_mlflow_are_told(tmp_path, record):
-    with Journal(tmp_path) as journal:
-        reporter = Reporter(record, journal=journal, publisher=None, screen=Screen(), batch_rows=1)
-        reporter.values({"val/p>0.5": 1.0, "val/loss": 2.0}, step=1, time_ms=0)
-        for _ in range(2):
-            with pytest.raises(RunnerError, match="both would be val/p_0\\.5"):
-                reporter.values({"val/p>0.5": 1.0, "val/p<0.5": 2.0}, step=2, time_ms=0)
 
 
 def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, record, monkeypatch):

@@ -9,7 +9,9 @@ import pytest
 from trained_runs import NO_PICTURES, QUIET
 
 from runner import cli
+from runner.runs import diff
 from runner.runs.reproduce.compare import compare
+from runner.runs.reproduce.recorded import Original
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 
@@ -204,6 +206,10 @@ def opened(*names):
         return found
 
 
+def original(folder, series):
+    return Original("a", None, folder, None, "finished", {}, {}, None, series)
+
+
 def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
     steps, values = np.arange(1, 5), np.array([1.0, 1.0, 1.0, 1.0])
     found = compare(
@@ -211,6 +217,17 @@ def test_where_two_curves_part_to_the_bit_and_beyond_rounding():
     )
     assert (found.parted_step, found.first_step) == (2, 4)
     assert found.parted_by == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_names_that_fall_together_on_a_store_are_told_apart_in_a_folder_as_there(tmp_path):
+    one = (np.array([1]), np.array([1.0]))
+    series = {"train/p>1": one, "train/p<1": one, "train/loss": one}
+    of_folder = original(tmp_path, series)
+    assert list(diff._spelled(of_folder, as_stored=False)) == list(series)
+    stored = list(diff._spelled(of_folder, as_stored=True))
+    assert stored[::2] == ["train/p_1", "train/loss"] and stored[1].startswith("train/p_1_")
+    of_store = original(tmp_path, dict.fromkeys(sorted(stored), one))
+    assert set(diff._spelled(of_store, as_stored=True)) == set(stored)
 
 
 @pytest.mark.parametrize(

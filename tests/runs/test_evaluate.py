@@ -11,6 +11,7 @@ import torch
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate
+from runner.tracking.ack import Ack, write_ack
 from runner.training import checkpoint
 
 QUIET = ("tracking.enabled=false", "task.plots=false")
@@ -173,3 +174,19 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
         evaluate._write(tmp_path, report, weights="best")
     (fault,) = refused.value.faults
     assert fault.fix == "a copy of the folder, in a place that you may write to"
+
+
+def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatch):
+    sent = []
+
+    class Client:
+        def log_batch(self, run_id, metrics):
+            sent.extend((metric.key, metric.value) for metric in metrics)
+
+    (tmp_path / "journal").mkdir()
+    write_ack(tmp_path, Ack(run_id="r"))
+    monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
+    report = {"is_own_data": True, "step": 3, "metrics": {"val/p>1": 1.0, "val/p<1": 2.0, "val/loss": 3.0}}
+    assert evaluate._track(tmp_path, report, ["tracking.uri=sqlite:///mlflow.db"]) == "r"
+    assert [value for _, value in sent] == [1.0, 2.0, 3.0] and len(dict(sent)) == 3
+    assert sent[0][0] == "eval/val/p_1" and sent[2][0] == "eval/val/loss"

@@ -362,6 +362,15 @@ def test_it_has_its_name_its_step_its_params_and_what_it_was_measured_by(publish
     check_shown(client, ack)
 
 
+def test_what_it_was_measured_by_has_the_names_of_the_runs_points(publish, journal, client):
+    journal.event("start", uid="u", experiment="digits")
+    journal.points(("val/p>1", "val/p<1"), [2], [1_700_000_000_002], [[0.25, 0.5]])
+    measured = {"val/p<1": (0.5, 2, 1_700_000_000_002), "val/p>1": (0.25, 2, 1_700_000_000_002)}
+    ack, _ = publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN | {"metrics": measured})
+    found = {metric.key: metric.value for metric in stored(client, ack.run_id).metrics}
+    assert found == client.get_run(ack.run_id).data.metrics and found["val/p_1"] == 0.25 and len(found) == 2
+
+
 @pytest.mark.parametrize("is_taken", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("call", CALLS)
 def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once(

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from runner.tracking.mlflow_names import MOST_NAME, cut, valid_model_name, valid_name, valid_names
+from runner.tracking.mlflow_names import MOST_NAME, Names, cut, valid_model_name, valid_name, valid_names
 
 NAMES = [
     ("train/loss", "train/loss"),
@@ -61,6 +61,14 @@ def test_long_names_with_the_same_beginning_stay_apart():
 def test_names_that_fall_together_stay_apart():
     spelled = valid_names({"a@b": 1, "a#b": 2, "a_b": 3}, most=10)
     assert len(spelled) == 3 and sorted(spelled.values()) == ["1", "2", "3"] and spelled["a_b"] == "1"
+
+
+def test_the_first_of_those_that_fall_together_keeps_the_plain_name():
+    names = Names(["p>0.5", "b", "a[0]"])
+    assert [names.key(name) for name in ("b", "a[0]", "p>0.5")] == ["b", "a.0", "p_0.5"]
+    later = names.key("p<0.5")
+    assert later.startswith("p_0.5_") and names.key("p<0.5") == later and names.key("p>0.5") == "p_0.5"
+    assert Names(["p>0.5", "p<0.5", "c"]).key("p<0.5") == later != Names(["p<0.5", "p>0.5"]).key("p<0.5")
 
 
 def test_long_values_are_cut_and_say_so():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from runner.tracking.journal_records import encode_event, encode_points, scan
+from runner.tracking.mlflow_names import Names
 from runner.tracking.retry import grouped, send_in_halves, to_metrics
 
 
@@ -91,6 +92,6 @@ def test_neighbouring_points_are_grouped_and_events_stand_alone(tmp_path):
 
 def test_metrics_have_their_own_time_and_a_name_that_mlflow_takes(tmp_path):
     (record,) = records(tmp_path / "j", encode_points(("a[0]", "b"), [3], [1234], [[math.nan, math.inf]]))
-    first, second = to_metrics([record])
+    first, second = to_metrics([record], Names())
     assert (first.key, first.step, first.timestamp, math.isnan(first.value)) == ("a.0", 3, 1234, True)
     assert (second.key, second.step, second.timestamp, second.value) == ("b", 3, 1234, math.inf)

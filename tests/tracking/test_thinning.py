@@ -88,17 +88,24 @@ def test_no_number_is_both_least_and_greatest():
     assert [step for _, _, step, value in found if np.isnan(value)] == [701]
 
 
-def test_a_run_that_goes_on_has_room_again():
-    state = thinning.begin({}, {"most": 200, "expected": 1000})
-    values = np.random.default_rng(0).normal(size=2000)
-    first, second = records(values, [1000, 1000])
-    chosen, state = thinning.choose(state, [first])
-    waiting, state = thinning.close(state, is_over=True)
-    state = thinning.begin(state, {"most": 200, "expected": 2000})
-    more, state = thinning.choose(state, [second])
-    more += thinning.close(state, is_over=True)[0]
-    assert len(chosen + waiting) > 100 and len(more) > 20 and len(chosen + waiting + more) <= 200
-    assert more[-1][2] == 2000
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("name", [LOSS, VAL])
+@pytest.mark.parametrize(
+    ("most", "count", "num_parts"), [(200, 151, 2), (200, 1000, 2), (2000, 1000, 4), (2000, 5000, 4)]
+)
+def test_a_run_that_goes_on_has_room_again(most, count, num_parts, name, is_over):
+    """Of another length each time: ended, or stopped in the middle of a stretch."""
+    values = np.random.default_rng(0).normal(size=num_parts * count)
+    state, sizes, steps = {}, [], []
+    for number, record in enumerate(records(values, [count] * num_parts, name), 1):
+        state = thinning.begin(state, {"most": most, "expected": number * count})
+        for step in (thinning.choose(state, [record]), None):
+            chosen, state = step or thinning.close(state, is_over=is_over or number == num_parts)
+            steps += [step for _, _, step, _ in chosen]
+        sizes.append(len(steps) - sum(sizes))
+    assert min(sizes) > 20, sizes
+    assert steps == sorted(set(steps)) and len(steps) <= most
+    assert steps[-1] == len(values)
 
 
 @pytest.mark.parametrize("most", [100, 2000])

@@ -7,9 +7,11 @@ import time
 import numpy as np
 import pytest
 
+from runner.runs.history import of_store
 from runner.tracking import mlflow_events, mlflow_store, store_uri
 from runner.tracking.ack import Ack, read_ack, write_ack
 from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events
 from runner.tracking.sync import sync
 from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.uploader import Uploader
@@ -88,6 +90,41 @@ def test_names_are_spelled_and_values_cut(journal, write, upload, client):
     assert data.params["model.layers.0"] == "64" and data.params["odd_"] == "1" and len(data.params["text"]) == 6000
     assert len(data.tags["a_b"]) == 8000 and data.metrics == {"acc.0": 1.0, "loss_x": 2.0}
     assert ack.warnings == () and ack.points_rejected == 0
+
+
+TWO = ("train/p>0.5", "train/p<0.5")  # MLflow takes neither, and one name would do for both
+
+
+@pytest.mark.parametrize("most", [None, 100])
+def test_metrics_whose_names_fall_together_stay_apart(folder, journal, write, upload, client, uri, empty_store, most):
+    """The first one in the journal keeps the plain name, whoever sends it, and from wherever."""
+    plan = {"most": most, "expected": 300}
+    write.start(journal, points=plan)
+    write.rows(journal, 1, 100, names=("train/loss", TWO[0]))
+    upload()
+    write.rows(journal, 101, 100, names=TWO[::-1])  # with another sender, as after a kill
+    upload()
+    write.start(journal, uid=read_events(folder)[0]["uid"], points=plan)
+    write.rows(journal, 201, 100, names=TWO[::-1])
+    write.end(journal)
+    ack = upload()
+    metrics = client.get_run(ack.run_id).data.metrics
+    (other,) = metrics.keys() - {"train/loss", "train/p_0.5"}
+    assert other.startswith("train/p_0.5_") and (metrics["train/p_0.5"], metrics[other]) == (300.1, 300.0)
+    stored = {name: [point[::2] for point in write.history(client, ack.run_id, name)] for name in metrics}
+    assert [value - step for step, value in stored[other]] == [0.0] * len(stored[other])
+    assert all(step < value for step, value in stored["train/p_0.5"])
+    assert stored["train/p_0.5"][0][0] == 1 and stored[other][0][0] == 101
+    if most is None:
+        assert [step for step, _ in stored["train/p_0.5"]] == list(range(1, 301))
+    else:
+        assert ack.points_left_out
+        read = of_store(client, client.get_run(ack.run_id))  # of the file with all of them
+        assert {name: series[2][-1] for name, series in read.items()} == metrics
+    shutil.copy(empty_store, folder / "second.db")
+    again = sync(folder, f"sqlite:///{folder}/second.db")
+    found = mlflow_store.open_store(f"sqlite:///{folder}/second.db").get_run(again.run_id)
+    assert found.data.metrics == metrics
 
 
 def test_a_changed_param_is_refused_and_no_other_is_held_back(folder, journal, write, upload, client):

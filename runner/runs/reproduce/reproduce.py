@@ -72,10 +72,11 @@ def repeat(
 def _series(folder: Path, *, spelled: bool) -> dict[str, Points]:
     """What the run in `folder` measured; spelled: its metrics' names as MLflow has them."""
     from runner.tracking.journal_reader import read_series
-    from runner.tracking.mlflow_names import valid_name
+    from runner.tracking.mlflow_names import Names
 
     found = {name: (steps, values) for name, (steps, _, values) in read_series(folder).items()}
-    return {valid_name(name): points for name, points in found.items()} if spelled else found
+    names = Names()  # in the order of the journal
+    return {names.key(name): points for name, points in found.items()} if spelled else found
 
 
 def _ends_elsewhere(original: Original, cfg: DictConfig, summary: dict[str, Any], changed: list[str]) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from runner import cli
+from runner.runs.reproduce import reproduce as repeating
 from runner.tracking.journal import Journal, scan
 from runner.tracking.journal_reader import read_events
 from runner.tracking.journal_records import FILE
@@ -117,6 +118,14 @@ def test_a_metric_that_was_there_is_missed(first, capfd):
         journal.points(("train/top5",), [1, 2], [0, 0], [[0.5], [0.6]])
     code, lines, _ = reproduce(capfd, str(first), AGAIN)
     assert (code, lines[-1]) == (1, "NOT reproduced: train/top5 is missing")
+
+
+def test_names_that_fall_together_on_a_store_are_compared_each_with_its_own(tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.points(("val/p>1", "val/p<1"), [1], [0], [[1.0, 2.0]])
+    assert list(repeating._series(tmp_path, spelled=False)) == ["val/p>1", "val/p<1"]
+    (first, kept), (second, apart) = repeating._series(tmp_path, spelled=True).items()
+    assert (first, kept[1].tolist(), apart[1].tolist()) == ("val/p_1", [1.0], [2.0]) and second.startswith("val/p_1_")
 
 
 def write_data(shift):
