@@ -28,17 +28,17 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
     if not any(isinstance(module, BATCH_NORMS) for module in model.modules()):
         return
     one = next(in_batches(next(iter(batches.epoch(0))), 1))
-    probe_model, probe_task = copy.deepcopy((model, task))
-    if isinstance(probe_task, nn.Module):
-        probe_task = place(probe_task, device)
     states = backends.generator_states(device)
-    if len({weight.device for weight in model.parameters()}) == 1:  # one in parts is not there yet
-        probe_model = place(probe_model, device)
-    probe_model.train()
     try:
+        probe_model, probe_task = copy.deepcopy((model, task))
+        if isinstance(probe_task, nn.Module):
+            probe_task = place(probe_task, device)
+        if len({weight.device for weight in model.parameters()}) == 1:  # one in parts is not there yet
+            probe_model = place(probe_model, device)
+        probe_model.train()
         with torch.no_grad():
             probe_task(probe_model, one)
-    except Exception as error:  # all else comes up in the run, too
+    except Exception as error:  # all else comes up in the run, too, or is no matter: some models can't be copied
         if "more than 1 value per channel" in str(error):
             raise RunnerError(_last_batch_fault(rows, size, num_ranks)) from None
     finally:
