@@ -88,7 +88,7 @@ USUAL = "model=net data=own tracking.enabled=false task.plots=false data.test_fr
 
 
 class Planted(NamedTuple):
-    """A cause: the words that plant it, the kind of its advice, and the words that follow the advice, from what it writes."""
+    """A cause, in a training of some seconds (of less than one nothing is said): the words that plant it, the kind of its advice, and the words that follow the advice, from what it writes."""
 
     words: str
     named: str
@@ -103,18 +103,18 @@ PLANTED = {
     ),
     "tiny batch": Planted("train.batch_size=2 train.num_epochs=2 data.val_fraction=0", "tiny batch"),
     "Python in the step": Planted(
-        "model.python=20000 train.num_epochs=20 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
+        "model.python=20000 train.num_epochs=60 data.val_fraction=0", "Python in the step", lambda _: "model.python=0"
     ),
     "host read": Planted(
-        "model.reads=128 train.num_epochs=20 data.val_fraction=0", "host read", lambda _: "model.reads=0"
+        "model.reads=128 train.num_epochs=40 data.val_fraction=0", "host read", lambda _: "model.reads=0"
     ),
     "huge validation": Planted("data.val_fraction=0.9 data.num=40000 train.num_epochs=40", "validation"),
     "checkpoint each step": Planted(
-        "train.checkpoint_every_steps=1 train.num_epochs=10 data.val_fraction=0", "checkpoints"
+        "train.checkpoint_every_steps=1 train.num_epochs=40 data.val_fraction=0", "checkpoints"
     ),
-    "small kernels": Planted("model.layers=40 model.width=16 train.num_epochs=40 data.val_fraction=0", "launch-bound"),
+    "small kernels": Planted("model.layers=40 model.width=16 train.num_epochs=80 data.val_fraction=0", "launch-bound"),
     "one thread": Planted(
-        "model.width=512 train.batch_size=256 train.num_epochs=40 backends.cpu.num_threads=1 data.val_fraction=0",
+        "model.width=512 train.batch_size=256 train.num_epochs=150 backends.cpu.num_threads=1 data.val_fraction=0",
         "few threads",
     ),
 }
