@@ -17,7 +17,7 @@ POOLINGS = ("mean", "cls")
 class Transformer(nn.Module):
     """Every position looks at every other; their mean, or what a vector of its own has gathered (cls), is the answer.
 
-    input_shape: (C, L); or (T,) with vocab_size, for tokens. patch_size: of a signal, so many samples are one position;
+    input_shape: (C, L); or (T,) with vocab_size, for tokens. patch_size: of a signal, so many samples, a divisor of L, are one position;
     attention's cost grows with the square of the positions. padding_token: positions of that token are not looked at
     and not in the mean; None for texts of one length.
     """
@@ -110,6 +110,13 @@ def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, poolin
     if type(patch_size) is not int or not 1 <= patch_size <= shape[-1]:
         problem = f"a patch is 1 or more of the {shape[-1]} samples"
         faults.append(Fault(f"model.patch_size={patch_size}", problem, "model.patch_size=1"))
+    elif vocab_size is None and shape[-1] % patch_size:
+        problem = f"of {shape[-1]} samples the last {shape[-1] % patch_size} would be in no patch"
+        fits = [size for size in range(1, shape[-1] + 1) if shape[-1] % size == 0]
+        near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
+        faults.append(
+            Fault(f"model.patch_size={patch_size}", problem, " or ".join(f"model.patch_size={n}" for n in near))
+        )
     if pooling not in POOLINGS:
         fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
         faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))

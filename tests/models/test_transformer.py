@@ -14,13 +14,13 @@ def small(shape, out_features=5, **settings):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("patch_size", [1, 4])
 def test_signals(positions, pooling, patch_size):
-    model = small([3, 18], positions=positions, pooling=pooling, patch_size=patch_size)
-    signals = torch.randn(4, 3, 18)
+    model = small([3, 16], positions=positions, pooling=pooling, patch_size=patch_size)
+    signals = torch.randn(4, 3, 16)
     outputs = model(signals)
     assert outputs.shape == (4, 5)
     changed = signals.clone()
     changed[:, :, 15] += 1
-    assert ((model(changed) - outputs).abs().max(1).values > 1e-6).all(), "the last sample of a whole patch counts"
+    assert ((model(changed) - outputs).abs().max(1).values > 1e-6).all(), "the last sample counts"
     assert (model(signals.flip(2)) - outputs).abs().max() > 1e-6, "so does the order"
     model.train()(signals).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
@@ -74,6 +74,13 @@ def test_texts_are_classified():
         ((3, 8, 8), {}, "model=transformer on inputs of shape (3, 8, 8)", "signals", "model=cnn"),
         ((3, 8), {"vocab_size": 5}, "model=transformer on inputs of shape (3, 8)", "(T,)", "model.vocab_size=null"),
         ((3, 8), {"patch_size": 9}, "model.patch_size=9", "of the 8 samples", "model.patch_size=1"),
+        (
+            (3, 8),
+            {"patch_size": 3},
+            "model.patch_size=3",
+            "of 8 samples the last 2",
+            "model.patch_size=2 or model.patch_size=4",
+        ),
         ((3, 8), {"pooling": "max"}, "model.pooling=max", "mean or cls", "model.pooling=mean"),
         ((3, 8), {"num_heads": 5}, "model.num_heads=5", "width of 16", "model.num_heads=4"),
     ],
