@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,21 @@ class Pretence:
 
     device: torch.device = CPU
     current_index: int = 0  # what "cuda" means without a number
-    running_backward: int = 0
     num_transforms: int = 0  # of torch.func that are under way, one inside another
     has_numbers: bool = True
     big_is_shapes: bool = False
     #: told of a rule that is broken instead of an exception; the operation then goes on as if it were not
     forgives: Callable[[Exception, Any, Sequence[Tensor]], None] | None = None
+    _of_thread: threading.local = field(default_factory=threading.local)
+
+    @property
+    def running_backward(self) -> int:
+        """Of this thread: another one may read rows meanwhile."""
+        return getattr(self._of_thread, "running_backward", 0)
+
+    @running_backward.setter
+    def running_backward(self, number: int) -> None:
+        self._of_thread.running_backward = number
 
 
 pretence = Pretence()

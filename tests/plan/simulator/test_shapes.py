@@ -1,9 +1,12 @@
 """Shapes that were told once are told again: the same results, in memory of their own."""
 
+import threading
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runner.plan.simulator import shapes
+from runner.plan.simulator.tensor import Pretence
 
 aten = torch.ops.aten
 
@@ -68,3 +71,19 @@ def test_a_number_of_the_host_is_always_asked():
     """torch takes a Python number that became a tensor for less than a tensor: float64 of one leaves float32."""
     for _ in range(2):
         assert called(aten.mul.Tensor, on_meta(3), torch.tensor(2.0, dtype=torch.float64))[1]
+
+
+def test_a_backward_pass_is_of_its_thread():
+    """One that reads rows meanwhile calls torch's functions, within which no backward pass runs."""
+    pretence = Pretence()
+    pretence.running_backward = 1
+    seen = []
+
+    def read():
+        seen.append(pretence.running_backward)
+        pretence.running_backward = 0
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join()
+    assert seen == [0] and pretence.running_backward == 1
