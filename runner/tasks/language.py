@@ -72,7 +72,7 @@ class Language:
             accuracy = ((outputs.argmax(-1) == targets) & counts).sum() / num_counted
         return {"loss": losses / num_counted, "accuracy": accuracy}
 
-    def weight(self, batch: tuple[Any, Tensor], /) -> Tensor:
+    def num_counted(self, batch: tuple[Any, Tensor], /) -> Tensor:
         """() int64: the targets that count; a split's values are means over these, however it is cut into batches."""
         return (batch[1] != self.ignore_index).sum()
 

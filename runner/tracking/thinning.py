@@ -104,9 +104,8 @@ def _expecting(name: str, series: Mapping[str, Any], state: Mapping[str, Any]) -
     share = max(0, int(SPENT * (state["most"] - series["sent"])))
     changes = {"limit": series["sent"] + share, "base": series["seen"], "scale": 0, "stretch": 1}
     if series["num"] and state["most"] - series["sent"] >= 2 * OF_A_STRETCH:
-        changes["width"] = min(
-            series["width"], series["num"] + 1
-        )  # what waits was to be as long as the plan before had it
+        # what waits was to be as long as the plan before had it
+        changes["width"] = min(series["width"], series["num"] + 1)
     if name.startswith(EVERY_STEP) and state["expected"] is not None:
         to_come = state["expected"] - series["seen"]
         if to_come > share:

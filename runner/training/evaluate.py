@@ -63,7 +63,8 @@ def evaluate(
 ) -> dict[str, float]:
     """The task's values over a whole split, each row counting the same, its metrics, and what is derived from them.
 
-    A task that has weight(batch) says itself what a batch counts: a language's tokens, of which rows have more or fewer.
+    A task that has num_counted(batch) says itself how much a batch counts: a language's tokens, of which rows have more or
+    fewer.
     eval_step: what make_eval_step() made, with a guard on it. labels: of classes or targets, for metrics with a value for each.
     total: the sum over all processes, where the batches are Shares; each gets the values of the whole split.
     Waits for the device once, at the end; a metric that sorts (auroc) waits some times more there.
@@ -71,7 +72,7 @@ def evaluate(
     """
     eval_step = eval_step or make_eval_step(task, precision=precision)
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
-    weigh: Callable[[Any], Tensor] | None = getattr(task, "weight", None)
+    num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
     modules = [part for part in (model, task) if isinstance(part, nn.Module)]
     was_training = [module.training for module in modules]
     names: tuple[str, ...] = ()
@@ -84,19 +85,18 @@ def evaluate(
         for item in batches:
             batch, rows, of = _counted(item)
             values = eval_step(model, batch)
-            if names and tuple(values) != names:
-                values = in_order(values, names, of="a batch")
+            values = in_order(values, names or tuple(values), of="a batch")
             part = torch.stack([value.float() for value in values.values()])  # (k,)
-            if weigh is None:
+            if num_counted is None:
                 part = part * rows
             else:
-                weight = weigh(batch).float() * bool(rows)  # of a row that is somebody else's none
-                part = torch.cat([part * weight, weight.reshape(1)])
+                counted = num_counted(batch).float() * bool(rows)  # of a row that is somebody else's none
+                part = torch.cat([part * counted, counted.reshape(1)])
             sums = sums + part if names else part
             names = tuple(values)
             count += of
         sums = sums if total is None else total(sums)
-        means = sums / count if weigh is None else sums[:-1] / sums[-1].clamp(min=1)
+        means = sums / count if num_counted is None else sums[:-1] / sums[-1].clamp(min=1)
         gathered = _computed(metrics, labels)
     finally:
         for module, before in zip(modules, was_training, strict=True):

@@ -107,8 +107,7 @@ class MetricBuffer:
         """
         if not self._rows:
             self._allocate(values)
-        if tuple(values) != self._keys:
-            values = in_order(values, self._keys, of=f"step {self.step + 1}")
+        values = in_order(values, self._keys, of="a step")
         torch.stack(tuple(values.values()), out=self._rows[self._filled % len(self._rows)])
         self.wrote(1)
 
@@ -263,6 +262,8 @@ class MetricBuffer:
 
 def in_order(values: Mapping[str, Tensor], names: Sequence[str], *, of: str) -> Mapping[str, Tensor]:
     """The values in the order of the first ones. Raises: RunnerError for other names: nobody could tell whose a number is."""
+    if tuple(values) == tuple(names):
+        return values
     if values.keys() != set(names):
         problem = f"those of {of} are {', '.join(values) or 'none'}, and those before it were {', '.join(names)}"
         fix = "the same names each time, with torch.tensor(float('nan')) where there is no value"

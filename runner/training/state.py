@@ -225,9 +225,8 @@ def _put_back(state: dict[str, Any], parts: Parts, progress: Progress, keeper: C
     best = keeper.newest("best")
     if best is None and state["best"]["value"] is not None:
         keeper.notes.append(f"best.pt of step {state['best']['step']} is missing: the best is looked for anew")
-    elif (
-        best is not None and state["best"]["value"] is not None
-    ):  # of a torn file the one before it, which is less good
+    elif best is not None and state["best"]["value"] is not None:
+        # of a torn file the one before it, which is less good
         best = best if best["step"] < state["best"]["step"] else state["best"]
         progress.best.value, progress.best.step = best["value"], best["step"]
 
@@ -259,9 +258,8 @@ def catch_up(schedule: LRScheduler, num_steps: int) -> None:
     and its state holds the old length (T_max, total_steps). Some 5 us a step.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Detected call of `lr_scheduler.step", UserWarning
-        )  # the optimizer's were before
+        # the optimizer has taken its steps before
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(num_steps):
             schedule.step()
 

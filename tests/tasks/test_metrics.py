@@ -113,6 +113,20 @@ def test_values_that_come_and_go_are_told(second):
         measured(task, torch.ones(4, 1), torch.ones(4), size=2)
 
 
+def test_a_task_may_be_a_loss_of_torchs_with_weights_of_its_own():
+    """nn.CrossEntropyLoss has an attribute `weight`, which is no count of rows."""
+
+    class Own(nn.CrossEntropyLoss):
+        def forward(self, model, batch):
+            return {"loss": super().forward(model(batch[0]), batch[1])}
+
+    logits, targets = classes(4)
+    task = Own(weight=torch.ones(4))
+    assert measured(task, logits, targets)["loss"] == pytest.approx(
+        sk.log_loss(targets, logits.double().softmax(1)), abs=1e-6
+    )
+
+
 def test_values_in_another_order_are_put_right():
     each = iter([{"loss": 1.0, "a": 10.0}, {"a": 20.0, "loss": 3.0}])
 

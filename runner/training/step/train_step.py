@@ -177,9 +177,7 @@ def _mean_over(
     means: dict[str, Tensor] = {}
     for batch, share in parts:
         found = forward_backward(batch, share)
-        if means and found.keys() != means.keys():
-            found = in_order(found, list(means), of="a batch of a step")
-        for name, value in found.items():
+        for name, value in in_order(found, tuple(means or found), of="a batch of a step").items():
             part = value.detach() * share
             means[name] = means[name] + part if name in means else part
     return means
