@@ -24,9 +24,12 @@ from runner.errors import Fault, RunnerError
 FIX = "the same file with those rows mended or left out"
 
 
-def columns(file: Path) -> Iterator[Any]:
-    """Arrow batches of all columns; of a CSV, the texts that stand there. Raises: RunnerError for a file that can't be read."""
-    table = _table(file)
+def columns(file: Path, *, form: Form | None = None) -> Iterator[Any]:
+    """Arrow batches of all columns; of a CSV, the texts that stand there. form: how it is written; None to guess its header.
+
+    Raises: RunnerError for a file that can't be read.
+    """
+    table = TableFile(file, f"--input {file}", form) if form is not None else _table(file)
     yield from table.batches(table.names())
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from runner.config import validate
 from runner.config.identity import key_of
+from runner.data.tables.node import form_in
 from runner.device import backends
 from runner.device.placement import map_tensors, move
 from runner.errors import Fault, RunnerError
@@ -56,7 +57,7 @@ def predict(
         say(f"note    {note}")
     began, count = time.perf_counter(), 0
     with writing(target) as write:
-        kept, files = Kept(file) if keep else None, files_of(trained, file)
+        kept, files = Kept(file, trained) if keep else None, files_of(trained, file)
         for found in told(trained, chunks(trained, file), batch_size):
             num_rows = len(next(iter(found.values())))
             beside = kept.take(num_rows, found) if kept else {}
@@ -99,10 +100,10 @@ def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Co
 
 
 class Kept:
-    """The columns of a table, as they are, in as many rows at a time as the answers come in."""
+    """The columns of a table, as they are, in as many rows at a time as the answers come in; its header as the run reads it."""
 
-    def __init__(self, file: Path) -> None:
-        self._file, self._batches = file, input_tables.columns(file)
+    def __init__(self, file: Path, trained: Trained) -> None:
+        self._file, self._batches = file, input_tables.columns(file, form=form_in(trained.card.reader))
         self._rest: Any = None
 
     def take(self, count: int, answers: Columns) -> Columns:

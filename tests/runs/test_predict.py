@@ -221,6 +221,23 @@ def test_kept_columns_in_an_npz(kept):
         assert found["small"].dtype == np.float32 and list(np.isnan(found["small"])) == [False, False, True] * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "new", "names"),
+    [
+        ("1,x\n2,y\n" * 20, ["data.header=false"], "3,x\n4,y\n5,x\n", ["c0", "c1"]),
+        ("2023,2024\n" + "1,x\n2,y\n" * 20, [], "2023,2024\n3,5\n4,5\n5,5\n", ["2023", "2024"]),
+    ],
+)
+def test_columns_are_kept_by_the_header_of_the_runs_reader(text, words, new, names, run, table_run, tmp_path):
+    """The first line of texts is a row, and one of numbers has the names: what it holds tells nothing."""
+    (tmp_path / "new.csv").write_text(new)
+    given = ["--input", f"{tmp_path}/new.csv", "--output", f"{tmp_path}/out.csv", "--keep"]
+    code, _, err = run("predict", table_run(text, *words), *given)
+    assert code == 0, err
+    found = pandas.read_csv(tmp_path / "out.csv")
+    assert list(found.columns)[:2] == names and list(found[names[0]]) == [3, 4, 5]
+
+
 def test_one_row_and_more_rows_than_a_chunk(run, monkeypatch):
     monkeypatch.setattr(csv_files, "LEAST_BLOCK", 2**14)
     monkeypatch.setattr(csv_files, "COLUMN_BYTES", 1)

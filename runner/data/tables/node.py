@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.data.tables.encoder import Columns, columns_of
-from runner.data.tables.forms import Form
+from runner.data.tables.forms import Form, form_of
 from runner.data.tables.target import Target
 
 TARGET = "runner.data.TableReader"
@@ -34,6 +34,13 @@ def columns_in(node: Mapping[str, Any] | None) -> Columns | None:
     if node is None or node.get("_target_") != TARGET:
         return None
     return columns_of([visible(item) for item in node["columns"]], refuses_missing=node["refuses_missing"])
+
+
+def form_in(node: Mapping[str, Any] | None) -> Form | None:
+    """How files of a reader_node()'s kind are written; None for the reader of anything else. Imports no torch."""
+    if node is None or node.get("_target_") != TARGET:
+        return None
+    return form_of(**visible(node.get("form") or {}))
 
 
 def visible(value: Any) -> Any:
