@@ -104,7 +104,10 @@ def as_booleans(values: Any) -> Any:
             row = int(wrong.argmax())
             raise BadValue(row, values[row].as_py())
         return codes.cast(pa.float64()).to_numpy(zero_copy_only=False) % 2
-    return as_numbers(values)
+    found = as_numbers(values)
+    if (wrong := ~(np.isnan(found) | np.isin(found, (0, 1)))).any():
+        raise BadValue(row := int(wrong.argmax()), values[row].as_py())
+    return found
 
 
 def as_timestamps(values: Any) -> Any:

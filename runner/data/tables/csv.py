@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -51,16 +52,17 @@ def batches(file: Path, wanted: Sequence[str], *, named: bool = True, asked: str
     numbered = [f"{index}" for index in range(len(names))]  # two columns may have an empty name
     block = min(max(LEAST_BLOCK, len(names) * COLUMN_BYTES), MOST_BLOCK)
     chosen = [numbered[names.index(name)] for name in wanted]
+    read = pa_csv.ReadOptions(block_size=block, column_names=numbered, skip_rows_after_names=0)
+    parse = pa_csv.ParseOptions(delimiter=separator(file, asked=asked), newlines_in_values=True)
+    convert = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(numbered, pa.string()), include_columns=chosen, strings_can_be_null=False
+    )
+    packed = "gzip" if is_packed(file) else None  # pyarrow would know .gz, and not .GZ
     try:
-        reader = pa_csv.open_csv(
-            file,
-            read_options=pa_csv.ReadOptions(block_size=block, column_names=numbered, skip_rows_after_names=0),
-            parse_options=pa_csv.ParseOptions(delimiter=separator(file, asked=asked), newlines_in_values=True),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(numbered, pa.string()), include_columns=chosen, strings_can_be_null=False
-            ),
-        )
-        with closing(reader):
+        with (
+            pa.input_stream(file, compression=packed) as stream,
+            closing(pa_csv.open_csv(stream, read, parse, convert)) as reader,
+        ):
             for index, batch in enumerate(reader):
                 rows = batch.slice(1) if index == 0 and named else batch
                 if rows.num_rows:
@@ -95,23 +97,38 @@ def _unreadable(file: Path, width: int, error: Exception, asked: str) -> Fault:
                     return Fault(asked, problem, "that line mended (a value with the separator in it stands in quotes)")
     except RunnerError as found:
         return found.faults[0]
-    except (csv.Error, OSError, EOFError) as found_error:
+    except (OSError, EOFError) as found_error:
         error = found_error
+    return _no_table(file, error, asked)
+
+
+def _no_table(file: Path, error: Exception, asked: str) -> Fault:
+    if isinstance(error, csv.Error) and "new-line" in str(error):
+        quoted = shlex.quote(file.name)
+        problem = f"{file.name} ends lines with a carriage return alone, as Excel once did on a Mac"
+        unpacked = f"gunzip -c {quoted} | tr '\\r' '\\n'" if is_packed(file) else f"tr '\\r' '\\n' < {quoted}"
+        return Fault(asked, problem, f"{unpacked} > unix.csv")
     problem = f"{file.name} can't be read as a table: {first_line(error)}"
     return Fault(asked, problem, "a whole CSV file, saved as UTF-8")
 
 
+def is_packed(file: Path) -> bool:
+    return file.name.lower().endswith(".gz")
+
+
 @contextmanager
 def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
-    """The file's lines; bytes that are no UTF-8 raise a RunnerError with their line."""
+    """The file's lines; bytes that are no UTF-8 raise a RunnerError with their line, as does what csv can't part."""
     before = csv.field_size_limit(MOST_BLOCK)  # a quoted text may be as long as a block
     try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+        with gzip.open(file, "rb") if is_packed(file) else file.open("rb") as stream:
             yield _decoded(stream, file, asked)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise RunnerError(
             Fault(asked, f"{file.name} is no whole gzip file: {error}", "the file packed again")
         ) from None
+    except csv.Error as error:
+        raise RunnerError(_no_table(file, error, asked)) from None
     except PermissionError:
         raise RunnerError(Fault(asked, f"you may not read {file.name}", f"chmod u+r {file}")) from None
     finally:

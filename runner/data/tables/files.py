@@ -66,7 +66,7 @@ class TableFile:
     def num_bytes(self, width: int) -> int:
         """Of its rows as `width` float32 each, at most, and without reading them: a text of a value has 2 bytes or more."""
         if self.is_csv:
-            return self.path.stat().st_size * (2 if self.path.suffix != ".gz" else 16)
+            return self.path.stat().st_size * (16 if csv.is_packed(self.path) else 2)
         with self._arrow() as file:
             if hasattr(file, "metadata") and hasattr(file.metadata, "num_rows"):
                 return int(file.metadata.num_rows) * width * 4
@@ -84,7 +84,7 @@ class TableFile:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        kind = "Parquet" if self.path.suffix in (".parquet", ".pq") else "Feather"
+        kind = "Parquet" if self.path.suffix.lower() in (".parquet", ".pq") else "Feather"
         try:
             if kind == "Parquet":
                 with parquet.ParquetFile(self.path, memory_map=True) as file:

@@ -1,8 +1,13 @@
 """What a person's table has wrong, and that the message names the file, the line and the column."""
 
+import gzip
+import subprocess
+
 import numpy as np
+import pandas
 import pytest
 
+from runner.config.instantiate import build
 from runner.data.tables import csv
 from runner.data.tables.table import table
 from runner.errors import RunnerError
@@ -130,6 +135,32 @@ def test_another_encoding(encoding, line, kind, folder):
     assert f"t.csv, line {line}" in fault.problem
     assert kind in fault.problem
     assert "iconv" in fault.fix
+
+
+@pytest.mark.parametrize("name", ["old mac.csv", "t.csv.gz"])
+def test_lines_that_end_with_a_carriage_return_alone(name, folder):
+    content = GOOD.replace("\n", "\r").encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (fault,) = faults(name)
+    assert f"{name} ends lines with a carriage return alone" in fault.problem
+    subprocess.run(["bash", "-c", fault.fix], check=True, cwd=folder)
+    assert (folder / "unix.csv").read_text() == GOOD
+
+
+def test_one_value_with_such_an_end_far_down(folder):
+    (folder / "t.csv").write_text(GOOD + "5,a\rb,1\n", newline="")
+    (fault,) = faults("t.csv")
+    assert "tr '\\r' '\\n' < t.csv > unix.csv" in fault.fix
+
+
+def test_a_number_is_neither_true_nor_false(folder):
+    pandas.DataFrame({"flag": [True, False, None, True], "y": [0, 1, 0, 1]}).to_parquet("t.parquet")
+    reader = build(table("t.parquet").reader, key="reader")
+    pandas.DataFrame({"flag": [1.0, 0.0, None]}).to_parquet("numbers.parquet")
+    assert reader("numbers.parquet").nan_to_num(-1).tolist() == [[1], [0], [-1]]
+    pandas.DataFrame({"flag": [1, 0, 5]}).to_parquet("numbers.parquet")
+    with pytest.raises(RunnerError, match=r"row 3, column 'flag', is 5, and that column holds true and false"):
+        reader("numbers.parquet")
 
 
 def test_missing_values_can_be_refused(folder):

@@ -180,16 +180,18 @@ def test_values_as_other_programs_write_them():
     assert [column["name"] for column in source.reader["columns"]] == ["index a", "when"]
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz", "parquet", "feather"])
+@pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz", "parquet", "feather", "CSV", "Csv.GZ", "PARQUET", "Pq"])
 def test_every_format_gives_the_same(ending, mixed):
     import pandas as pd
 
     frame = pd.read_csv(mixed, parse_dates=["joined"])
     file = f"again.{ending}"
-    if ending in ("parquet", "feather"):
-        getattr(frame, f"to_{ending}")(file)
+    kind = ending.lower().replace("pq", "parquet")
+    if kind in ("parquet", "feather"):
+        getattr(frame, f"to_{kind}")(file)
     else:
-        frame.to_csv(file, sep="\t" if ending == "tsv" else ",")  # with pandas' nameless index
+        compression = "gzip" if kind == "csv.gz" else None
+        frame.to_csv(file, sep="\t" if kind == "tsv" else ",", compression=compression)  # with pandas' nameless index
     source, again = table(mixed), table(file)
     assert torch.equal(source.rows[0].nan_to_num(-9), again.rows[0].nan_to_num(-9))
     assert torch.equal(source.rows[1], again.rows[1])
