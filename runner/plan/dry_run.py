@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runner.device import backends
@@ -21,7 +21,7 @@ from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import first_line
 from runner.experiment.build import prepare_data, prepare_training
 from runner.inspection import call_site
-from runner.inspection.costs import Costs, Speeds
+from runner.inspection.costs import Costs, Moment, Speeds
 from runner.inspection.device_mismatch import Meetings
 from runner.inspection.findings import CERTAIN, LIKELY, Finding
 from runner.inspection.guard import Slow, of_read
@@ -89,19 +89,20 @@ class Trial:
         for costs in self.all_costs:
             costs.forget_work()
 
-    def take_steps(self) -> None:
-        """Three steps, fully watched; `costs` holds the last one's work and the highest memory of the last two."""
+    def take_steps(self, num: int = NUM_STEPS) -> None:
+        """So many steps, two at least, fully watched; `costs` holds the last one's work, and the highest memory of all but
+        the first."""
         step, costs = self.step(), self.costs
         ahead = self._ahead(self.group)
         costs.belongs(_all(ahead), "batch")
-        for number in range(NUM_STEPS):
+        before: list[list[tuple[Moment, list[Moment]]]] = []  # of the steps from the second to the last but one
+        for number in range(num):
             if number == 1:
                 for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
                     costs.hold(part, num_bytes)
-                self.forget_work()
-            if number == 2:
-                before = [(each.peak, list(each.timeline)) for each in self.all_costs]
-                self.forget_work()
+            if number > 1:
+                before.append([(each.peak, list(each.timeline)) for each in self.all_costs])
+            self.forget_work()
             self._count_anew()
             with self._watching(self.meetings, self.slow, *self.all_costs):
                 self.buffer.write(step(self.group))
@@ -109,9 +110,10 @@ class Trial:
                     self.parts.schedule.step()
             for each in self.all_costs:
                 _own_state(each, self.parts)
-        for each, (peak, timeline) in zip(self.all_costs, before, strict=True):
-            if peak.num_bytes > each.peak.num_bytes:
-                each.peak, each.timeline = peak, timeline
+        for moments in before:
+            for each, (peak, timeline) in zip(self.all_costs, moments, strict=True):
+                if peak.num_bytes > each.peak.num_bytes:
+                    each.peak, each.timeline = peak, timeline
 
     def evaluate_once(self) -> None:
         """One batch as it is evaluated."""
@@ -299,7 +301,7 @@ def _without_numbers(cfg: DictConfig, parts: Parts) -> Parts:
 
 @contextmanager
 def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
-    """Tells the costs what goes on: forward, backward, optimizer; and which memory is a gradient's."""
+    """Tells the costs what goes on: forward, backward, optimizer; in a recurrent layer or not; which memory is a gradient's."""
 
     def begins(phase: str, part: str) -> None:
         for costs in all_costs:
@@ -309,7 +311,20 @@ def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
         for costs in all_costs:
             costs.belongs([found.grad], "gradients")
 
+    def recurrent(is_recurrent: bool) -> Callable[..., None]:
+        def tell(*_: object) -> None:
+            for costs in all_costs:
+                costs.is_recurrent = is_recurrent
+
+        return tell
+
     hooks = [register_optimizer_step_pre_hook(lambda *_: begins("optimizer", "optimizer"))]
+    for module in parts.model.modules():
+        if isinstance(module, nn.RNNBase):
+            hooks += [
+                module.register_forward_pre_hook(recurrent(True)),
+                module.register_forward_hook(recurrent(False), always_call=True),
+            ]
     hooks += [
         parameter.register_post_accumulate_grad_hook(owns)
         for parameter in parts.model.parameters()

@@ -29,7 +29,7 @@ LIMITS = {
 
 
 def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any]:
-    """What the child has to know."""
+    """What the child has to know. seconds: for the largest batch sizes; with none it takes two steps, and does not evaluate."""
     kind = target.device.partition(":")[0]
     total = target.memory_bytes or 2**40
     gpu = target.hardware.devices()[target.device]
@@ -56,6 +56,7 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
         "precisions": [name for name, no in precisions(target.device, target.hardware).items() if not no],
         "usable_bytes": usable_bytes(cfg, target, kind),
         "seconds": seconds,
+        "is_brief": not seconds,
     }
 
 

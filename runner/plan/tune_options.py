@@ -20,6 +20,10 @@ from runner.training.parts import Parts
 
 #: of activations, in bytes: a step that keeps less lies in the caches, and a smaller batch would only add calls
 FEW_ACTIVATIONS = 8 * 2**20
+#: bytes that a kernel reads and writes, on average: what is so little lies in the caches already
+FEW_BYTES = 2**18
+#: of the forward pass's operations: where recurrent layers have so many, compiling the rest wins nothing
+MOSTLY_RECURRENT = 0.9
 #: operations of a kernel, on average: with less no second thread is worth being woken (training/cpu_threads.py)
 FEW_FLOPS = 2e5
 DROPOUTS = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.AlphaDropout
@@ -45,7 +49,7 @@ def options(cfg: DictConfig, parts: Parts, plan: dict[str, Any], *, precisions: 
     """
     kind = parts.device.type
     found = [_precision(precisions), _threads(cfg, parts, plan), _layout(cfg, parts), _residency(cfg, parts)]
-    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts)]
+    found += [_micro_batches(cfg, parts, plan), _compile(cfg, parts, plan)]
     if kind == "cuda":
         found.append(_graph(cfg, parts))
     return [each for each in found if each.tries or each.why_not]
@@ -100,6 +104,8 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
     name, size, num = "train.accumulate_steps", int(cfg.train.batch_size), int(cfg.train.accumulate_steps)
     parts_of = (plan.get("memory") or {}).get("parts", {})
     kept = parts_of.get("activations", 0) + parts_of.get("temporaries", 0)
+    step = plan.get("step")
+    touched = step["touched_bytes"] / step["num_kernels"] if step and step["num_kernels"] else FEW_BYTES
     why = ""
     if any(getattr(module, "running_mean", None) is not None for module in parts.model.modules()):
         why = "batch norm sees each part by itself: other numbers"
@@ -109,6 +115,8 @@ def _micro_batches(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Optio
         why = "its loader makes the batches"
     elif kept < FEW_ACTIVATIONS and plan.get("fits") is not False:
         why = f"a step keeps {kept / 2**20:.1f} MiB, which lies in the caches"
+    elif touched < FEW_BYTES and plan.get("fits") is not False:
+        why = f"a kernel reads and writes {touched / 2**10:.0f} KiB, which lies in the caches"
     smaller = [part for part in (2, 4) if size % part == 0] if not why else []
     tries = tuple({"train.batch_size": size // part, "train.accumulate_steps": num * part} for part in smaller)
     return Option(name, tries, why, goes_on=True)
@@ -118,7 +126,7 @@ def _has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, DROPOUTS) and module.p > 0 for module in model.modules())
 
 
-def _compile(cfg: DictConfig, parts: Parts) -> Option:
+def _compile(cfg: DictConfig, parts: Parts, plan: dict[str, Any]) -> Option:
     name = "train.compile"
     if cfg.train.compile:
         return Option(name, ({name: False},))
@@ -126,6 +134,11 @@ def _compile(cfg: DictConfig, parts: Parts) -> Option:
         return Option(name, why_not="it does not go with train.recompute, placement.map or placement.guard=always")
     if _has_dropout(parts.model):
         return Option(name, why_not="compiled, dropout draws other numbers")
+    if (step := plan.get("step")) and (forward := step["flops_by_phase"].get("forward")):
+        share = step["recurrent_flops"] / forward
+        if share >= MOSTLY_RECURRENT:
+            why = f"torch.compile leaves recurrent layers as they are, {share:.0%} of the forward pass"
+            return Option(name, why_not=why)
     return Option(name, ({name: True},))
 
 

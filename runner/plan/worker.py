@@ -61,8 +61,11 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     unknown = ""
     try:
         trial = build(cfg, device, speeds=Speeds(**request["speeds"]), **request["processes"])
-        trial.take_steps()
-        trial.evaluate_once()
+        if request["is_brief"]:
+            trial.take_steps(2)
+        else:
+            trial.take_steps()
+            trial.evaluate_once()
     except RunnerError as error:
         return {"faults": [asdict(fault) for fault in error.faults]}
     except NotSimulated as error:
@@ -149,6 +152,7 @@ def _step(trial: Trial) -> dict[str, Any]:
         "batch_size": trial.parts.train.batch_size,
         "flops": flops.total(),
         "flops_by_phase": dict(flops),
+        "recurrent_flops": total("recurrent_flops"),
         "num_kernels": total("num_kernels"),
         "touched_bytes": touched,
         "arithmetic_intensity": flops.total() / touched if touched else 0.0,

@@ -14,7 +14,14 @@ from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
 pytestmark = pytest.mark.slow
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
+REQUEST = {
+    "speeds": asdict(Speeds()),
+    "usable_bytes": None,
+    "precisions": [],
+    "seconds": 0,
+    "is_brief": False,
+    "processes": {},
+}
 MADE_UP = ("data=synthetic", "data.num_rows=2000")
 RUNS = {
     "mlp, averaged": (*MADE_UP, "model=mlp", "model.hidden_sizes=[512,512]", "train.batch_size=512", "train.ema_decay=0.9"),
@@ -51,6 +58,21 @@ def test_the_peak_is_within_15_percent_of_the_allocators(words, own_models):
     assert 0.85 <= plan["memory"]["peak_bytes"] / real <= 1.15
     assert sum(plan["memory"]["parts"].values()) == plan["memory"]["peak_bytes"]
     assert plan["findings"] == []
+
+
+def in_brief(_, *words):
+    """The step and the memory of a whole plan and of a brief one. Each its own build: the first has taken steps."""
+    with simulated_device("cpu", has_numbers=False) as device:
+        found = [look(cfg_of(words), device, {**REQUEST, "is_brief": is_brief}) for is_brief in (False, True)]
+    return [(each["step"], each["memory"]["peak_bytes"]) for each in found]
+
+
+@pytest.mark.parametrize(("model", "share"), [("gru", 0.95), ("mlp", 0)])
+def test_a_brief_plan_is_a_whole_one_s_step_and_says_what_recurrent_layers_take(model, share, tmp_path):
+    words = (*MADE_UP, f"model={model}", "data.shape=[16,8]", "train.batch_size=64")
+    (step, peak), (brief, brief_peak) = run_simulated("cpu", in_brief, *words, cwd=tmp_path)
+    assert step == brief and brief_peak == pytest.approx(peak, rel=0.01)
+    assert share <= brief["recurrent_flops"] / brief["flops_by_phase"]["forward"] < share + 0.05
 
 
 def proposed(_, usable_bytes, *words):

@@ -18,7 +18,14 @@ from runner.plan import tune_measure, tune_search
 from runner.plan.tune_measure import TURNS, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, in_words, options, with_settings
 
-FITS = {"fits": True, "recompute": None, "step": {"flops": 1e9, "num_kernels": 10}, "memory": {"parts": {"activations": 2**30}}}  # fmt: skip
+STEP = {
+    "flops": 1e9,
+    "num_kernels": 10,
+    "touched_bytes": 2**31,
+    "recurrent_flops": 0,
+    "flops_by_phase": {"forward": 3e8},
+}
+FITS = {"fits": True, "recompute": None, "step": STEP, "memory": {"parts": {"activations": 2**30}}}
 COMMON = ["device=cpu", "data.limit=400", "train.batch_size=32", "train.num_epochs=1"]
 WORDS = [*COMMON, "model=mlp", "model.hidden_sizes=[8]"]
 
@@ -61,11 +68,18 @@ def test_what_may_win_is_tried():
         (["model.dropout=0.1"], {}, "train.accumulate_steps", "dropout"),
         (["model.dropout=0.1"], {}, "train.compile", "dropout"),
         ([], {"plan": {**FITS, "memory": {"parts": {"activations": 1000}}}}, "train.accumulate_steps", "caches"),
+        ([], {"plan": {**FITS, "step": {**STEP, "touched_bytes": 10 * 2**16}}}, "train.accumulate_steps", "64 KiB"),
+        ([], {"plan": {**FITS, "step": {**STEP, "recurrent_flops": 2.9e8}}}, "train.compile", "97% of the forward"),
     ],
 )
 def test_what_can_not_win_is_not_tried_and_said(words, more, name, why):
     option = options_of(*words, **more)[name]
     assert not option.tries and why in option.why_not
+
+
+@pytest.mark.parametrize("name", ["train.accumulate_steps", "train.compile"])
+def test_with_a_plan_that_could_not_follow_the_run_all_is_tried(name):
+    assert options_of(plan={**FITS, "step": None})[name].tries
 
 
 def test_numbers_are_the_same_but_for_rounding_at_the_start():
