@@ -70,7 +70,7 @@ DRAWN_TESTS = {
     "tests/sweep/launchers/test_ray.py": 4,
     "tests/sweep/launchers/test_slurm.py": 6,
     # a whole run of each case, 1 to 5 s: tests/config holds each file of conf to the schema every time
-    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 12,
+    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 7,
     "tests/whole_runs/test_tasks.py": 12,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
     "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 9,
@@ -82,7 +82,7 @@ DRAWN_TESTS = {
     "tests/sweep/jobs/test_together.py::test_what_may_be_a_number_of_each": 7,
     "tests/sweep/search/test_pruning.py::test_a_poor_trial_is_given_up_once_that_can_be_told": 4,
     "tests/sweep/search/test_job_source.py::test_each_sampler_gives_as_many_trials_as_were_asked_for": 4,
-    "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 9,
+    "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 5,
     "tests/sweep/test_sweep.py::test_a_mistake_in_one_job_is_told_before_any_runs": 6,
     "tests/cli/test_dispatch.py::test_a_mistake_exits_with_2_and_says_what_to_write": 60,
     # kinds of nets and optimizers: 2 to 4 s each
@@ -133,6 +133,16 @@ plan/test_command.py::test_one_of_several_processes
 runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
 tracking/test_deadline.py::test_files_take_as_long_as_they_move
 whole_runs/test_turns.py::test_a_plan_simulates_all_turns
+runs/test_check.py::test_recipes_and_settings_pass
+tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
+sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
+sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
+tracking/test_faults.py::test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost
+tracking/test_mlflow_model.py::test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
+whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
+device/test_other_accelerator.py::test_a_sweep_over_it_and_the_cpu_is_one_report
+training/step/test_on_device.py::test_a_graph_of_a_compiled_step
+runs/test_export.py::test_another_process_without_this_package_computes_the_same
 """
 
 

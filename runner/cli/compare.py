@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,9 +116,11 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
     groups = configurations(results)
     if len(groups) != 1:
         names = [name for name in groups if name != "all"]
-        fix = (
-            f"{verb} {word.partition(':')[0]}:{','.join(names[0].split())} ..." if names else "a run that has finished"
-        )
+        fix = "a run that has finished"
+        if names:
+            pairs = [f"{key}={value}" for key, value in groups[names[0]][0].keys.items()]
+            apart = [pair for pair in pairs if pair in names[0]]  # the name has them one after the other
+            fix = f"{verb} {shlex.quote(word.partition(':')[0] + ':' + ','.join(apart))} ..."
         problem = f"it has {len(groups)} configurations: {', '.join(names)}" if names else "no job of it has finished"
         raise RunnerError(Fault(f"{verb} {word}", problem, fix))
     (results_of_it,) = groups.values()

@@ -1,6 +1,7 @@
 """`python -m runner compare`: what a person types, and what is said."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -157,6 +158,19 @@ def test_mistakes(words, so, write, folder, capsys):
     assert cli.main(["compare", *(word.format(folder) for word in words)]) == 2
     said = capsys.readouterr().err
     assert so in said and write in said, said
+
+
+def test_what_is_to_be_written_has_a_value_with_a_blank_whole(own_folder):
+    sweep = Folder(own_folder / "blank")
+    for value, name in ((0.1, "'two words'"), (0.2, "one")):
+        best = {"metric": "val/loss", "mode": "min", "value": value, "step": 3}
+        sweep.job((f"name={name}", "model=mlp", "seed=1"), summary={"best": best, "num_steps": 9})
+    sweep.close()
+    with pytest.raises(RunnerError) as raised:
+        compare(["blank", "blank:name=one"])
+    _, written, _ = shlex.split(raised.value.faults[0].fix)
+    (found,) = compare([written, "blank:name=one"])
+    assert (found.mean_a, found.mean_b) == (0.1, 0.2)
 
 
 def test_a_sweep_without_a_finished_job(own_folder):

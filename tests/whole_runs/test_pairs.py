@@ -1,6 +1,6 @@
 """Every data set with every model and every task: three steps are trained, or it is refused with what to write instead.
 
-An eighth of all 720, another one with each commit; FUZZ_EXAMPLES=40 takes all.
+A twelfth of all 720, another one with each commit; FUZZ_EXAMPLES=40 takes all.
 """
 
 import functools
@@ -127,7 +127,9 @@ def three_steps(whole, data):
 def some_of(data):
     """As many pairs of a model and a task as one commit takes."""
     pairs = list(itertools.product(MODELS, TASKS))
-    return random.Random(f"{seeded.SEED} {data}").sample(pairs, min(seeded.NUM_EXAMPLES or len(pairs) // 8, len(pairs)))
+    return random.Random(f"{seeded.SEED} {data}").sample(
+        pairs, min(seeded.NUM_EXAMPLES or len(pairs) // 12, len(pairs))
+    )
 
 
 @pytest.mark.slow
