@@ -39,8 +39,16 @@ LOGS = re.compile(
     r"|logging\.handlers\.(Rotating|TimedRotating|Watched)FileHandler"
     r"|colorlog\.\w+|rich\.logging\.RichHandler"
 )
-#: resolvers that make a node of a text
-MADE = re.compile(r"\$\{\s*oc\.(create|decode)")
+#: resolvers that make a node of a text, and names of resolvers that are made of one
+MADE = re.compile(r"\$\{\s*(oc\.(create|decode)|[\w.]*\$\{)")
+#: Hydra's settings that something is made or set by
+CALLING = tuple(
+    f"hydra.{name}"
+    for name in ("job_logging", "hydra_logging", "launcher", "sweeper", "callbacks", "verbose", "job.env_set")
+)
+#: a value that is one ${...} and nothing else, and what such a one may be to bring a text, now and later
+ALONE = re.compile(r"\s*\$\{\s*([^{}]*?)\s*\}\s*")
+BRINGS_TEXT = re.compile(r"hydra[.:](runtime|job|run|sweep)\.[\w.]+|(oc\.env|now):.*")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", "NOTSET")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 #: what hydra.job.env_set may set. Many another makes some program load or start something: LD_PRELOAD, GIT_EXTERNAL_DIFF, CXX
@@ -61,7 +69,7 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
         asked, name = f"{path}.{key}={value}", str(value)
         if path.startswith("hydra.overrides") or key == "override_dirname":
             continue  # the words as they were typed: texts, which nobody builds anything of
-        if MADE.search(name):
+        if isinstance(value, Unsure) or MADE.search(name):
             found.append(
                 Fault(asked, "settings of Hydra's are written out, not made of a text", f"{path}.{key}: {{...}}")
             )
@@ -79,6 +87,12 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
             problem = f"a configuration sets no {key}: some variables make a program start another one"
             found.append(Fault(asked, problem, f"export {key}={value} before the command"))
     return found
+
+
+class Unsure(str):
+    """A ${...} that may bring more than a text, or another thing later than now."""
+
+    __slots__ = ()
 
 
 def _is_level(value: Any) -> bool:
@@ -181,11 +195,34 @@ def _values(node: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             if key in ("_target_", "()", "class") or MADE.search(text):
                 yield path, str(key), text
                 continue
+            is_calling = inner.startswith(CALLING)
             try:
                 child = node[key]
             except OmegaConfBaseException:
-                continue  # what only a running job has: its folder, its number
+                child = None  # what only a running job has: its folder, its number
+            is_group = OmegaConf.is_config(child) or isinstance(child, dict | list | tuple)
+            if is_calling and (is_group or not _stays_text(node._get_root(), text)):
+                yield path, str(key), Unsure(text)
+                continue
+            if child is None:
+                continue
         if OmegaConf.is_config(child) and not (child._is_none() or child._is_missing()):
             yield from _values(child, inner)
         elif (value := child._value() if hasattr(child, "_value") else child) is not None:
             yield path, str(key), value
+
+
+def _stays_text(root: Any, text: str) -> bool:
+    """Whether a value with ${...} in it is a text, number or truth value, whenever it is asked for."""
+    if re.search(r"\$\{[^}]*\$\{", text):
+        return False  # a name that is made of another value may be another one later
+    if (found := ALONE.fullmatch(text)) is None:
+        return True  # with a text around it, or beside another one
+    if BRINGS_TEXT.fullmatch(found[1]):
+        return True
+    node = root
+    for name in found[1].split("."):
+        if not OmegaConf.is_dict(node) or name not in node:
+            return False
+        node = node._get_node(name)
+    return not OmegaConf.is_config(node) and node is not None and not node._is_interpolation()

@@ -117,6 +117,7 @@ def test_each_part_is_held_to_the_same(elsewhere, capfd, key):
         refused([*words, f"{key}=hostile{number}", "hydra.run.dir=run"], capfd)
 
 
+LATE = "now: {class: logging.NullHandler}, late: '${model.${oc.select:hydra.runtime.output_dir,now}}'"
 HYDRAS = {
     "a callback": f"callbacks: {{x: {{{CALL}}}}}",
     "a callback by a made node": "callbacks: {x: '${oc.create:{_target_:os.makedirs,name:PWNED}}'}",
@@ -132,6 +133,10 @@ HYDRAS = {
     "a log's reference": "job_logging: {handlers: {console: {stream: 'ext://mine.makedirs'}}}",
     "a log's attribute": "job_logging: {handlers: {file: {'.': {namer: 'ext://os.makedirs'}}}}",
     "a server for logs": "job_logging: {filters: {x: {'()': logging.config.listen}}}",
+    "a handler by a resolver's made name": r"""job_logging: {handlers: {x: "${oc.${name}:'{\\(\\): os.makedirs, name: PWNED}'}"}}""",
+    "a handler that is another one later": "job_logging: {handlers: {x: '${model.${oc.select:hydra.runtime.output_dir,now}}'}}",
+    "a handler by way of a value that changes": "job_logging: {handlers: {x: '${model.late}'}}",
+    "a variable that is made late": "job: {env_set: '${model.${oc.select:hydra.runtime.output_dir,now}}'}",
     "a library loaded first": "job: {env_set: {LD_PRELOAD: ./evil.problem}}",
     "Python's path": "job: {env_set: {PYTHONPATH: .}}",
     "git's helper": "job: {env_set: {GIT_EXTERNAL_DIFF: touch PWNED}}",
@@ -144,7 +149,7 @@ def test_hydras_own_settings_call_nothing_from_a_file(elsewhere, capfd, hydra):
     conf = elsewhere / "conf"
     (conf / "experiment").mkdir(parents=True)
     (conf / "experiment" / "hostile.yaml").write_text(
-        f"# @package _global_\nmodel: {{node: {{{CALL}}}}}\nhydra: {{{hydra}}}\n"
+        f"# @package _global_\nname: decode\nmodel: {{node: {{{CALL}}}, {LATE}}}\nhydra: {{{hydra}}}\n"
     )
     refused([*SMALL, "experiment=hostile", "hydra.run.dir=run"], capfd, says="hydra.")
     refused(["-m", *SMALL, "experiment=hostile", "seed=1,2", "hydra.sweep.dir=sweep"], capfd, says="hydra.")
@@ -170,7 +175,10 @@ def test_settings_that_call_nothing_are_taken(elsewhere):
         "from hydra.experimental.callback import Callback\n"
         "class Mine(Callback):\n    def on_run_end(self, **more):\n        open('called', 'w').close()\n"
     )
-    given = ["+hydra.callbacks.mine._target_=my_callbacks.Mine", "+hydra.job.env_set.OMP_NUM_THREADS='1'"]
+    given = [
+        "+hydra.callbacks.mine._target_=my_callbacks.Mine",
+        "+hydra.job.env_set.OMP_NUM_THREADS=${oc.env:NOWHERE,1}",
+    ]
     assert cli.main([*SMALL, *given, "hydra.job_logging.root.level=WARNING", "hydra.run.dir=run"]) == 0
     assert Path("called").exists()
 

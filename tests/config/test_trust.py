@@ -1,0 +1,70 @@
+"""What a ${...} in Hydra's settings may bring: a text, and the same one later."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from runner.config.trust import hydra_faults
+
+REST = {
+    "run": {"dir": "outputs/1"},
+    "runtime": {"output_dir": "???"},
+    "job": {"num": "???", "name": "a", "env_set": {}},
+    "sweep": {"dir": "multirun/1"},
+}
+OWN = {
+    "number": 3,
+    "way": "${number}",
+    "group": {"now": {"class": "logging.NullHandler"}},
+    "late": "${group.${kind}}",
+    "kind": "now",
+}
+
+
+def faults(**hydra):
+    cfg = OmegaConf.create({**OWN, "hydra": {**REST, **hydra}})
+    return hydra_faults(cfg.hydra)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${hydra.runtime.output_dir}/log",
+        "${hydra.runtime.output_dir}",
+        "${hydra.sweep.dir}/.submitit/%j",
+        "${hydra.job.num}",
+        "${oc.env:NOWHERE,1}",
+        "${now:%Y-%m-%d}",
+        "${number}",
+        "a ${number} and ${way}",
+    ],
+)
+@pytest.mark.parametrize("part", ["launcher", "job_logging", "callbacks"])
+def test_a_text_is_taken(part, value):
+    assert faults(**{part: {"x": {"y": value}}}) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${group.now}",
+        "${group}",
+        "${late}",
+        "${way}",
+        "${group.${kind}}",
+        "${group.${hydra.job.num}}",
+        "${oc.select:group.now}",
+        "${oc.${kind}:'{}'}",
+        "${oc.dict.values:group}",
+        "${hydra.callbacks.other}",
+    ],
+)
+@pytest.mark.parametrize("part", ["launcher", "job_logging", "callbacks"])
+def test_what_may_bring_a_group_now_or_later_is_refused(part, value):
+    (fault,) = faults(**{"callbacks": {"other": {}}, part: {"other": {}, "x": value}})
+    assert fault.asked == f"hydra.{part}.x={value}" and "written out" in fault.problem
+
+
+def test_variables_are_set_to_texts():
+    job = REST["job"]
+    assert faults(job={**job, "env_set": {"OMP_NUM_THREADS": "${number}"}}) == []
+    assert faults(job={**job, "env_set": "${group.${hydra.job.num}}"})
