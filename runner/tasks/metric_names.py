@@ -21,6 +21,7 @@ RISING = (
         "iou",
         "jaccard",
         "dice",
+        "exact",
     ),
     *("r2", "pearson", "spearman", "explained", "mcc", "kappa", "top", "psnr", "ssim", "bleu", "rouge", "speed", "hit"),
 )

@@ -25,7 +25,7 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     """By name, modules with update(predictions, targets), compute() and reset(), for a task of this kind.
 
     asked: names ([f1, auroc]: see short_names), or {NAME: an object with those three methods, e.g. torchmetrics', or a
-        function (predictions, targets) -> 0-d tensor, whose mean over the rows counts}.
+        function (predictions, targets) -> 0-d tensor, which sees a whole split at once}.
     num_outputs: classes, labels or numbers that a row has. reported: names that the task reports already.
     torchmetrics' own checks of values are switched off: they wait for the device in each batch.
     Raises: RunnerError for what is none of these.
@@ -117,29 +117,29 @@ class OfObject(nn.Module):
 
 
 class OfFunction(nn.Module):
-    """The mean of a function's values over the batches, each by its rows."""
+    """A function of a split's predictions and targets, which stay on the device until they are all there."""
 
     def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self._name, self.function = name, function
-        self._sum: Tensor | None = None
-        self._rows = 0
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
+        self._waiting.append((predictions, targets))
+
+    def compute(self) -> Tensor | None:
+        if not self._waiting:
+            return None
+        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
         value = self.function(predictions, targets)
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
             raise RunnerError(Fault(f"task.metrics.{self._name}", f"the function returned {said}", fix))
-        part = value.detach().float() * len(predictions)
-        self._sum = part if self._sum is None else self._sum + part
-        self._rows += len(predictions)
-
-    def compute(self) -> Tensor | None:
-        return None if self._sum is None else self._sum / self._rows
+        return value.detach()
 
     def reset(self) -> None:
-        self._sum, self._rows = None, 0
+        self._waiting = []
 
 
 def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from runner.device.placement import place
 from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.tasks.classification import Classification
+from runner.tasks.metric_names import is_rising
 from runner.tasks.metrics import MOST_VALUES, make_metrics
 from runner.tasks.regression import Regression
 from runner.tasks.torchmetrics import BINARY, SHORT
@@ -330,6 +331,26 @@ def test_a_persons_own_object_or_function_counts_each_row_the_same():
     logits, targets = classes(4)
     found = measured(Classification(num_classes=4, metrics={"own": Own(), "mean": hits}), logits, targets)
     assert found["own"] == found["mean"] == pytest.approx(found["accuracy"], rel=1e-6)
+
+
+def test_a_function_sees_a_split_at_once():
+    """What is no mean over rows (an F1) does not depend on how the split was cut into batches."""
+    logits, targets = classes(2)
+
+    def f1(said, true):
+        found = (said.argmax(1) == 1) & (true == 1)
+        return 2 * found.sum() / ((said.argmax(1) == 1).sum() + (true == 1).sum())
+
+    whole, cut = (
+        measured(Classification(num_classes=2, metrics={"own": f1}), logits, targets, size)["own"] for size in (1000, 7)
+    )
+    assert whole == cut == pytest.approx(sk.f1_score(targets.numpy(), logits.argmax(1).numpy()))
+
+
+def test_of_each_name_it_is_known_whether_more_is_better():
+    falling = {"calibration_error", "mape", "smape"}
+    for name in {name for names in SHORT.values() for name in names}:
+        assert is_rising(f"val/{name}") == (name not in falling), name
 
 
 def test_a_value_for_each_class_is_named_by_it():
