@@ -99,6 +99,10 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     results, goals = _read(word, uri)
     groups = configurations(results)
     goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
+    known = sorted({name for each in results for name in each.metrics} | {each.metric for each in goals})
+    if metric is not None and metric not in known:
+        fix = " or ".join(f"metric={name}" for name in nearest(metric, known) or known) or "a sweep with finished jobs"
+        raise RunnerError(Fault(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
     folder = sweep_folder(word.partition(":")[0])
     times = num_looks(ledger.read(folder)) if folder is not None else 1
     found = against_best(groups, goal, num_looks=times) if goal is not None else []

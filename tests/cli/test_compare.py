@@ -151,6 +151,7 @@ def test_runs_by_the_seed_that_they_had(own_folder):
         (["{}:model=mlp,sed=1", "{}"], "no job of it has these values", " or seed=1"),
         (["{}", "{}:model=mlp"], "it has 3 configurations", ":model=mlp"),
         (["{}:model=mlp", "nowhere"], "there is no folder nowhere", "compare last"),
+        (["{}", "metric=val/accurcy"], "no job of it has a metric 'val/accurcy'", "metric=test/accuracy"),
         (["{}:model=mlp", "{}:model=cnn", "metric=val/accurcy"], "no val/accurcy in common", "metric=test/accuracy"),
     ],
 )
@@ -200,6 +201,32 @@ def test_no_winner_is_named_without_a_decision(own_folder, capsys):
         assert ("better than each other one" in page, "not decided" in page) == (winner is not None, winner is None)
 
 
+def with_diverged(folder, value, *, gone):
+    """mlp reaches a value by its seed; cnn diverges with as many of 8 seeds, and reaches 0.4 with the others."""
+    sweep = Folder(folder)
+    for model in ("mlp", "cnn"):
+        for seed in range(8):
+            words = (f"model={model}", f"seed={seed}")
+            if model == "cnn" and seed < gone:
+                sweep.job(words, "failed", summary={"ending": "not_finite", "num_steps": 9})
+                continue
+            reached = value + 0.01 * noise(seed) if model == "mlp" else 0.4
+            best = {"metric": "val/loss", "mode": "min", "value": reached, "step": 3}
+            sweep.job(words, summary={"best": best, "metrics": {"val/loss": reached}, "num_steps": 9})
+    return sweep.close()
+
+
+@pytest.mark.parametrize(("gone", "value"), [(8, 0.5), (7, 0.5), (7, 0.3)])
+def test_a_configuration_that_diverges_is_in_no_ones_way(own_folder, gone, value, capsys):
+    report = write(with_diverged(own_folder / "s", value, gone=gone))
+    assert report.winner == "model=mlp"
+    text.show(report, console := Console(force_terminal=True, width=150, record=True))
+    bold = [line for line in console.export_text(styles=True).splitlines() if "\x1b[1m" in line]
+    assert any("model=mlp" in line and "jobs" not in line for line in bold)
+    page = (own_folder / "s" / "report.html").read_text()
+    assert "model=mlp, n = 8, better than each other one" in page
+
+
 def stored(client, experiment, *, parent=None, status="FINISHED", losses=(), **params):
     run = client.create_run(experiment, tags={"mlflow.parentRunId": parent} if parent else {})
     for name, value in {"facts.num_steps": len(losses), **params}.items():
@@ -210,7 +237,7 @@ def stored(client, experiment, *, parent=None, status="FINISHED", losses=(), **p
     return run.info.run_id
 
 
-def test_a_stores_runs_by_their_ids(own_folder, empty_store, capsys):
+def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys):
     """Of a sweep whose folder is elsewhere: its jobs, each by its best value, paired by their seeds."""
     shutil.copy(empty_store, own_folder / "mlflow.db")
     client = MlflowClient(f"sqlite:///{own_folder}/mlflow.db")
@@ -224,10 +251,15 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, capsys):
                 client, experiment, parent=sweep, losses=losses, model___target_=model, seed=seed
             )
     stored(client, experiment, parent=sweep, status="FAILED", losses=(0.0,), model___target_="odd", seed=1)
+    for seed in range(8):
+        gone = stored(client, experiment, parent=sweep, status="FAILED", model___target_="gone", seed=seed)
+        client.log_metric(gone, "train/loss", float("nan"), step=3)
+    monkeypatch.setattr("runner.sweep.report.stored.MOST_RUNS", 10)  # a page: the others are asked for, too
     ids = [jobs["mlp", 0], jobs["cnn", 0]]
     assert cli.main(["compare", sweep, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]
-    assert [(each["a"], each["b"], each["verdict"]) for each in found] == [
+    assert sorted((each["a"], each["b"], each["verdict"]) for each in found) == [
+        ("model._target_=cnn", "model._target_=gone", "better"),
         ("model._target_=cnn", "model._target_=linear", "undecided"),
         ("model._target_=cnn", "model._target_=mlp", "better"),
     ]

@@ -125,7 +125,8 @@ def _other_cards(report: Report) -> list[Card]:
             apart = f"; loss curves {'equal to the bit' if largest == '0' else f'differ by at most {largest}'}"
         cards.append(Card(what, f"{number_format.factor(factor)}×", pairs + apart))
     if report.seeds and report.goals:
-        group, goal = report.seeds[0], report.goals[0].metric
+        best, goal = report.comparisons[0].a if report.comparisons else "", report.goals[0].metric
+        group = next((each for each in report.seeds if each.name == best), report.seeds[0])
         if goal in group.means:
             decided = (
                 f", {'better than each other one' if report.winner else 'not decided'}" if report.comparisons else ""

@@ -45,7 +45,9 @@ def in_words(groups: Sequence[Seeds]) -> str:
 
 def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     """The groups, best mean first; [] when none of them has two seeds or two folds."""
-    groups = configurations([result for result in results if not result.diverged])
+    all_of_them = configurations(results)  # named beside those that diverged, as the comparisons name them
+    groups = {name: [each for each in group if not each.diverged] for name, group in all_of_them.items()}
+    groups = {name: group for name, group in groups.items() if group}
     if not any(len({_place(result) for result in group}) > 1 for group in groups.values()):
         return []
     has_folds = any(len({result.fold for result in group}) > 1 for group in groups.values())

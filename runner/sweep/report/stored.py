@@ -51,7 +51,12 @@ def _as_sent(value: float) -> float:
 def _runs(client: MlflowClient, run_id: str) -> list[Run]:
     run = client.get_run(run_id)
     experiments = [each.experiment_id for each in client.search_experiments()]
-    jobs = client.search_runs(experiments, f"tags.`{PARENT}` = '{run_id}'", max_results=MOST_RUNS)
+    asked = f"tags.`{PARENT}` = '{run_id}'"
+    page = client.search_runs(experiments, asked, max_results=MOST_RUNS)
+    jobs = list(page)
+    while page.token:
+        page = client.search_runs(experiments, asked, max_results=MOST_RUNS, page_token=page.token)
+        jobs += page
     return sorted(jobs, key=lambda job: int(job.info.start_time)) or [run]
 
 
@@ -77,16 +82,20 @@ def _result(client: MlflowClient, number: int, run: Run, apart: list[str]) -> Re
     if known:
         found = (min if mode == "min" else max)(known, key=lambda point: point.value)
         best = Best(metric, mode, found.value, found.step, None, None)
+    metrics = {name: _as_sent(value) for name, value in run.data.metrics.items()}
+    state = STATES.get(str(run.info.status), "running")
     return Result(
         number,
         str(run.info.run_name),
         (),
         {name: str(params[name]) for name in apart if name in params},
-        STATES.get(str(run.info.status), "running"),
+        state,
         "",
         int(seed) if seed.isdecimal() else 0,
         as_fold(params.get("data.fold", ""), params.get("data.num_folds", "")),
-        metrics={name: _as_sent(value) for name, value in run.data.metrics.items()},
+        metrics=metrics,
         best=best,
         run_id=run.info.run_id,
+        diverged=state == "failed"
+        and not all(math.isfinite(metrics[name]) for name in metrics if name.startswith("train/")),
     )
