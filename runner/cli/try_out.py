@@ -34,6 +34,18 @@ from runner.sweep.trying import Side, measure
 LENGTHS = {"seconds": "train.max_seconds", "steps": "train.num_steps", "epochs": "train.num_epochs"}
 
 
+#: of a sweep's settings, those that a try makes itself
+ITS_OWN = (
+    "sweep.resume",
+    "sweep.retry",
+    "sweep.until",
+    "sweep.max_seeds",
+    "sweep.zip",
+    "hydra.sweep.dir",
+    "hydra.sweep.subdir",
+)
+
+
 def try_out(words: Sequence[str], *, budget: float | None, against: str, metric: str | None) -> dict[str, Any]:
     """One try; returns its line in the ledger. budget: seconds for all of it. against: see tried_against.reference().
 
@@ -43,7 +55,7 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
     flags, overrides = sorted_words(list(words))
     settings = [word for word in overrides if word.startswith(OF_THE_SWEEP)]
     overrides = [word for word in overrides if word not in settings]
-    _refuse(flags, overrides)
+    _refuse(flags, overrides, settings)
     with _alone():
         lines = tries.read(tries.LEDGER)
         other = reference(against, lines, metric)
@@ -159,11 +171,13 @@ def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
-def _refuse(flags: Sequence[str], overrides: Sequence[str]) -> None:
+def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
     problem = "a try has the configuration of what it is tried against"
     faults = [Fault(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
     faults += [Fault(word, problem, "the same without seed=") for word in overrides if _key(word) == "seed"]
+    problem = "a try is a sweep of its own, which adds seeds until it is decided"
+    faults += [Fault(word, problem, f"the same without {_key(word)}=") for word in settings if _key(word) in ITS_OWN]
     if faults:
         raise RunnerError(*faults)
 

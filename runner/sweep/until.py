@@ -97,7 +97,7 @@ class _Looks:
             return []
         tried = self._seeds_tried()
         wanted = next((size for size in self._looks if size > tried), None)
-        if tried in self._looks:
+        if tried in self._looks or wanted is None:
             results = read_results(self._hands.sweep)
             goals = find_goals((), results)
             groups = by_configuration(results)

@@ -124,6 +124,8 @@ def test_the_budget_and_what_would_not_run(answer):
         (["--budget", "soon"], "it is a number of seconds", "--budget 600"),
         (["--budget=-1"], "it is a number of seconds", "--budget 600"),
         (["seed=3"], "seeds of what it is tried against", "without seed="),
+        (["sweep.resume=last", "optimizer.lr=1"], "a sweep of its own", "without sweep.resume="),
+        (["sweep.until=decided", "sweep.max_seeds=9"], "a sweep of its own", "without sweep.max_seeds="),
         (["-m", "optimizer.lr=1,2"], "the configuration of what it is tried against", "KEY=VALUE"),
         (["optimizer.lr=1,2"], "a comma between values", ""),
         (["--agianst", "last"], "there is no flag --agianst", ""),

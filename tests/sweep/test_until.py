@@ -114,6 +114,12 @@ def test_without_a_difference_it_gives_up_and_says_so(tmp_path):
     assert build.write(tmp_path).winner is None
 
 
+def test_with_more_seeds_than_it_may_add_it_looks_once(tmp_path):
+    made = Made(tmp_path, lambda model, seed: noise(seed) * 0.1 + (model == "mlp"), max_seeds=8, seeds=range(12))
+    assert made.run() == [12, 12]
+    assert made.said == ["until:  12 seeds: model=cnn beside model=mlp: better"]
+
+
 def test_where_one_configuration_always_fails_nothing_is_added_for_ever(tmp_path):
     made = Made(tmp_path, lambda model, seed: None if model == "mlp" else 0.5)
     assert made.run() == [8, 8]
