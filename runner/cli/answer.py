@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,11 +44,12 @@ def run(command: Callable[[list[str]], int], words: list[str]) -> int:
     """A command whose stdout is a JSON document, also where it only prints a text (--help) or is stopped. Returns its exit code."""
     with asked_for():
         said = io.StringIO()
-        with redirect_stdout(said) if set(words) & TEXTS else nullcontext():
+        is_text = bool({word.partition("=")[0] for word in words} & TEXTS)
+        with redirect_stdout(said) if is_text else nullcontext():
             code = command(words)
         place = rank_here(os.environ)
         if not _is_given and not (place is not None and place.rank):  # of several processes the first one answers
-            give({"text": said.getvalue()} if set(words) & TEXTS else {"exit_code": code})
+            give({"text": said.getvalue()} if is_text else {"exit_code": code})
         return code
 
 
@@ -58,7 +59,16 @@ def give(facts: Any) -> None:
     if _out is not None:
         _is_given = True
         with suppress(BrokenPipeError):  # `... | head` has read enough
-            print(without_password(json.dumps(finite(facts), indent=2, default=str)), file=_out, flush=True)
+            print(json.dumps(_masked(finite(facts)), indent=2), file=_out, flush=True)
+
+
+def _masked(facts: Any) -> Any:
+    """Without passwords in its texts; its keys and numbers are what they are, whatever a password is."""
+    if isinstance(facts, Mapping):
+        return {key: _masked(value) for key, value in facts.items()}
+    if isinstance(facts, list | tuple):
+        return [_masked(value) for value in facts]
+    return facts if facts is None or isinstance(facts, bool | int | float) else without_password(str(facts))
 
 
 def give_report(sweep: Path) -> None:

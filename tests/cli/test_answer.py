@@ -5,12 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from runner import cli
 from runner.cli import commands
+from runner.cli.answer import asked_for, give
 from runner.cli.options import FORMS
+from runner.errors import SECRETS
 from runner.version import PACKAGES
 
 SHORT = ("model=linear", "data=iris", "train.num_epochs=1", "tracking.enabled=false", "device=cpu", "task.plots=false")
@@ -75,6 +78,18 @@ def test_help_is_an_answer_too(verb, answer):
     code, found, _ = answer(verb, "--help")
     assert code == 0 and found["text"].startswith(f"python -m runner {verb}")
     assert answer("--cfg", "job")[1]["text"].startswith("device: auto")
+    assert answer("--cfg=job")[1]["text"].startswith("device: auto")
+
+
+def test_a_password_is_masked_in_texts_alone(monkeypatch, capsys):
+    monkeypatch.setenv("TRACK_PW", 'pä"1')
+    monkeypatch.setenv("TRACK_NUMBER", "1234")
+    monkeypatch.setenv(SECRETS, "TRACK_PW,TRACK_NUMBER")
+    with asked_for():
+        give({"points": 51234, "at 1234": ["http://a:1234@host", 'it is pä"1'], "folder": Path("1234")})
+    found = json.loads(capsys.readouterr().out)
+    said = ["http://a:***@host", "it is <oc.env:TRACK_PW>"]
+    assert found == {"points": 51234, "at 1234": said, "folder": "<oc.env:TRACK_NUMBER>"}
 
 
 @pytest.mark.parametrize(
