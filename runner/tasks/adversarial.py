@@ -18,8 +18,8 @@ class Adversarial(nn.Module):
     real row and a generated one is the real one. The generator has to find all kinds of rows, not one that passes.
 
     A batch is (inputs, anything) or the inputs alone; a model has generate(real) and critic(rows), as runner.models.GAN.
-    A split is measured by the energy distance of generated rows to its own (Szekely and Rizzo 2013): 0 where both are
-    alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
+    A split is measured by the energy distance of generated rows to its own (Szekely and Rizzo 2013): about 0 where both
+    are alike. Its generated rows come from the same numbers each time, so that epochs can be compared.
     """
 
     kind = "generation"
@@ -58,8 +58,13 @@ class Adversarial(nn.Module):
 
 
 def energy_distance(one: Tensor, other: Tensor) -> Tensor:  # (N, F), (M, F)
-    """Twice the mean distance between rows of both, less the mean distances within each."""
-    return 2 * torch.cdist(one, other).mean() - torch.cdist(one, one).mean() - torch.cdist(other, other).mean()
+    """Twice the mean distance between rows of both, less the mean distances within each, of two rows that are not the same
+    one: so it does not hang on how many there are, and is below 0 as often as above where both are alike."""
+    return 2 * torch.cdist(one, other).mean() - _within(one) - _within(other)
+
+
+def _within(rows: Tensor) -> Tensor:
+    return torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1))
 
 
 def _real(batch: Any) -> Tensor:
