@@ -257,6 +257,7 @@ class Facts:
     is_multilabel: bool = MISSING
     vocab_size: int | None = MISSING
     context_length: int | None = MISSING
+    padding_token: int | None = MISSING
     bytes_per_token: float | None = MISSING
     num_steps: int = MISSING
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 OPTIONAL_FACTS = {
     "vocab_size": None,
     "context_length": None,
+    "padding_token": None,
     "bytes_per_token": None,
     "class_counts": None,
     "is_multilabel": False,

@@ -32,7 +32,9 @@ from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, mak
 
 #: in place of what only the data knows
 STAND_INS: dict[str, Any] = {
-    **dict.fromkeys(("in_features", "out_features", "num_classes", "vocab_size", "context_length"), 10),
+    **dict.fromkeys(
+        ("in_features", "out_features", "num_classes", "vocab_size", "context_length", "padding_token"), 10
+    ),
     "input_shape": [10],
     "class_counts": [10],
     "is_multilabel": False,

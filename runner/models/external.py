@@ -80,12 +80,14 @@ def transformers_model(
     pretrained: str | None = None,
     head: str = "auto",
     vocab_size: int | None = None,
+    padding_token: int | None = None,
 ) -> nn.Module:
     """A model of transformers: tokens (B, T) or images (B, C, H, W) -> logits (B, out_features), or (B, T, V) of a causal_lm.
 
     config: model_type and what else its configuration takes, the model then starts untrained; or, beside `pretrained`,
     what differs from there. pretrained: a local folder of save_pretrained(), or a name on the hub. head: auto is
-    image_classification for images, causal_lm where the outputs are the vocabulary, else sequence_classification.
+    image_classification for images, causal_lm where the outputs are the vocabulary, else sequence_classification, in which
+    a decoder answers at the last token that is no padding_token (None: what its configuration says).
     Raises: RunnerError where it is not installed, knows no such model, or can't reach it.
     """
     asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={dict(config or {})}"
@@ -105,6 +107,10 @@ def transformers_model(
         raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
+    if padding_token is not None and not pretrained:
+        settings.pad_token_id = padding_token
+    elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
+        settings.pad_token_id = padding_token or 0
     has = getattr(settings, "vocab_size", None)
     if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
         problem = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
@@ -179,8 +185,6 @@ def _settings(
             raise RunnerError(_not_reached(f"model.pretrained={pretrained}", error)) from error
     else:
         found = library.AutoConfig.for_model(_known(library, kind), **config)
-    if head == "sequence_classification" and getattr(found, "pad_token_id", None) is None:
-        found.pad_token_id = 0  # decoders look for the last token that is none
     return found
 
 

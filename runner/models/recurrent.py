@@ -21,7 +21,9 @@ class Recurrent(nn.Module):
 
     A signal, (C, L), is a sequence of L steps of C numbers; tokens, (T,), go through an embedding of hidden_size where
     vocab_size is set. pooling: `last`, the state at the end (of each direction its own end); `mean`, the mean over all
-    steps; `each`, outputs of every step, (B, L, out_features), as a language model gives them.
+    steps; `each`, outputs of every step, (B, L, out_features), as a language model gives them. padding_token: what fills
+    texts up at their end: `last` and `mean` are of the steps before it (the direction from the end begins in it); None
+    for texts of one length.
     Orthogonal recurrent weights, LeCun-normal others, zero biases but for the LSTM's forget gate: 1, so that it starts by
     remembering (Jozefowicz et al. 2015).
     """
@@ -38,8 +40,10 @@ class Recurrent(nn.Module):
         pooling: str = "last",
         dropout: float = 0.0,
         vocab_size: int | None = None,
+        padding_token: int | None = None,
     ) -> None:
         super().__init__()
+        self.padding_token = padding_token
         self.pooling = choice(pooling, POOLINGS, key="model.pooling")
         cell = choice(cell, CELLS, key="model.cell")
         hidden_size, num_layers = (
@@ -73,7 +77,9 @@ class Recurrent(nn.Module):
             steps = steps.contiguous()
         # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
         states, end = self._one_by_one(steps) if self._has_faults(steps) else self.layers(steps)
-        if self.pooling == "last":
+        if self.padding_token is not None and self.embedding is not None and self.pooling != "each":
+            states = self._of_text(states, inputs != self.padding_token)
+        elif self.pooling == "last":
             last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H)
             num_directions = 2 if self.layers.bidirectional else 1
             states = torch.cat(last[-num_directions:].unbind(0), -1)
@@ -81,6 +87,16 @@ class Recurrent(nn.Module):
             states = states.mean(1)
         output: Tensor = self.output(self.dropout(states))
         return output
+
+    def _of_text(self, states: Tensor, is_there: Tensor) -> Tensor:  # (B, L, D * H), (B, L) -> (B, D * H)
+        """Of the steps before the padding."""
+        lengths = is_there.sum(1, keepdim=True).clamp(min=1)
+        if self.pooling == "mean":
+            return (states * is_there[..., None]).sum(1) / lengths
+        size = self.layers.hidden_size
+        at = (lengths - 1)[..., None].expand(-1, 1, size)
+        forward = states[..., :size].gather(1, at)[:, 0]
+        return torch.cat([forward, states[:, 0, size:]], 1)
 
     def _has_faults(self, steps: Tensor) -> bool:
         """MPS' LSTM forgets its own dropout on the way back, and all gradients are wrong (pytorch#190056)."""

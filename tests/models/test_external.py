@@ -228,3 +228,12 @@ def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():
     pytest.importorskip("transformers")
     with pytest.raises(RunnerError, match=r"knows 8 tokens, and the data has 257\n.*model.config.vocab_size=257"):
         external.transformers_model((7,), 3, config={**BERT, "vocab_size": 8}, vocab_size=257)
+
+
+@needs_transformers
+def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
+    model = external.transformers_model((7,), 3, config=GPT, vocab_size=9, padding_token=8).eval()
+    texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8]])
+    torch.testing.assert_close(model(texts), model(texts[:, :3]), atol=1e-6, rtol=1e-5)
+    again = build(model.made_anywhere, key="model")
+    assert again.model.config.pad_token_id == 8

@@ -36,6 +36,28 @@ def test_poolings():
     assert torch.equal(each(x)[:, :4], each(x[:, :, :4]))  # what comes later changes nothing
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_padding_counts_for_nothing(cell, pooling):
+    torch.manual_seed(0)
+    model = Recurrent((7,), 3, cell, 4, num_layers=2, pooling=pooling, vocab_size=9, padding_token=0)
+    texts = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0], [0] * 7])
+    outputs = model(texts)
+    for row, length in ((0, 3), (1, 1)):
+        torch.testing.assert_close(outputs[row], model(texts[row : row + 1, :length])[0])
+    assert outputs.isfinite().all(), "a row of nothing else"
+    model.padding_token = None
+    assert not torch.allclose(model(texts)[0], outputs[0], atol=1e-4)
+
+
+def test_of_both_directions_each_is_read_at_its_end():
+    model = Recurrent((4,), 3, "gru", 4, bidirectional=True, vocab_size=9, padding_token=0)
+    texts = torch.tensor([[1, 2, 3, 4]])
+    padded = model(texts)
+    model.padding_token = None
+    torch.testing.assert_close(padded, model(texts))
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_how_it_starts(cell):
     torch.manual_seed(0)

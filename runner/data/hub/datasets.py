@@ -161,6 +161,7 @@ def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], r
     facts: dict[str, Any] = {"input_shape": shape, "num_classes": len(classes) or None}
     if reading.tokens is not None:
         facts |= {"vocab_size": reading.tokens.vocab_size, "context_length": shape[0]}
+        facts["padding_token"] = reading.tokens.padding
     else:
         facts["in_features"] = math.prod(shape)
     if targets is None:

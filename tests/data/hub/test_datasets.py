@@ -204,7 +204,7 @@ def test_texts_and_classes_become_tokens(tmp_path):
         rows = source.rows if decode == "once" else batch(source.rows, range(3))
         assert rows[0].tolist() == [[*b"good", 256, 256], [*"bä".encode(), 256, 256, 256], [*b"very g"]]
         assert rows[1].tolist() == [1, 0, 1]
-        assert source.facts == {"input_shape": [6], "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6}  # fmt: skip
+        assert source.facts == {"input_shape": [6], "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6, "padding_token": 256}  # fmt: skip
 
 
 def test_several_texts_are_joined(tmp_path):
@@ -220,7 +220,7 @@ def test_a_text_without_a_target_is_gone_on_with(tmp_path, decode):
     inputs, targets = source.rows if decode == "once" else batch(source.rows, range(2))
     assert inputs.tolist() == [[*b"hell"], [*b"hi", 256, 256]]
     assert targets.tolist() == [[*b"ello"], [*b"i", -100, -100, -100]]
-    assert source.facts == {"input_shape": [4], "num_classes": None, "out_features": 257, "vocab_size": 257, "context_length": 4}  # fmt: skip
+    assert source.facts == {"input_shape": [4], "num_classes": None, "out_features": 257, "vocab_size": 257, "context_length": 4, "padding_token": 256}  # fmt: skip
     assert source.labels is None
 
 
