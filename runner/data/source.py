@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from runner.data.loading.served import Served
 from runner.data.map_style import labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
-from runner.data.tables.values import to_inputs, to_targets
+from runner.data.tables.values import are_texts, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
 from runner.errors import Fault, RunnerError, nearest
 
@@ -154,14 +154,64 @@ def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
 
 
 def _given(found: Any, split: str, train: Source, asked: str) -> Any:
-    """The rows of a split that the source brings, in the classes of the training split."""
+    """The rows of a split that the source brings, in the classes of the training split.
+
+    Raises: RunnerError for a Dataset whose classes have other numbers there.
+    """
     if isinstance(found, TensorDataset):
         found = found.tensors
-    if isinstance(found, list | tuple) and len(found) == 2 and not isinstance(train.rows, Dataset):
-        called = (f"the inputs of {split}", f"the targets of {split}")
-        integers = not tensors(train.rows)[0].is_floating_point()
-        return from_arrays(*found, name=split, keep_integers=integers, like=train, asked=asked, called=called).rows
-    return as_source(found, name=split).rows
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        given = as_source(found, name=split)
+        if fault := _numbered_otherwise(given, split, train, asked):
+            raise RunnerError(fault)
+        return given.rows
+    called = (f"the inputs of {split}", f"the targets of {split}")
+    if isinstance(train.rows, Dataset):
+        return _beside_a_dataset(found, split, train, partial(from_arrays, name=split, asked=asked, called=called))
+    integers = not tensors(train.rows)[0].is_floating_point()
+    return from_arrays(*found, name=split, keep_integers=integers, like=train, asked=asked, called=called).rows
+
+
+def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Callable[..., Source]) -> Any:
+    """(inputs, targets) of a split whose training split is a Dataset: that numbers its classes itself, so numbers stay."""
+    inputs, targets = found
+    # of its sizes the targets' alone: rows that its collate_fn pads have no width of their own
+    like = replace(train, facts={key: train.facts[key] for key in ("out_features",) if key in train.facts})
+    if are_texts(targets):
+        if not train.classes:
+            problem = f"the targets of {split} are texts, and the Dataset of train does not tell their numbers"
+            fix = f"`classes` in it, the names in the order of their numbers, or numbers in {split}"
+            raise RunnerError(Fault(f"data={train.name}", problem, fix))
+        return read(inputs, targets, like=like).rows
+    targets, num_classes = without_bools(targets), train.facts.get("num_classes")
+    if "num_classes" in train.facts:  # None of a regression, and of labels of which a row has several
+        return read(inputs, targets, like=replace(like, classes=tuple(map(str, range(num_classes or 0))))).rows
+    source = read(inputs, targets)
+    if not source.classes:
+        return source.rows
+    inputs, indices = source.rows
+    return inputs, torch.tensor([int(name) for name in source.classes])[indices]
+
+
+def _numbered_otherwise(given: Source, split: str, train: Source, asked: str) -> Fault | None:
+    """What to write where a class of a split has another number than in the training split."""
+    ours, theirs = train.classes, given.classes
+    has_none = not ours or given.facts.get("num_classes", len(ours)) is None
+    if has_none or _are_numbers(ours) or (theirs and theirs == ours[: len(theirs)]):
+        return None
+    if theirs and not _are_numbers(theirs):
+        problem = f"the classes of train are {', '.join(ours[:12])}, and those of {split} {', '.join(theirs[:12])}"
+        fix = f"`classes` of train in {split}, too, and its rows numbered so (ImageFolder: an empty folder and allow_empty=True)"
+        return Fault(asked, problem, fix)
+    if isinstance(train.rows, Dataset):
+        return None
+    problem = f"the classes of train ({', '.join(ours[:12])}) are numbered from 0 here, and {split} numbers them itself"
+    return Fault(asked, problem, f"targets 0, 1, 2, ... in train, as {split} has them, or (inputs, targets) in {split}")
+
+
+def _are_numbers(classes: Sequence[str]) -> bool:
+    """Whether these are the numbers of classes and no names."""
+    return tuple(classes) == tuple(map(str, range(len(classes))))
 
 
 def _checked(source: Source, asked: str) -> Source:
@@ -185,7 +235,7 @@ def _checked(source: Source, asked: str) -> Source:
 
 def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tuple[str, str]) -> Fault | None:
     for key, name in (("input_shape", called[0]), ("out_features", called[1])):
-        if facts[key] != train[key]:
+        if key in train and facts[key] != train[key]:
             problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
             return Fault(asked, problem, "splits of the same shape")
     return None

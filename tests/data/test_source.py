@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from runner.data.source import Source, as_source, facts_of, from_arrays
 from runner.errors import RunnerError
@@ -91,6 +91,94 @@ def test_given_splits_may_be_datasets():
     )
     assert isinstance(source.given["val"], Rows)
     assert [len(part) for part in source.given["test"]] == [2, 2]
+
+
+class Three(Dataset):
+    """Says by its targets that there are classes 0 to 2."""
+
+    targets = [0, 1, 2] * 2
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.zeros(4), index % 3
+
+
+class Named(Three):
+    classes = ("a", "b", "c")
+
+
+class Silent(Three):
+    targets = None
+
+
+class Fewer(Three):
+    """As torchvision's ImageFolder makes it of folders without one for a."""
+
+    classes = ("b", "c")
+
+
+class Numbers(Silent):
+    def __getitem__(self, index):
+        return torch.zeros(4), torch.ones(1)
+
+
+X4, ONES = X[:3], [1, 2, 1]
+
+
+@pytest.mark.parametrize("train", [Three(), Named(), Silent(), DataLoader(Three(), 2), DataLoader(Silent(), 2)])
+@pytest.mark.parametrize("val", [(X4, ONES), (X4, np.array(ONES)), TensorDataset(torch.tensor(X4), torch.tensor(ONES))])
+def test_a_dataset_numbers_the_classes_of_the_splits_beside_it(train, val):
+    """No row of class 0 is there: numbered anew, 1 and 2 would be 0 and 1."""
+    assert as_source({"train": train, "val": val}, name="mine").given["val"][1].tolist() == ONES
+
+
+def test_names_and_bools_beside_a_dataset_are_its_numbers():
+    given = as_source({"train": Named(), "val": (X4, ["b", "c", "b"]), "test": (X4, [True] * 3)}, name="mine").given
+    assert given["val"][1].tolist() == ONES and given["test"][1].tolist() == [1, 1, 1]
+    silent = as_source({"train": Silent(), "val": (X4, torch.tensor([True] * 3))}, name="mine").given
+    assert silent["val"][1].tolist() == [1, 1, 1]
+
+
+def test_numbers_beside_a_dataset_of_a_regression_are_no_classes():
+    given = as_source({"train": Numbers(), "val": (X4, ONES), "test": (X4, [0.5, 1, 2])}, name="mine").given
+    assert given["val"][1].tolist() == [[1.0], [2.0], [1.0]] and given["test"][1].tolist() == [[0.5], [1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [
+        (Named(), Named()),
+        (Named(), Three()),
+        (Three(), Named()),
+        ((X, Y), Named()),
+        ((X, list("abcabc")), Named()),
+        ((X, Y / 2), Numbers()),
+        (Named(), Source("s", (torch.ones(2, 4), torch.tensor([0, 1])), {}, classes=("a", "b"))),
+    ],
+)
+def test_a_dataset_of_the_same_numbers_is_taken_as_it_is(train, val):
+    given = as_source({"train": train, "val": val}, name="mine").given["val"]
+    assert given is val or given is val.rows
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "so", "write"),
+    [
+        (Named(), Fewer(), "train are a, b, c, and those of val b, c", "`classes` of train in val"),
+        (DataLoader(Named(), 2), DataLoader(Fewer(), 2), "those of val b, c", "allow_empty=True"),
+        ((X, Y + 1), Three(), "(1, 2, 3) are numbered from 0 here", "targets 0, 1, 2, ... in train"),
+        ((X, Y + 1), Silent(), "val numbers them itself", "or (inputs, targets) in val"),
+        ((X, list("abcabc")), Three(), "(a, b, c) are numbered from 0 here", "(inputs, targets) in val"),
+        (Three(), (X4, [1, 2, 3]), "that the training split lacks: 3", "rows of each class"),
+        (Three(), (X4, ["b", "c", "b"]), "does not tell their numbers", "`classes` in it"),
+    ],
+)
+def test_other_numbers_of_classes_are_refused(train, val, so, write):
+    (fault,) = faults({"train": train, "val": val})
+    assert so in fault.problem
+    assert write in fault.fix
 
 
 @pytest.mark.parametrize(

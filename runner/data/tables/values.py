@@ -58,6 +58,25 @@ def to_targets(
     return _numbered(_one_column(array, asked, called), asked, called, like)
 
 
+def are_texts(values: Any) -> bool:
+    """Whether targets are names of classes."""
+    if isinstance(values, Tensor):
+        return False
+    first = next(iter(values), None) if hasattr(values, "__iter__") else None
+    return isinstance(first, str | bytes)
+
+
+def without_bools(values: Any) -> Any:
+    """False and true as the numbers 0 and 1, all else as it is."""
+    if isinstance(values, Tensor):
+        return values.long() if values.dtype == torch.bool else values
+    if hasattr(values, "dtype"):
+        return values.astype(np.int64) if values.dtype == bool else values
+    return (
+        [int(value) if isinstance(value, bool) else value for value in values] if isinstance(values, list) else values
+    )
+
+
 def to_floats(array: Any, *, asked: str, called: str) -> Tensor:
     """The array as float32, a tensor; raises a RunnerError for what is not finite in it."""
     with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, and is told below
