@@ -67,14 +67,12 @@ class OwnLoader(IterableDataset[Any]):
         """Of an epoch."""
         return self._length if self.is_loader else -(-self._length // batch_size)
 
-    def loader(self, batch_size: int, num_workers: int) -> DataLoader[Any]:
-        """The person's own; of a dataset, one with the run's batch size."""
+    def loader(self, batch_size: int) -> DataLoader[Any]:
+        """The person's own; of a dataset, one with the run's batch size, which reads in this process."""
         if isinstance(self.found, DataLoader):
             return self.found
         own = getattr(self.found, "collate_fn", None)
-        return DataLoader(
-            self.found, batch_size=batch_size, num_workers=num_workers, collate_fn=own if callable(own) else collate
-        )
+        return DataLoader(self.found, batch_size=batch_size, collate_fn=own if callable(own) else collate)
 
     def begin(self, epoch: int) -> None:
         """Seeds the generators that the person gave, and tells the epoch to whoever asks for it (`set_epoch`)."""

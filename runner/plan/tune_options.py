@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import Dataset
 
+from runner.data.own_loader import OwnLoader
 from runner.training.parts import Parts
 
 #: of activations, in bytes: a step that keeps less lies in the caches, and a smaller batch would only add calls
@@ -85,6 +86,8 @@ def _layout(cfg: DictConfig, parts: Parts) -> Option:
 
 
 def _residency(cfg: DictConfig, parts: Parts) -> Option:
+    if isinstance(parts.splits.train, OwnLoader):
+        return Option("data.num_workers", why_not="your own stream has processes of its own, or none")
     if isinstance(parts.splits.train, Dataset):
         return _workers(cfg)
     if parts.train.indexed() is not None:

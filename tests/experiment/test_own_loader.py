@@ -275,6 +275,10 @@ def test_two_processes_share_each_batch(mine):
             ["data=weighted", "data.residency=device", "data.num_workers=1"],
             ["data.residency=device", "data.residency=auto", "data.num_workers=1", "DataLoader(..., num_workers=...)"],
         ),
+        (
+            ["data=stream", "data.num_workers=2"],
+            ["data.num_workers=2", "each process would read all", "data.num_workers=0", "get_worker_info()"],
+        ),
         (["data=stream", "model=mlp"], ["tells no out_features", "write: model.out_features=..."]),
     ],
 )

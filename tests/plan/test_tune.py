@@ -2,15 +2,18 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from runner import run as run_experiment
 from runner.config.compose import composed_with, composer, hydra_session
+from runner.data.own_loader import OwnLoader
 from runner.errors import Fault, RunnerError
 from runner.experiment.build import prepare, prepare_data
 from runner.plan import tune as command
@@ -75,6 +78,15 @@ def test_what_may_win_is_tried():
 def test_what_can_not_win_is_not_tried_and_said(words, more, name, why):
     option = options_of(*words, **more)[name]
     assert not option.tries and why in option.why_not
+
+
+def test_a_stream_of_ones_own_is_offered_no_readers():
+    cfg = cfg_of()
+    parts = prepare(cfg, torch.device("cpu"))
+    own = OwnLoader(DataLoader(TensorDataset(torch.ones(8, 1))), asked="data=mine")
+    found = options(cfg, replace(parts, splits=replace(parts.splits, train=own)), FITS)
+    (option,) = [each for each in found if each.name == "data.num_workers"]
+    assert not option.tries and "your own stream" in option.why_not
 
 
 @pytest.mark.parametrize("name", ["train.accumulate_steps", "train.compile"])

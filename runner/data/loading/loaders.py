@@ -68,7 +68,7 @@ class Loading:
     """Where the rows are to lie, and who reads them.
 
     residency: auto, device or stream. free_bytes: of the device; None where nobody can tell. num_workers: of a streamed
-    set, None for automatic. num_processes: that train on this machine, and load each its own.
+    set, None for automatic; of a person's own stream none. num_processes: that train on this machine, and load each its own.
     """
 
     residency: str = "auto"
@@ -113,12 +113,20 @@ def _served(
     if loading.residency == "device":
         problem = "a DataLoader of your own is read batch by batch"
         faults.append(Fault("data.residency=device", problem, "data.residency=auto, or tensors from your function"))
-    if rows.is_loader and loading.num_workers:
-        problem = "your DataLoader has processes of its own, or none"
-        faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, "DataLoader(..., num_workers=...)"))
+    if loading.num_workers:
+        problem, fix = "your DataLoader has processes of its own, or none", "DataLoader(..., num_workers=...)"
+        if not rows.is_loader:  # torch gives each process a copy, and rows come twice or never
+            problem = (
+                "each process would read all of your IterableDataset, and an epoch would end before its other rows"
+            )
+            fix = (
+                "data.num_workers=0, or return DataLoader(dataset, num_workers=...) whose dataset's __iter__ takes its "
+                "part by get_worker_info()"
+            )
+        faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, fix))
     if faults:
         raise RunnerError(*faults)
-    served = Served(rows, batch_size=batch_size, device=device, seed=seed, num_workers=loading.num_workers or 0)
+    served = Served(rows, batch_size=batch_size, device=device, seed=seed)
     what = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
     goes_on = "by its own state" if served.tells_state else "by reading again what it has had"
     return served, f"streamed ({what}; a run goes on {goes_on})"

@@ -30,14 +30,12 @@ class Served:
     the middle of one reads again what it has had, unless the loader tells its state (`state_dict`, `load_state_dict`).
     """
 
-    def __init__(
-        self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int, num_workers: int = 0
-    ) -> None:
+    def __init__(self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> None:
         self._rows, self._device, self._seed = rows, device, seed
         self.num_rows, self.num_batches = len(rows), rows.num_batches(batch_size)
         by_sampler = rows.is_loader and rows.batch_size is None
         self.batch_size = -(-self.num_rows // self.num_batches) if by_sampler else rows.batch_size or batch_size
-        self._loader: DataLoader[Any] = rows.loader(batch_size, num_workers)
+        self._loader: DataLoader[Any] = rows.loader(batch_size)
         self.device_bytes = 0
         self._generators: Mapping[str, Any] = {}
         self._at = (0, 0)  # epoch, batches given of it
