@@ -29,6 +29,7 @@ from runner.data.loading.order import ClassSampler
 from runner.data.sampler import sampler_of
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
+from runner.data.tables.statistics import SCALED
 from runner.device import backends
 from runner.device.host_memory import keep_what_is_freed, size_in_words
 from runner.device.module_map import spread
@@ -129,13 +130,14 @@ def prepare_training(
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
     fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
 
+    leave_out_unknown_facts(cfg, "task")
     around = source.around(data.splits.train) if source.around is not None else Preprocessing()
+    around = _for_output(around, cfg.task.get("output"))
     backends.seed_everything(cfg.seed)  # the weights depend on the seed alone, not on what drew before
     with device if cfg.placement.init == "device" else contextlib.nullcontext():
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(with_preprocessing(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
-    leave_out_unknown_facts(cfg, "task")
     task = build(resolved(cfg, "task"), key="task")
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
@@ -359,6 +361,14 @@ def _counted(source: Source, splits: Splits) -> dict[str, Any]:
     if splits.labels is None or not source.classes:
         return {}
     return {"class_counts": torch.bincount(splits.labels, minlength=len(source.classes)).tolist()}
+
+
+def _for_output(around: Preprocessing, output: Any) -> Preprocessing:
+    """The same, knowing which output of a model that gives several is the answer (`task.output`)."""
+    after = around.after
+    if after is None or after.get("_target_") != SCALED or not isinstance(output, int | str):
+        return around
+    return replace(around, after={**after, "output": output})
 
 
 def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:

@@ -2,27 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest
 
 
 class Scaled(nn.Module):
-    """outputs * spreads + means, each (T,): what the targets of the training split have. Raises: RunnerError for another T."""
+    """outputs * spreads + means, each (T,): what the targets of the training split have. Raises: RunnerError for another T.
+
+    output: of a model that gives several, the place, key or attribute of the one that is scaled, as `task.output` has it.
+    """
 
     means: Tensor
     spreads: Tensor
 
-    def __init__(self, means: Sequence[float], spreads: Sequence[float]) -> None:
+    def __init__(self, means: Sequence[float], spreads: Sequence[float], output: int | str | None = None) -> None:
         super().__init__()
         self.register_buffer("means", torch.tensor(means, dtype=torch.float32))
         self.register_buffer("spreads", torch.tensor(spreads, dtype=torch.float32))
+        self.output = output
 
-    def forward(self, outputs: Tensor) -> Tensor:
+    def forward(self, outputs: Any) -> Any:
+        if isinstance(outputs, Tensor):
+            return self._scaled(outputs)
+        parts = _tensors(outputs)
+        if not parts:  # the task tells what came back
+            return outputs
+        if self.output not in parts:
+            names = list(map(str, parts))
+            hits = nearest(str(self.output), names) or names[:3]
+            problem = f"the model gives a {type(outputs).__name__} of {', '.join(names)}, and one is scaled to the targets' units"
+            asked = f"task.output={'null' if self.output is None else self.output}"
+            raise RunnerError(Fault(asked, problem, " or ".join(f"task.output={hit}" for hit in hits)))
+        return _with(outputs, self.output, self._scaled(parts[self.output]))
+
+    def _scaled(self, outputs: Tensor) -> Tensor:
         if outputs.dim() > 1 and outputs.shape[-1] != len(self.means):
             problem = f"the model gives {tuple(outputs.shape)}, and the data has {len(self.means)} targets a row"
             raise RunnerError(Fault("model", problem, "model.out_features='${facts.out_features}'"))
         return outputs * self.spreads + self.means
+
+
+def _tensors(outputs: Any) -> dict[int | str | None, Tensor]:
+    """What can be taken out of it; a NamedTuple's by place and by name."""
+    found: dict[Any, Any] = {}
+    if isinstance(outputs, Mapping):
+        found = dict(outputs)
+    elif isinstance(outputs, list | tuple):
+        found = {**dict(enumerate(outputs)), **dict(zip(getattr(outputs, "_fields", ()), outputs, strict=False))}
+    else:
+        found = getattr(outputs, "__dict__", {})
+    return {name: part for name, part in found.items() if isinstance(part, Tensor)}
+
+
+def _with(outputs: Any, name: Any, part: Tensor) -> Any:
+    """The same outputs with one of them changed; what the model gave stays as it is."""
+    if isinstance(outputs, list | tuple):
+        fields = getattr(outputs, "_fields", ())
+        place = fields.index(name) if name in fields else name
+        parts = [*outputs[:place], part, *outputs[place + 1 :]]
+        return type(outputs)(*parts) if fields else type(outputs)(parts)
+    changed = copy.copy(outputs)
+    if isinstance(outputs, Mapping):
+        changed[name] = part
+    else:
+        setattr(changed, name, part)
+    return changed

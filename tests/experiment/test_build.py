@@ -80,6 +80,39 @@ def test_groups_reach_the_optimizer(own_folder):
     assert [(group["lr"], len(group["params"])) for group in groups] == [(0.1, 2), (0.0, 2)]
 
 
+SEVERAL = """
+from torch import nn
+class Two(nn.Module):
+    def __init__(self, inputs, outputs, named=False):
+        super().__init__()
+        self.answer, self.other, self.named = nn.Linear(inputs, outputs), nn.Linear(inputs, 3), named
+    def forward(self, x):
+        found = self.answer(x), self.other(x)
+        return dict(zip(("answer", "other"), found)) if self.named else found
+"""
+
+
+@pytest.mark.parametrize(("named", "output"), [(False, 0), (True, "answer")])
+def test_of_a_model_with_several_outputs_the_answer_is_scaled(named, output, own_folder, capsys):
+    """And is again where the model is built anew."""
+    (own_folder / "two.py").write_text(SEVERAL)
+    (own_folder / "conf/model").mkdir(parents=True)
+    node = f"_target_: two.Two\ninputs: ${{facts.in_features}}\noutputs: ${{facts.out_features}}\nnamed: {named}\n"
+    (own_folder / "conf/model/two.yaml").write_text(node)
+    words = ["data=diabetes", "model=two", "task=regression", "task.plots=false", "train.num_epochs=1"]
+    words += ["device=cpu", "tracking.enabled=false"]
+    assert cli.main([*words, "hydra.run.dir=none"]) == 1
+    assert f"task.output={output}" in capsys.readouterr().out
+    assert cli.main([*words, f"task.output={output}", "hydra.run.dir=run"]) == 0
+    model = build(read_card(own_folder / "run").model)
+    model.load_state_dict(weights("run"))
+    inputs = torch.zeros(1, 10)
+    found = model(inputs)[output]
+    alone = model.model(model.before(inputs))[output]
+    assert torch.equal(found, alone * model.after.spreads + model.after.means) and 100 < model.after.means.item() < 200
+    assert cli.main(["evaluate", "run"]) == 0
+
+
 OWN = """
 from torch import nn
 class Net(nn.Module):
