@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from runner.data.array_files import TABLE, Arrays, opened
 from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
+from runner.data.vision.statistics import normalised
 from runner.errors import Fault, RunnerError, nearest
 
 READER = "runner.data.array_inputs"
+IMAGE_DIMS = 4  # (N, C, H, W)
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16)
 #: of inputs without targets, read at a time
 ROWS_A_CHUNK = 65_536
 #: the last column of a table of floats is taken as classes up to so many different whole numbers
@@ -39,7 +43,8 @@ def arrays(
     npz, safetensors: where the file has x_train and y_train instead of x and y, they are taken, and x_val, y_val,
     x_test and y_test are its own splits. npy: the targets lie in `targets_path` or in the last column of a table.
     targets_path: another file for the targets. kind: auto (floats are a regression, all else classes),
-    classification, regression. float_inputs=False leaves integers as they are.
+    classification, regression. float_inputs=False leaves integers as they are, for rows of tokens (small ones become
+    int32, which embeddings take) and for images (C, H, W) of bytes, which a layer before the model normalises.
     augment: of inputs that are images (C, H, W), see runner.data.vision.augment.
     Raises: RunnerError for a file that is missing, unreadable or lacks what is asked for, and for NaN.
     """
@@ -50,7 +55,7 @@ def arrays(
         if targets_path is not None:
             others = stack.enter_context(opened(targets_path, key="data.targets_path"))
         elif TABLE in found:
-            return augmented(replace(_from_table(found[TABLE], path, settings), reader=reader), augment)
+            return _finished(_from_table(found[TABLE], path, settings), {}, reader, augment)
         else:
             others = found
         suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
@@ -61,7 +66,7 @@ def arrays(
         train = _part(columns, suffix, path, settings)
         there = [name for name in GIVEN if suffix and any(f"{c.name}_{name}" in found for c in columns)]
         given = {name: _part(columns, f"_{name}", path, settings, like=train).rows for name in there}
-        return augmented(replace(train, given=given, reader=reader), augment)
+        return _finished(train, given, reader, augment)
 
 
 def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> Iterator[Tensor]:
@@ -81,7 +86,24 @@ def array_inputs(path: str, *, inputs: str = "x", float_inputs: bool = True) -> 
         for start in range(0, len(array), ROWS_A_CHUNK) if len(found.shapes[name]) else ():
             called = f"rows {start + 1:,} and on of {Path(path).name}" if start else f"the rows of {Path(path).name}"
             rows = array[start : start + ROWS_A_CHUNK]
-            yield to_inputs(rows, asked=f"--input {path}", called=called, keep_integers=not float_inputs)
+            yield _as_embeddings_take(
+                to_inputs(rows, asked=f"--input {path}", called=called, keep_integers=not float_inputs)
+            )
+
+
+def _finished(source: Source, given: Mapping[str, Any], reader: dict[str, Any], augment: Any) -> Source:
+    """With its own splits and all that stands between the rows and the model."""
+    inputs, targets = source.rows
+    are_images = inputs.dtype == torch.uint8 and inputs.dim() == IMAGE_DIMS
+    rows = (_as_embeddings_take(inputs), targets)
+    given = {name: (_as_embeddings_take(some), others) for name, (some, others) in given.items()}
+    around = normalised if are_images else None
+    return augmented(replace(source, rows=rows, given=given, reader=reader, around=around), augment)
+
+
+def _as_embeddings_take(inputs: Tensor) -> Tensor:
+    """Rows of small integers, (N, T), as int32: torch's embeddings take no smaller ones."""
+    return inputs.int() if inputs.dim() == 2 and inputs.dtype in SMALL_INTEGERS else inputs
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from runner.config.instantiate import build
 from runner.data.array_data import arrays
 from runner.errors import RunnerError
+from runner.experiment.build import with_preprocessing
+from runner.models import Recurrent
 
 X, Y = np.arange(24.0).reshape(6, 4), np.array([5, 7, 5, 7, 9, 9])
 
@@ -46,6 +49,35 @@ def test_integers_may_stay():
     np.savez("tokens.npz", x=np.arange(6).reshape(3, 2), y=[0, 1, 0])
     assert arrays("tokens.npz").rows[0].dtype == torch.float32
     assert arrays("tokens.npz", float_inputs=False).rows[0].dtype == torch.int64
+
+
+def test_images_of_bytes_are_normalised_before_the_model_by_the_training_split():
+    bytes_of = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    np.savez("images.npz", x_train=bytes_of // 2, y_train=np.arange(40) % 2, x_val=bytes_of, y_val=np.arange(40) % 2)
+    source = arrays("images.npz", float_inputs=False, augment=["flip"])
+    assert source.rows[0].dtype == source.given["val"][0].dtype == torch.uint8
+    around = source.around(source.rows)
+    found = build(
+        with_preprocessing({"_target_": "runner.models.CNN", "input_shape": [3, 8, 8], "out_features": 2}, around)
+    )
+    images = found.before(source.rows[0])
+    assert images.mean().item() == pytest.approx(0, abs=1e-4) and images.std().item() == pytest.approx(1, abs=1e-3)
+    assert found(source.rows[0]).shape == (40, 2) and around.keeps_inputs
+    assert arrays("images.npz").around is None and arrays("good.npz", float_inputs=False).around is None
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int16])
+def test_tokens_of_small_integers_are_taken_by_embeddings(kind):
+    tokens, classes = np.arange(24, dtype=kind).reshape(6, 4), np.arange(6) % 2
+    np.savez("tokens.npz", x_train=tokens, y_train=classes, x_test=tokens, y_test=classes)
+    np.save("table.npy", np.column_stack([tokens, classes]).astype(kind))
+    source = arrays("tokens.npz", float_inputs=False)
+    read = build(source.reader, key="reader")
+    np.save("rows.npy", tokens)
+    gru = Recurrent([4], 2, vocab_size=24)
+    table = arrays("table.npy", float_inputs=False)
+    for rows in (source.rows[0], source.given["test"][0], table.rows[0], next(iter(read("rows.npy")))):
+        assert rows.tolist() == tokens.tolist() and gru(rows).shape == (6, 2)
 
 
 def test_splits_in_one_file():
@@ -183,7 +215,6 @@ def test_a_table_of_texts():
 
 def test_its_reader_reads_the_inputs_alone(monkeypatch):
     """What travels with a run made of a file: another file's array of the same name, in chunks."""
-    from runner.config.instantiate import build
     from runner.data import array_data as module
 
     monkeypatch.setattr(module, "ROWS_A_CHUNK", 4)
