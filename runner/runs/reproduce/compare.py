@@ -17,7 +17,8 @@ SMALLEST = 0.01
 LARGEST = float(np.finfo(np.float64).max)
 
 SAME, CLOSE, DIFFERENT, NEW, NOT_COMPARED = "to the bit", "within 1e-5", "different", "new", "not compared"
-NOT_OF_THE_RUN = ("speed/", "system/")  # of the machine, and never twice the same
+#: of the machine, and never twice the same; and what `evaluate --track` has added afterwards
+NOT_OF_THE_RUN = ("speed/", "system/", "eval/")
 
 AT_THE_END = "test/"
 
@@ -43,7 +44,7 @@ class Comparison:
 def compare_all(
     then: Mapping[str, Points], now: Mapping[str, Points], *, may_end_elsewhere: bool = False
 ) -> list[Comparison]:
-    """Every metric but those of the machine: training's first, led by its loss, then the others, in the second run's order.
+    """Every metric of the run itself: training's first, led by its loss, then the others, in the second run's order.
 
     Of a test, which a run makes at its end, the last one counts: a run that was resumed has ended more than once.
     may_end_elsewhere: one of them was stopped or was to be shorter, so that points of the other alone are no difference.

@@ -78,6 +78,12 @@ def test_the_machines_metrics_are_none_and_the_last_test_counts():
     assert (found.name, found.verdict, found.num_missing) == ("test/loss", SAME, 0)
 
 
+def test_what_was_measured_after_the_run_is_no_part_of_it():
+    then = {"train/loss": points([1.0]), "eval/test/loss": points({1: 3.0}), "eval/new.csv/test/loss": points({1: 4.0})}
+    (found,) = compare_all(then, {"train/loss": points([1.0])})
+    assert (found.name, found.verdict) == ("train/loss", SAME)
+
+
 #: what two runs have, and the sentence
 SENTENCES = {
     "to the bit": ({"a": [1, 2], "b": [3]}, {"a": [1, 2], "b": [3]}, "reproduced to the bit (3 points of 2 metrics)"),
