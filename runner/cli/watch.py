@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.text import Text
 
@@ -209,7 +210,7 @@ def _values(run: Live, names: list[str]) -> dict[str, Any]:
     last = max(2, run.step)
     metrics = {}
     for name in names:
-        steps, _ = points = run.points(name)
+        steps, values = points = run.points(name)
         if not len(steps):
             continue
         curve, best = thin(points, POINTS_FOR_PROGRAMS, first=1, last=last), run.best(name)
@@ -219,7 +220,19 @@ def _values(run: Live, names: list[str]) -> dict[str, Any]:
             "points": len(steps),
             "last": run.last(name),
             "best": best and {"value": best[0], "step": best[1]},
-            "curve": {"steps": (1 + places * last // POINTS_FOR_PROGRAMS).tolist()}
+            "curve": {"steps": _first_steps(steps[np.isfinite(values)], places, last=last).tolist()}
             | {key: found[places].tolist() for key, found in columns.items()},
         }
     return {"step": run.step, "num_steps": run.num_steps, "goal": run.goal.metric, "metrics": metrics}
+
+
+def _first_steps(
+    steps: NDArray[np.int64],  # (n,) that have a value
+    places: NDArray[np.int64],  # (k,) columns of thin() with some of them
+    *,
+    last: int,
+) -> NDArray[np.int64]:
+    """(k,) The first of the steps in each column."""
+    begins = 1 - (-places * last // POINTS_FOR_PROGRAMS)  # thin() rounds down, so this rounds up
+    there = np.unique(steps)
+    return there[np.searchsorted(there, begins)]

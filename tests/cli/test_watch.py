@@ -77,6 +77,27 @@ def test_for_programs_one_frames_data(run, capsys):
     assert curve["curve"]["steps"][0] == 1 and curve["curve"]["least"][-1] == curve["last"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([10, 20, 24], [10, 20, 24]),
+        (list(range(1, 501)), list(range(1, 501))),
+        (list(range(7, 3000, 7)), list(range(7, 3000, 7))),
+        (list(range(1, 1001)), list(range(1, 1001, 2))),  # two to a column
+        ([10, 20, 10, 24], [10, 20, 24]),  # it went on from before
+    ],
+)
+def test_a_curve_for_programs_has_steps_of_the_run(own_folder, capsys, steps, expected):
+    with begin(Path("run"), names=("train/loss",), num_steps=2) as journal:
+        journal.points(("val/loss",), steps, [0] * len(steps), np.ones((len(steps), 1)))
+        journal.points(("val/accuracy",), steps[:1], [0], [[np.nan]])
+        end(journal)
+    assert cli.main(["watch", "run", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["val/loss"]["curve"]["steps"] == expected
+    assert metrics["val/accuracy"]["curve"]["steps"] == []
+
+
 def test_a_sweep_has_a_row_for_each_job(own_folder, capsys):
     sweep = Folder(own_folder / "multirun/1/2", ("seed=1,2,3",))
     for seed in (1, 2):
