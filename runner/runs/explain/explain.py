@@ -27,7 +27,7 @@ from runner.runs.explain.blame import Blame, blame, losses
 from runner.runs.explain.look import Look, look
 from runner.runs.explain.replay import Moment, Start, replay, start_before
 from runner.runs.explain.rows import MOST_ROWS, placed
-from runner.runs.explain.wanted import LOSS, Wanted, asked_for
+from runner.runs.explain.wanted import Wanted, asked_for
 from runner.tracking.journal_reader import read_events
 
 #: seconds that a replay takes
@@ -45,7 +45,7 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     cfg = of_run(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)
     choice = check(cfg, probe())
-    say(f"run     {short(folder)}: {LOSS} is {asked.by_step.get(asked.step, math.nan):.4g} at step {asked.step:,}")
+    say(f"run     {short(folder)}: {asked.in_words}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
     found = _found(asked, cfg, start, moment, seen)
     found["notes"] = _notes(asked, cfg, choice.device, moment)

@@ -29,6 +29,14 @@ class Wanted:
     by_step: Mapping[int, float]  # the run's losses, in their order
     every: int  # steps a point
 
+    @property
+    def in_words(self) -> str:
+        """What the run kept of that step."""
+        if self.step in self.by_step:
+            return f"{LOSS} is {self.by_step[self.step]:.4g} at step {self.step:,}"
+        why = f" (metrics.every={self.every})" if self.every > 1 else ""
+        return f"no {LOSS} was kept at step {self.step:,}{why}"
+
     def around(self, step: int) -> list[int]:
         """The steps beside one, and itself, that have a loss."""
         steps = list(self.by_step)
