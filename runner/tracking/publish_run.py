@@ -16,12 +16,14 @@ from filelock import FileLock, Timeout
 
 from runner.tracking.ack import Ack
 from runner.tracking.backoff import Backoff
+from runner.tracking.journal import is_being_written
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.sync import LOCK
 from runner.tracking.uploader import Uploader
 
 POSTPONED_SECONDS = 30.0
 PREDECESSOR_SECONDS = 30.0  # the process of an interrupted run may still be at its end when the run goes on
+LINGERING_SECONDS = 8.0  # what a killed process has forked may hold its journal: a data loader's workers look each 5 s
 LOCKED_SECONDS = 0.2  # from one try for the lock to the next
 
 log = logging.getLogger("runner.tracking")
@@ -56,6 +58,7 @@ class PublishedRun:
         self._again_at = 0.0
         self._postponed_at = time.monotonic() + POSTPONED_SECONDS
         self._locked_since: float | None = None
+        self._gone_at = 0.0  # of time.monotonic()
 
     @property
     def is_pausing(self) -> bool:
@@ -97,7 +100,7 @@ class PublishedRun:
     def end(self) -> None:
         """The run's process is over: it gets a turn at once."""
         if not self.is_gone:
-            self.is_gone, self._again_at = True, 0.0
+            self.is_gone, self._again_at, self._gone_at = True, 0.0, time.monotonic()
 
     def sample(self) -> None:
         """Measures the machine for it, if it is time to."""
@@ -136,9 +139,18 @@ class PublishedRun:
         if sent and uploader.has_more():
             return Went.MORE
         if self.is_gone and (sent or uploader.only_waits()):
-            sent &= uploader.abandon()
-            return Went.OVER if sent else Went.FAILED
+            return self._finished(uploader, sent=sent)
         return Went.QUIET if sent else Went.FAILED
+
+    def _finished(self, uploader: Uploader, *, sent: bool) -> Went:
+        """Its process is over; a run that another one goes on with by now is none that died."""
+        if uploader.ack.ended or not is_being_written(self.folder):
+            sent &= uploader.abandon()
+        elif time.monotonic() - self._gone_at < LINGERING_SECONDS:
+            return Went.QUIET
+        else:
+            uploader.leave()
+        return Went.OVER if sent else Went.FAILED
 
     def _reached(self) -> object:
         """Changes whenever the store has taken something."""

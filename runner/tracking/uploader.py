@@ -130,6 +130,10 @@ class Uploader:
         self._progress.note(died=True, error=self.ack.error if self.ack.postponed else None)
         return True
 
+    def leave(self) -> None:
+        """Another process goes on with the run: it isn't measured from here any more."""
+        self._stop_measuring()
+
     def _send(self, *, postponed: bool, most: int | None) -> Iterator[None]:
         client = self._open()
         if self.ack.run_id is None:

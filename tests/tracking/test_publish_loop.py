@@ -20,7 +20,7 @@ class Upload:
     def __init__(self, *goes, things=0):
         self.goes, self.things = list(goes), things
         self.attempts, self.postponed, self.abandoned, self.samples = 0, [], 0, 0
-        self.when, self.ack, self.waits, self.abandons = [], Ack(), False, True
+        self.when, self.ack, self.waits, self.abandons, self.has_left = [], Ack(), False, True, False
 
     def attempt(self, *, postponed, most):
         self.attempts += 1
@@ -43,6 +43,9 @@ class Upload:
     def abandon(self):
         self.abandoned += 1
         return self.abandons
+
+    def leave(self):
+        self.has_left = True
 
     def sample(self):
         self.samples += 1
@@ -272,6 +275,26 @@ def test_a_run_that_goes_on_at_once_is_not_called_dead(runs, pipe):
     followers.turn()
     assert upload.attempts == 1 and upload.abandoned == 0
     followers.give_up()
+
+
+def test_a_run_that_another_process_goes_on_with_is_not_called_dead(runs, monkeypatch):
+    monkeypatch.setattr(publish_run, "LINGERING_SECONDS", 0.0)
+    upload = runs.add("a")
+    run = runs.run_of(runs.root / "a")
+    run.end()
+    with Journal(runs.root / "a"):
+        assert run.turn() is publish_run.Went.OVER and upload.abandoned == 0 and upload.has_left
+    run.let_go()
+
+
+def test_a_killed_run_whose_journal_is_let_go_late_is_called_dead_all_the_same(runs):
+    upload = runs.add("a")
+    run = runs.run_of(runs.root / "a")
+    run.end()
+    with Journal(runs.root / "a"):  # by what it has forked
+        assert run.turn() is publish_run.Went.QUIET and upload.abandoned == 0
+    assert run.turn() is publish_run.Went.OVER and upload.abandoned == 1
+    run.let_go()
 
 
 @pytest.mark.parametrize("how", [False, "breaks"])
