@@ -274,10 +274,14 @@ class Uploader:
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
         self._send_named(client, "tags", event.get("tags") or {})
         self._send_named(client, "params", event.get("params") or {})
+        is_measured = self._machine is not None and event.get("system_metrics")
+        # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
+        began_ms = is_measured and client.get_run(self._run_id()).info.start_time
         if self._system_metrics is not None:
             self._system_metrics.leave()
-        if self._machine is not None and event.get("system_metrics"):
-            self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=event["start_ms"])
+        if self._machine is not None and is_measured:
+            start_ms = began_ms or event["start_ms"]
+            self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms)
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
         entities = mlflow_events.entities(kind, values)

@@ -529,6 +529,19 @@ def test_the_machine_is_measured_while_the_run_lives(folder, journal, write, uri
     assert samples[-1] is True
 
 
+def test_the_machine_of_a_run_that_goes_on_is_measured_at_the_runs_age(
+    journal, write, uri, client, monkeypatch, folder
+):
+    monkeypatch.setattr(SystemMetrics, "sample", lambda self, now=False: began.append(self._start_ms))
+    began = []
+    for start_ms in (1_700_000_000_000, 1_700_000_600_000):
+        write.start(journal, uid="u1", system_metrics=True, start_ms=start_ms)
+        uploader = Uploader(folder, uri, machine=Machine())
+        assert uploader.attempt()
+        uploader.sample()
+    assert set(began) == {1_700_000_000_000}
+
+
 def test_a_turn_sends_one_thing_and_what_was_postponed_comes_last(folder, journal, write, uri, client, monkeypatch):
     write.start(journal)
     journal.event("artifact", path="a.txt", to="")
