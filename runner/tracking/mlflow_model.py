@@ -182,13 +182,18 @@ def _to_numpy(tree: Any) -> Any:
 
 
 def _own_code(module: torch.nn.Module) -> list[str]:
-    """The modules and packages of the current folder that the model's classes come from; a pickle needs them."""
+    """The modules and packages of the current folder that the model's classes come from; a pickle needs them.
+
+    Not whatever folder there a class lies in: below a checkout's parent that is the checkout, with its history and its runs.
+    """
     here = Path.cwd()
     found = set()
     for part in module.modules():
-        source = getattr(sys.modules.get(type(part).__module__), "__file__", None)
-        if source and Path(source).is_relative_to(here) and "site-packages" not in Path(source).parts:
-            found.add(here / Path(source).relative_to(here).parts[0])
+        name = type(part).__module__
+        source = Path(getattr(sys.modules.get(name), "__file__", None) or os.devnull)
+        top = here / name.partition(".")[0]
+        if "site-packages" not in source.parts:
+            found |= {path for path in (top, top.with_name(f"{top.name}.py")) if source.is_relative_to(path)}
     return sorted(map(os.fspath, found))
 
 

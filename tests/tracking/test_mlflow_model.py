@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -275,6 +276,20 @@ def test_a_model_of_the_current_folder_travels_with_its_code(
         "assert type(model).__module__ == 'my_own_models' and model(torch.rand(2, 8)).shape == (2, 10)"
     )
     elsewhere(code, tmp_path)
+
+
+def test_code_travels_where_the_current_folder_has_the_module_by_its_name(tmp_path, monkeypatch):
+    files = {"alone": "alone.py", "package.deep.net": "package/deep/net.py", "inner": "checkout/inner.py"}
+    files |= {"other": "lib/site-packages/other.py", "package.moved": "checkout/package/moved.py"}
+    parts = []
+    for name, file in files.items():
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, name, module)
+        parts.append(type("Net", (nn.Module,), {"__module__": name})())
+    monkeypatch.chdir(tmp_path)
+    code = mlflow_model._own_code(nn.Sequential(*parts, mlp()))
+    assert code == [str(tmp_path / "alone.py"), str(tmp_path / "package")]
 
 
 def fail(node):
