@@ -217,11 +217,15 @@ class _Events:
             self._found.append((self._begun, streams.time_event(self._device), num_steps, self._is_paused))
 
     def seconds_a_step(self) -> float | None:
-        """Reads the events, which must be over."""
+        """Reads the events; None where the device can't say: they are not over, or an error of CUDA's keeps all of its calls
+        from working (asked at the end of a training that failed)."""
         paused = [found for found in self._found if found[3]] or self._found
         if not paused:
             return None
-        seconds = sum(begun.elapsed_time(ended) for begun, ended, _, _ in paused) / 1000
+        try:
+            seconds = sum(begun.elapsed_time(ended) for begun, ended, _, _ in paused) / 1000
+        except (RuntimeError, ValueError):
+            return None
         return seconds / sum(num_steps for _, _, num_steps, _ in paused)
 
 
