@@ -18,12 +18,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 
 
 def devices_of_processes(
-    policy: tuple[str, ...], count: Any, hardware: Hardware, *, choice: Choice | None = None
+    policy: tuple[str, ...], count: Any, hardware: Hardware, *, choice: Choice | None = None, by_number: bool = False
 ) -> tuple[Choice, ...]:
     """A choice for each process of this machine, in the order of their ranks; one alone where nothing asks for more.
 
     policy: as runner.device.parse() gives it. count: of processes, or "auto". choice: what is taken where one is enough
-        (None: what the policy resolves to).
+        (None: what the policy resolves to). by_number: the first ones, and not those with the most free memory.
     Raises: RunnerError where there are fewer devices than processes, with what is there.
     """
     choice = choice or resolve(policy, hardware)
@@ -48,7 +48,7 @@ def devices_of_processes(
         problem = f"each process needs a device of its own; here: {', '.join(usable)}"
         fix = f"train.num_processes={len(usable)}, or device=cpu"
         raise RunnerError(Fault(words, problem, fix))
-    if asked != "all":
+    if asked != "all" and not by_number:
         devices = hardware.devices()
         usable.sort(key=lambda name: -(devices[name].free_bytes or 0))  # stable: by number where they are equal
     return _each(usable[: int(count)], asked)
@@ -57,14 +57,15 @@ def devices_of_processes(
 def device_of_process(policy: tuple[str, ...], local_rank: int, local_num: int, hardware: Hardware) -> Choice:
     """The device of one of `local_num` processes that somebody else has started on this machine.
 
-    A scheduler that gives each process a device of its own hides the others from it: then it is the only one it sees.
+    Each of them chooses for itself, and by the time that it looks others may have memory on theirs: an order of free memory
+    would not be the same to all, and two would take one GPU. A scheduler that gives each process a device of its own hides the others from it: then it is the only one it sees.
     Raises: RunnerError where there are fewer devices than processes.
     """
     choice = resolve(policy, hardware)
     kind = choice.device.partition(":")[0]
     if kind in ("cuda", "xpu") and local_num > 1 and len(_usable(kind, hardware)) == 1 and hardware.visible is not None:
         return Choice(choice.device, f"{_asked(policy, kind)}: the only one that process {local_rank} here may see")
-    return devices_of_processes(policy, local_num, hardware, choice=choice)[local_rank]
+    return devices_of_processes(policy, local_num, hardware, choice=choice, by_number=True)[local_rank]
 
 
 def backend_of(device: str) -> str:

@@ -85,6 +85,16 @@ def test_a_process_that_is_started_by_others_takes_the_device_of_its_place():
         device_of_process(("cuda",), 1, 2, ONE)
 
 
+def test_processes_that_choose_for_themselves_take_one_each_though_others_have_begun():
+    """Each sees the memory that those before it have taken."""
+    free, taken = [79, 79, 79, 79], []
+    for rank in (2, 0, 3, 1):
+        taken.append(device_of_process(("auto",), rank, 4, machine(*free)).device)
+        free[int(taken[-1].removeprefix("cuda:"))] -= 1
+    assert taken == ["cuda:2", "cuda:0", "cuda:3", "cuda:1"]
+    assert [device_of_process(("cuda",), rank, 2, FOUR).device for rank in range(2)] == ["cuda:0", "cuda:1"]
+
+
 def test_a_process_that_may_see_one_gpu_takes_that():
     assert device_of_process(("cuda",), 3, 4, machine(70, visible="3")).device == "cuda:0"
 
