@@ -95,8 +95,9 @@ def cuda_graphs() -> Capture:
         graph, current, failed = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), []
         before = host_generators(CUDA)
         try:
-            # thread_local: the thread that waits for the metrics' copies may go on meanwhile
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            # thread_local: the thread that waits for the metrics' copies may go on meanwhile. side: torch's own is made once
+            # a process, on the device of the first run that captures, and the next run may be on another (torch 2.13)
+            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 try:
                     run()
                 except BaseException as error:

@@ -105,14 +105,16 @@ class FakeCuda:
 
     def __init__(self, monkeypatch):
         self.current = "the usual stream"
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: "a side stream")
+        self.device, self.captured_on = 0, []
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: f"a side stream of cuda:{self.device}")
         monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self, "current", stream))
         monkeypatch.setattr(torch.cuda, "graph", self.graph)
 
     @contextmanager
-    def graph(self, graph, *, pool, capture_error_mode):
+    def graph(self, graph, *, pool, stream=None, capture_error_mode):
+        self.captured_on.append(stream)
         self.current = "the capture's stream"
         try:
             yield
@@ -139,6 +141,16 @@ def test_a_capture_that_fails_raises_what_the_step_raised_on_the_stream_that_was
     with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
         cuda_graphs().capture(reads)
     assert cuda.current == "the usual stream"
+
+
+def test_a_run_on_another_gpu_captures_there(monkeypatch):
+    """torch's own stream for captures is one for the process, of the first GPU that captured."""
+    cuda = FakeCuda(monkeypatch)
+    for cuda.device in (0, 1):
+        graphs = cuda_graphs()
+        graphs.capture(lambda: None)
+        graphs.capture(lambda: None)
+    assert cuda.captured_on == ["a side stream of cuda:0"] * 2 + ["a side stream of cuda:1"] * 2
 
 
 @pytest.mark.parametrize(
