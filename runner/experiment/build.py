@@ -242,7 +242,9 @@ def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
     asked = cfg.backends.get(device.type, {}).get("channels_last")
     channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
     if channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the batches need not be changed
+        for tensor in (*model.parameters(), *model.buffers()):  # the batches need not be changed
+            if tensor.dim() == 4:  # Module.to() would want it of 5 dimensions too, which have no such order
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
     return f"channels {'last' if channels_last else 'first'} ({why})" if why else ""
 
 
