@@ -51,7 +51,7 @@ def make_optimizer(
     groups: each a `match`, a pattern of names, and what holds for those parameters in place of the optimizer's own
     settings; the first that matches wins. no_decay: norms_and_biases, vectors and scalars, keep out of weight_decay.
     prefix: what stands before the names that a person knows. precision: with fp16 MPS' fused kernels forget the scale
-    (pytorch#186360).
+    (pytorch#186360), and SGD's make its momentum of anything, see _begin_momentum().
     Raises: RunnerError for a pattern that matches nothing and a setting that this optimizer does not have.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -77,12 +77,41 @@ def make_optimizer(
     chosen: dict[str, Any] = getattr(make, "keywords", {})
     asked = any(chosen.get(name) is not None for name in KERNEL_CHOICES)
     has_kernel &= device.type in FUSED_DEVICES and not (device.type == "mps" and precision == "fp16")
+    is_dampened = any(_is_dampened({**chosen, **own}) for own in ({}, *groups))
+    has_kernel &= not (precision == "fp16" and is_dampened)
+    optimizer: Optimizer | None = None
     if not asked and floating and has_kernel and "fused" in settings:
         try:
-            return make(parameters, fused=True)
+            optimizer = make(parameters, fused=True)
         except RuntimeError:
             pass  # this optimizer has no fused kernel for this device; torch says so when it is made
-    return make(parameters)
+    optimizer = make(parameters) if optimizer is None else optimizer
+    if precision == "fp16" and isinstance(optimizer, torch.optim.SGD):
+        _begin_momentum(optimizer)
+    return optimizer
+
+
+def _is_dampened(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("momentum") and group.get("dampening"))
+
+
+def _begin_momentum(optimizer: torch.optim.SGD) -> None:
+    """Gives a fused SGD the zeros that its momentum begins with.
+
+    torch's first step makes that of memory as it lies there, to be written by a kernel that is left out where fp16's
+    gradients overflow, as the first ones do (torch 2.13, optim/sgd.py). From zeros a first step is the same, to the bit, but
+    for dampening, which torch leaves out of it.
+    Raises: RunnerError for a fused kernel that was asked for with dampening.
+    """
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"]:
+            continue
+        if _is_dampened(group):
+            problem = "torch's fused step makes the momentum of anything where fp16 leaves the first step out"
+            fix = "optimizer.fused=null, optimizer.dampening=0 or train.precision=bf16"
+            raise RunnerError(Fault("optimizer.fused=true with dampening and train.precision=fp16", problem, fix))
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _grouped(
@@ -222,6 +251,8 @@ class Turns(Optimizer):
         self.defaults = {
             name: value for name, value in first.defaults.items() if all(name in o.defaults for o in others)
         }
+        for one in self.each.values():
+            self.state.update(one.state)  # what they begin with
         self._share()
 
     def is_due(self, name: str) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from runner.errors import RunnerError
-from runner.training.optimizer import AveragedWeights, freeze, make_optimizer, warmup_cosine
+from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer, warmup_cosine
 
 
 def model():
@@ -171,6 +171,47 @@ def test_on_mps_fp16_takes_no_fused_kernel():
         for name in ("fp32", "bf16", "fp16")
     ]
     assert made == [True, True, None]
+
+
+def weights_after_an_overflow(optimizer, net):
+    """Three steps with fp16's scaler, whose first gradients are infinite, where fresh memory holds NaN."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for factor in (math.inf, 1.0, 0.5):
+            loss = net(torch.linspace(-1, 1, 12).view(3, 4)).square().mean() * factor
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return [value.detach().clone() for value in net.parameters()]
+
+
+@pytest.mark.parametrize("dampening", [0.0, 0.5])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, in_turn):
+    settings = {"lr": 0.1, "momentum": 0.9, "dampening": dampening, "weight_decay": 0.01}
+    nets = [nn.Linear(4, 2, device="cpu") for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    make = partial(torch.optim.SGD, **settings)
+    made = make_optimizer(make, nets[0], device=torch.device("cpu"), precision="fp16")
+    assert (made.defaults["fused"] is True) == (not dampening)
+    if in_turn:
+        Turns({"one": made}, {"one": 1})
+    plain = torch.optim.SGD(nets[1].parameters(), **settings, fused=False)
+    ours, theirs = weights_after_an_overflow(made, nets[0]), weights_after_an_overflow(plain, nets[1])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_fused_dampened_momentum_is_refused_with_fp16():
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
+    with pytest.raises(RunnerError) as caught:
+        make_optimizer(make, model(), device=torch.device("cpu"), precision="fp16")
+    assert "optimizer.fused=null" in caught.value.faults[0].fix
+    make_optimizer(make, model(), device=torch.device("cpu"), precision="bf16")
 
 
 class Tied(nn.Module):
