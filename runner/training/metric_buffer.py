@@ -144,6 +144,11 @@ class MetricBuffer:
         """Rows until the next pull."""
         return self._half - self._filled % self._half
 
+    @property
+    def seen_until(self) -> float:
+        """When the last step of the last window was over, by time.perf_counter; for who has waited for that window."""
+        return self._seen[0]
+
     def note(self, name: str, value: float, *, ahead: int = 0) -> None:
         """Keeps a host number for the step to come, or for one `ahead` of it; it travels with the next window."""
         self._notes.setdefault(name, []).append((self.step + 1 + ahead, value))
@@ -195,7 +200,7 @@ class MetricBuffer:
         self._wait_for_copy_out_of(1 - half)
         notes, self._notes = self._notes, {}
         last_step, pulled = self.step - left, (time.perf_counter(), time.time())
-        self._background.do(lambda: self._deliver(host, copied, num_steps, last_step, notes, pulled))
+        self._background.do(lambda: self._deliver(host, copied, num_steps, left, last_step, notes, pulled))
 
     def _allocate(self, values: Mapping[str, Tensor]) -> None:
         self._keys = tuple(values)
@@ -240,6 +245,7 @@ class MetricBuffer:
         host: Tensor,
         copied: torch.Event | None,
         num_steps: int,
+        left: int,
         last_step: int,
         notes: dict[str, list[tuple[int, float]]],
         pulled: tuple[float, float],
@@ -249,6 +255,8 @@ class MetricBuffer:
         if copied is not None and (now <= before or not copied.query()):
             copied.synchronize()
             now, clock = time.perf_counter(), time.time()
+        part = num_steps / (num_steps + left)  # the time of the steps that are left is the next window's
+        now, clock = before + (now - before) * part, clock_before + (clock - clock_before) * part
         self._seen = now, clock
         values = host.numpy()
         ends = np.minimum(np.arange(1, len(values) + 1) * self._every, num_steps)

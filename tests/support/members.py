@@ -30,8 +30,12 @@ class Listener(SilentObserver):
 
     def __init__(self):
         self.points = {}
+        self.told = []  # the steps of points, as they came
+        self.speeds = []  # of windows, in steps a second
 
     def window(self, window):
+        self.told += window.steps.tolist()
+        self.speeds.append(window.num_steps / max(window.seconds, 1e-9))
         for step, row in zip(window.steps.tolist(), window.values, strict=True):
             self.points |= {(name, step): float(value) for name, value in zip(window.names, row, strict=True)}
         for name, noted in window.notes.items():

@@ -1,11 +1,13 @@
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from runner.errors import RunnerError
+from runner.training import metric_buffer
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, NotFiniteError, Window
 
@@ -103,6 +105,21 @@ def test_steps_that_make_no_point_yet_wait_for_those_that_they_make_it_with(back
     background.wait()
     assert [window.steps.tolist() for window in windows] == [[4], [8, 9]]
     assert [value for window in windows for value, _ in window.values.tolist()] == [1.5, 5.5, 8.0]
+
+
+def test_the_time_of_steps_that_wait_is_that_of_their_own_window(background, monkeypatch):
+    """A step a second."""
+    now = [0.0]
+    monkeypatch.setattr(metric_buffer, "time", SimpleNamespace(perf_counter=lambda: now[0], time=lambda: now[0]))
+    buffer, windows = make(background, "cpu", pull_every=20, every=4)
+    for num_steps, is_end in ((6, False), (3, True)):
+        fill(buffer, range(num_steps))
+        now[0] += num_steps
+        buffer.pull(is_end=is_end)
+        background.wait()
+        assert buffer.seen_until == pytest.approx(now[0] - (0 if is_end else 2))
+    assert [(window.num_steps, window.seconds) for window in windows] == [(4, pytest.approx(4)), (5, pytest.approx(5))]
+    assert [window.times_ms.tolist() for window in windows] == [[4000], [8000, 9000]]
 
 
 def test_there_is_room_for_as_many_steps_as_come_before_the_next_pull(background):

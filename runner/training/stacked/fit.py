@@ -101,6 +101,7 @@ class _Place:
         self.lane = (member.lane, number) if member.parts.falls_by_metric else (member.lane, -1)
         self.step = self.pulls = 0
         self.at = (0, 0)  # epoch, and steps taken of it
+        self.ended_at = -1  # the step with which its last point was told
         self.fresh = 0  # steps that were taken and not told yet
         self.error: BaseException | None = None
         self.asked: Any = None
@@ -187,6 +188,7 @@ class _Together:
         self._step: StackedStep
         self._columns: list[_Place] = []
         self._pulls_before = 0
+        self._stood_at: float | None = None  # when the steps that were taken were over (None: nobody has waited)
         num_clocked = self._settings.train.clocked_steps
         self._clock = (
             StepClock(num_clocked, first=places[0].training.progress.step, limits=self._limits, device=self._device)
@@ -274,7 +276,7 @@ class _Together:
         if self._batches_at != (epoch, first) or not self._is_formed_as_batches():
             self._begin_batches(epoch, first)
         generators = [place.generators for place in self._columns]
-        taken, began = 0, time.perf_counter()
+        taken, began, self._stood_at = 0, time.perf_counter(), None
         due = self._clock.due if self._clock is not None else sys.maxsize
         with self._step.drawing(generators):
             deadline = time.monotonic() + MOST_SECONDS
@@ -336,22 +338,30 @@ class _Together:
         self._background.wait()
         state = self._buffer.state()
         rows = state["rows"][..., self._columns.index(place)] if state["names"] else state["rows"]
+        if place.ended_at == place.step:  # the others' rows stay, and its own are told
+            return {"names": state["names"], "rows": rows[:0], "notes": {}}
         return {"names": state["names"], "rows": rows, "notes": _of_number(state["notes"], place.number)}
 
     def pull(self, place: _Place, *, is_end: bool) -> None:
         """Brings over what all have written, and returns once their own threads have it."""
         self._buffer.pull(is_end=False)
         self._background.wait()
-        if place not in self._columns or not is_end:
-            return
+        if place in self._columns and is_end and place.ended_at != place.step:
+            self._tell_end(place)
+
+    def _tell_end(self, place: _Place) -> None:
+        """Its last steps, fewer than make a point but for one that ends here, are one."""
         state = self.state_of(place)
-        rows = state["rows"].detach().to("cpu", copy=True)  # fewer than make a point, but for one that ends here
-        if len(rows):
-            now = int(time.time() * 1000)
-            means = rows.mean(0, keepdim=True).numpy()
-            steps, times = torch.tensor([place.step]).numpy(), torch.tensor([now]).numpy()
-            window = Window(tuple(state["names"]), steps, means, times, 0.0, len(rows), state["notes"])
-            place.training.background.put(partial(_deliver, place, window))
+        place.ended_at = place.step
+        rows = state["rows"].detach().to("cpu", copy=True)
+        if not len(rows):
+            return
+        if self._stood_at is None:  # else another has ended here and was tested since, which is no time of these steps
+            self._stood_at = time.perf_counter()
+        means, seconds = rows.mean(0, keepdim=True).numpy(), self._stood_at - self._buffer.seen_until
+        steps, times = torch.tensor([place.step]).numpy(), torch.tensor([int(time.time() * 1000)]).numpy()
+        window = Window(tuple(state["names"]), steps, means, times, seconds, len(rows), state["notes"])
+        place.training.background.put(partial(_deliver, place, window))
 
     def _window(self, window: Window) -> None:
         """Gives each member its part of what came over, in the thread that brought it."""

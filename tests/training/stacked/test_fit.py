@@ -180,7 +180,8 @@ def test_a_loss_that_is_no_number_ends_one_and_not_the_others(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("num_together", [None, 1])
-def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_together):
+def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_together, monkeypatch):
+    """In the middle of a point: its first step is kept for the second, and not told."""
     words = [
         *MLP,
         "model.dropout=0.2",
@@ -190,15 +191,33 @@ def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, num_togeth
         "metrics.every=2",
     ]
     whole = trained_together(tmp_path / "whole", words, SEEDS, num_together)
-    short = trained_together(tmp_path / "parts", [*words, "train.num_steps=7"], SEEDS, num_together)
-    assert {run.result.num_steps for run in short} == {7}
+    with monkeypatch.context() as stops:
+        stops.setattr(fit.OwnStopCondition, "__call__", lambda _, step, at_once=False: "stopped" if step >= 7 else None)
+        short = trained_together(tmp_path / "parts", [*words, "train.checkpoint_every_steps=7"], SEEDS, num_together)
+    assert {(run.result.num_steps, run.result.status) for run in short} == {(7, "killed")}
+    assert {key[1] for run in short for key in run.heard.points if key[0] == "train/loss"} == {2, 4, 6}
     rest = trained_together(tmp_path / "parts", words, SEEDS, num_together)
     for one, other in zip(whole, rest, strict=True):
         mine, theirs = one.state(), other.state()
         assert all(torch.equal(value, theirs["model"][name]) for name, value in mine["model"].items())
         assert all(torch.equal(value, theirs["average"][name]) for name, value in mine["average"].items())
-        later = {key: value for key, value in one.heard.points.items() if key[1] > 8}
+        later = {key: value for key, value in one.heard.points.items() if key[1] > 7}
         assert later and all(other.heard.points[key] == value for key, value in later.items())
+
+
+def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
+    """Of 10 steps the last 3, and of the 20 that follow in the same folder the last 6, as alone."""
+    for epochs in (2, 6):
+        words = [*MLP, "metrics.every=7", f"train.num_epochs={epochs}"]
+        alone = trained_alone(tmp_path / "alone", words, SEEDS)
+        together = trained_together(tmp_path / "together", words, SEEDS)
+        for one, other in zip(alone, together, strict=True):
+            assert other.heard.told == one.heard.told == ([7, 10] if epochs == 2 else [17, 24, 30])
+            rows, kept = one.state()["rows"], other.state()["rows"]
+            assert rows["names"] == kept["names"] and rows["notes"] == kept["notes"] == {}
+            assert rows["rows"].shape == kept["rows"].shape and not len(rows["rows"])
+            assert max(other.heard.speeds) < 1e5
+        assert largest_difference(alone, together) <= (1e-5, 1e-5)
 
 
 def test_a_member_goes_on_alone(tmp_path):
