@@ -58,7 +58,8 @@ def device_of_process(policy: tuple[str, ...], local_rank: int, local_num: int, 
     """The device of one of `local_num` processes that somebody else has started on this machine.
 
     Each of them chooses for itself, and by the time that it looks others may have memory on theirs: an order of free memory
-    would not be the same to all, and two would take one GPU. A scheduler that gives each process a device of its own hides the others from it: then it is the only one it sees.
+    would not be the same to all, and two would take one GPU. A scheduler that gives each process a device of its own hides
+    the others from it: then it is the only one it sees.
     Raises: RunnerError where there are fewer devices than processes.
     """
     choice = resolve(policy, hardware)

@@ -9,6 +9,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -81,10 +82,8 @@ def make_optimizer(
     has_kernel &= not (precision == "fp16" and is_dampened)
     optimizer: Optimizer | None = None
     if not asked and floating and has_kernel and "fused" in settings:
-        try:
+        with suppress(RuntimeError):  # it has no fused kernel for this device: torch says so when it is made
             optimizer = make(parameters, fused=True)
-        except RuntimeError:
-            pass  # this optimizer has no fused kernel for this device; torch says so when it is made
     optimizer = make(parameters) if optimizer is None else optimizer
     if precision == "fp16" and isinstance(optimizer, torch.optim.SGD):
         _begin_momentum(optimizer)
