@@ -62,7 +62,9 @@ class Regression(nn.Module):
         return distances(outputs, like(batch[1], outputs), loss=self.loss, huber_delta=self.huber_delta)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return outputs.float().reshape(len(outputs), -1)
+        return (
+            outputs.float().flatten(1) if outputs.dim() > 1 else outputs.float()[:, None]
+        )  # len() would fix an export's rows
 
     def targets(self, batch: Any, /) -> Tensor:
         targets: Tensor = batch[1]

@@ -74,3 +74,15 @@ def test_what_does_not_suit_is_told(make, mend):
     with pytest.raises(RunnerError) as caught:
         make()
     assert mend in caught.value.faults[0].fix
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3), ()])
+def test_what_is_told_can_be_exported_for_any_number_of_rows(shape):
+    class Told(nn.Module):
+        def forward(self, outputs):
+            return Regression().predictions(outputs * 2)
+
+    rows = {0: torch.export.Dim("rows")}
+    told = torch.export.export(Told(), (torch.rand(3, *shape),), dynamic_shapes=(rows,)).module()
+    outputs = torch.rand(5, *shape)
+    torch.testing.assert_close(told(outputs), 2 * outputs.reshape(5, -1))
