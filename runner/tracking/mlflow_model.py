@@ -26,7 +26,7 @@ from runner.tracking.journal_records import FILE as JOURNAL
 from runner.tracking.journal_records import scan_names
 from runner.tracking.mlflow_events import Event, LeftOutError, own_file
 from runner.tracking.mlflow_names import MOST_NAME, Names, cut, valid_model_name, valid_names
-from runner.tracking.model_graph import as_model, forget_graph, has_graph, write_graph
+from runner.tracking.model_graph import as_model, forget_graph, has_graph, step_of, write_graph
 from runner.tracking.table_model import Reader, signature_and_example, take_frames
 
 if TYPE_CHECKING:
@@ -72,9 +72,12 @@ def publish_model(
             shown = _shown(folder, event)
             reader = _reader(folder, event)
             if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
+                _check_step(step_of(graph), event, what="the run's graph")
                 path = _of_graph(graph, Path(place), run_id, reader)
             else:
                 path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
+        except LeftOutError:
+            raise
         except Exception as error:
             raise LeftOutError(f"{type(error).__name__}: {error}") from error
         _store(client, run_id, experiment_id, path, shown)
@@ -94,7 +97,8 @@ def leave_graph(folder: Path, event: Event) -> bool:
             loading(),
             torch.random.fork_rng(devices=[]),
         ):  # a text that the model writes afterwards is the same without a tracker
-            return write_graph(folder / GRAPH, *_rebuilt(folder, event, build_own), requirements=_requirements())
+            rebuilt = _rebuilt(folder, event, build_own)
+            return write_graph(folder / GRAPH, *rebuilt, requirements=_requirements(), step=event.get("step"))
     except Exception as error:  # told by publish_model
         log.info("no graph was left: %s", error)
         return False
@@ -117,8 +121,15 @@ def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module,
 
     module = build(dict(event["node"]))
     state = torch.load(own_file(folder, event["weights"]), map_location="cpu", weights_only=True)
+    _check_step(state.get("step"), event, what=event["weights"])
     module.load_state_dict(state.get("average") or state["model"])  # of a kept checkpoint, which has all to go on from
     return module.eval(), torch.load(own_file(folder, event["example"]), map_location="cpu", weights_only=True)
+
+
+def _check_step(step: int | None, event: Event, *, what: str) -> None:
+    """Raises: LeftOutError for weights of another step than the model's: a run that goes on writes its best anew."""
+    if None not in (step, event.get("step")) and step != event["step"]:
+        raise LeftOutError(f"{what} has the weights of step {step} by now, and the model is of step {event['step']}")
 
 
 def _reader(folder: Path, event: Event) -> Reader | None:

@@ -32,10 +32,13 @@ TRIED_ROWS = (1, 2, 7)  # an exported model must take any number
 log = logging.getLogger("runner.tracking")
 
 
-def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirements: list[str]) -> bool:
+def write_graph(
+    folder: Path, module: torch.nn.Module, example: Any, *, requirements: list[str], step: int | None = None
+) -> bool:
     """Exports, loads the export again and compares it with the module; about 0.8 s, more for many layers.
 
     module: on the CPU, ready to predict. False, and no folder, for one that has no graph for any number of rows.
+    step: that its weights are of (None: not told).
     """
     import torch
 
@@ -51,7 +54,7 @@ def write_graph(folder: Path, module: torch.nn.Module, example: Any, *, requirem
             torch.export.save(graph, folder / FILE)
             outputs = _compared(torch.export.load(folder / FILE).module(), module, example)
         np.savez(folder / ROWS, inputs=example.numpy(), outputs=outputs.numpy())
-        about = {"torch": str(torch.__version__), "requirements": requirements}
+        about = {"torch": str(torch.__version__), "requirements": requirements, "step": step}
         (folder / ABOUT).write_text(json.dumps(about) + "\n")
     except Exception as error:
         log.info("the model has no graph for any number of rows: %s", first_line(error))
@@ -74,6 +77,12 @@ def _compared(graph: Any, module: torch.nn.Module, example: torch.Tensor) -> tor
 
 def has_graph(folder: Path) -> bool:
     return (folder / ABOUT).is_file()  # the last one that is written
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that the graph's weights are of (None: it does not say)."""
+    step: int | None = json.loads((folder / ABOUT).read_text()).get("step")
+    return step
 
 
 def forget_graph(folder: Path) -> None:

@@ -101,7 +101,7 @@ def publish(folder, journal, write, uri):
                 if tensor.is_floating_point():
                     tensor.uniform_(0.1, 1.0)  # no two models alike, and no running statistics at their defaults
         (folder / "checkpoints").mkdir(exist_ok=True)
-        torch.save({"model": module.state_dict(), "step": 1}, folder / "checkpoints" / "best.pt")
+        torch.save({"model": module.state_dict(), "step": more.get("step", 1)}, folder / "checkpoints" / "best.pt")
         torch.save(example, folder / "journal" / "example.pt")
         write.start(journal)
         node = {"_target_": "fake"}
@@ -414,7 +414,8 @@ def test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
 
 def test_another_checkpoint_that_was_kept_is_another_model_and_not_the_runs(publish, journal, folder, uri, client):
     publish(mlp, torch.rand(4, 1, 8, 8), **SHOWN)
-    (folder / "checkpoints" / "best.pt").rename(folder / "checkpoints" / "step-1.pt")
+    state = torch.load(folder / "checkpoints" / "best.pt")
+    torch.save(state | {"step": 1}, folder / "checkpoints" / "step-1.pt")
     kept = SHOWN | {"step": 1, "weights": "checkpoints/step-1.pt", "metrics": {"val/loss": (0.5, 1, 1)}}
     journal.event("model", node={"_target_": "fake"}, example="journal/example.pt", **kept)
     uploader = Uploader(folder, uri, build=lambda node: mlp())
@@ -498,6 +499,32 @@ def test_the_graph_that_a_training_left_is_taken_and_that_of_a_strange_folder_is
     assert uploader.attempt() and uploader.ack.warnings == () and built == ([] if takes_graph else [node])
     assert stored(client, uploader.ack.run_id).status == "READY"
     assert not (folder / mlflow_model.GRAPH).exists()
+
+
+@pytest.mark.parametrize("takes_graph", [True, False])
+def test_a_model_whose_weights_went_on_is_left_out(takes_graph, folder, journal, write, uri, client, monkeypatch):
+    """Its run was made longer before the store had it: best.pt and the graph are of a later step."""
+    node = {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 10}
+    event = {"node": node, "weights": mlflow_model.BEST, "example": "e.pt", "name": "linear"}
+    (folder / "checkpoints").mkdir()
+    torch.save({"model": nn.Linear(8, 10).state_dict(), "step": 30}, folder / mlflow_model.BEST)
+    torch.save(torch.rand(4, 8), folder / "e.pt")
+    assert mlflow_model.leave_graph(folder, event | {"step": 30})
+    write.start(journal)
+    journal.event("model", **event, step=12)
+    uploader = Uploader(folder, uri, takes_graph=takes_graph)
+    with monkeypatch.context() as at_first:
+        if takes_graph:
+            at_first.setattr(mlflow_model, "_rebuilt", None)  # that needs torch
+        assert uploader.attempt()
+    (warning,) = uploader.ack.warnings
+    what = "the run's graph" if takes_graph else mlflow_model.BEST
+    assert (
+        warning == f"model linear was left out: {what} has the weights of step 30 by now, and the model is of step 12"
+    )
+    journal.event("model", **event, step=30)
+    assert uploader.attempt() and len(uploader.ack.warnings) == 1
+    assert [output.step for output in client.get_run(uploader.ack.run_id).outputs.model_outputs] == [30]
 
 
 def test_a_model_that_does_not_build_leaves_no_graph(folder):
