@@ -25,7 +25,7 @@ from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
 from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.tracking.ack import read_ack
-from runner.tracking.journal_reader import read_events, read_points
+from runner.tracking.journal_reader import read_events, read_measured
 from runner.training.evaluate import evaluate as measure
 
 OWN, OTHERS = "evaluation.json", "evaluations"
@@ -99,12 +99,12 @@ def _report(trained: Trained, found: Measured, values: Mapping[str, float]) -> d
 
 
 def _then(trained: Trained) -> dict[str, float]:
-    """What the run measured with these weights: val at their step, test at its end with the best ones."""
-    points = read_points(trained.folder)
-    found = {name: dict(series).get(trained.step) for name, series in points.items() if name.startswith("val/")}
-    if trained.weights == BEST:
-        found |= {name: series[-1][1] for name, series in points.items() if name.startswith("test/") and len(series)}
-    return {name: value for name, value in found.items() if value is not None}
+    """What the run measured with these weights: val at their step, test at its end with the best ones.
+
+    A test of before their step was of other weights: the run was made longer, and did not come to its end.
+    """
+    found = read_measured(trained.folder, trained.step)
+    return {name: value for name, (value, _, _) in found.items() if name.startswith("val/") or trained.weights == BEST}
 
 
 def _changed(folder: Path, found: Measured) -> list[str]:

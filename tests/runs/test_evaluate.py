@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate
+from runner.runs.load import BEST
 from runner.tracking.ack import Ack, write_ack
+from runner.tracking.journal import Journal
 from runner.training import checkpoint
 
 QUIET = ("tracking.enabled=false", "task.plots=false")
@@ -32,6 +35,22 @@ def test_the_own_splits_come_to_what_the_run_measured(name, run):
     assert found["in_the_run"] == found["metrics"]
     assert found["is_own_data"] and found["notes"] == [] and found["rows"].keys() == {"val", "test"}
     assert readable(found["metrics"]["test/loss"]) in out and "written" in out
+
+
+@pytest.mark.parametrize(
+    ("step", "weights", "expected"),
+    [
+        (12, BEST, {"val/loss": 0.5, "test/loss": 0.6}),
+        (30, BEST, {"val/loss": 0.3}),  # it was made longer, and killed: its test was of the weights of step 12
+        (24, "checkpoints/step-24.pt", {"val/loss": 0.7}),
+    ],
+)
+def test_a_test_of_other_weights_is_not_shown_beside_them(step, weights, expected, tmp_path):
+    with Journal(tmp_path) as journal:
+        journal.points(("val/loss",), [12, 24], [0, 0], [[0.5], [0.7]])
+        journal.points(("test/loss",), [24], [0], [[0.6]])
+        journal.points(("val/loss",), [30], [0], [[0.3]])
+    assert evaluate._then(SimpleNamespace(folder=tmp_path, step=step, weights=weights)) == expected
 
 
 def test_as_json_for_programs(run):
