@@ -17,6 +17,7 @@ from runner.tracking.ack import Ack, read_ack
 from runner.tracking.journal_reader import read_events
 from runner.tracking.mlflow_events import LeftOutError
 from runner.tracking.sync import sync
+from runner.training import checkpoint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -79,9 +80,10 @@ def _sent(folder: Path, uri: str, *, asked: str) -> Ack:
 
 
 def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
-    """The id of the run's logged model; it is made where the run left none there. Raises: RunnerError."""
+    """The id of the model with the run's best weights; it is made where the run left none there. Raises: RunnerError."""
+    step = _best_step(folder)
     try:
-        if not (found := _logged(client, ack)):
+        if not (found := _logged(client, ack, step)):
             trained = open_run(
                 (folder, BEST), device="cpu", precision="fp32"
             )  # tells what is wrong with it, if something is
@@ -89,18 +91,29 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
             mlflow_model.publish_model(
                 client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build
             )
-            found = _logged(client, ack)
+            found = _logged(client, ack, step)
     except LeftOutError as error:
         problem = f"MLflow has no model of the run, and it can't be made: {error}"
         raise RunnerError(Fault(f"register {short(folder)}", problem, "a run whose model can be logged")) from error
     return found
 
 
-def _logged(client: MlflowClient, ack: Ack) -> str:
+def _best_step(folder: Path) -> int | None:
+    """That the best weights are of (None: the folder has them no more)."""
+    file = folder / BEST
+    return int(checkpoint.load(file).get("step") or 0) if file.is_file() else None
+
+
+def _logged(client: MlflowClient, ack: Ack, step: int | None) -> str:
+    """The newest of the run's models there, of that step: a run that was made longer and killed has logged older weights."""
     from mlflow.entities import LoggedModelStatus
 
     found = mlflow_model.models_of(client, str(ack.run_id), str(ack.experiment_id))
     ready = [model for model in found if model.status == LoggedModelStatus.READY and mlflow_model.is_best(model)]
+    if ready and step is not None:
+        outputs = client.get_run(str(ack.run_id)).outputs
+        at_step = {output.model_id for output in (outputs.model_outputs if outputs else ()) if output.step == step}
+        ready = [model for model in ready if model.model_id in at_step]
     return str(max(ready, key=lambda model: model.creation_timestamp).model_id) if ready else ""
 
 
@@ -118,7 +131,8 @@ def _event(folder: Path, trained: Trained) -> dict[str, Any]:
     if not (folder / EXAMPLE).is_file():
         torch.save(example(trained), folder / EXAMPLE)
     used = [[event["name"], event["digest"]] for event in read_events(folder) if event["kind"] == "dataset"]
-    return model_event(folder, trained.card, EXAMPLE, step=trained.step, dataset=used[-1] if used else None)
+    event = model_event(folder, trained.card, EXAMPLE, step=trained.step, dataset=used[-1] if used else None)
+    return event | {"record": f"step-{trained.step}"}  # no record of the journal, and another for each step's weights
 
 
 def _version(client: MlflowClient, name: str, model_id: str, run_id: str, *, again: bool) -> tuple[str, bool]:

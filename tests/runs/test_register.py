@@ -11,6 +11,7 @@ from trained_runs import NO_PICTURES
 
 from runner.tracking import mlflow_store
 from runner.tracking.sync import sync
+from runner.training import checkpoint
 
 WORDS = ["model=mlp", "model.hidden_sizes=[8]", "device=cpu", "train.num_epochs=1", "data.limit=200", NO_PICTURES]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
@@ -55,6 +56,26 @@ def test_on_sqlite(own_folder, run, versions, empty_store):
         assert mlflow.pytorch.load_model("models:/digits@champion")(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     finally:
         mlflow.set_tracking_uri(None)
+
+
+def test_of_a_run_that_was_made_longer_and_killed_the_best_weights_of_now_are_registered(
+    run, versions, tmp_path, empty_store
+):
+    shutil.copytree("outputs/digits/run", tmp_path / "run")
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    words = ["register", str(tmp_path / "run"), "--name", "digits", f"tracking.uri={uri}"]
+    assert "version 1: run" in run(*words)[1]
+    best = tmp_path / "run/checkpoints/best.pt"
+    for longer in (1, 2):
+        state = checkpoint.load(best)
+        checkpoint.save(state | {"step": state["step"] + 10}, best)  # the journal says nothing of it yet
+        for expected in ("", ", as it was"):
+            assert f"version {1 + longer}{expected}: run" in run(*words)[1]
+    client, (numbers, _, found) = mlflow_store.open_store(uri), versions(uri, "digits")
+    steps = {each.model_id: each.step for each in client.get_run(found[1].run_id).outputs.model_outputs}
+    at = [steps[found[number].source.removeprefix("models:/")] for number in numbers]
+    assert numbers == [1, 2, 3] and at[2] - at[1] == at[1] - at[0] == 10
 
 
 def test_a_run_that_the_store_has_not_got_is_sent_first(own_folder, run, versions, empty_store):
