@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def transformers_model(
     config: model_type and what else its configuration takes, the model then starts untrained; or, beside `pretrained`,
     what differs from there. pretrained: a local folder of save_pretrained(), or a name on the hub. head: auto is
     image_classification for images, causal_lm where the outputs are the vocabulary, else sequence_classification, in which
-    a decoder answers at the last token that is no padding_token (None: what its configuration says).
+    padding_token is not looked at, and a decoder answers at the last token before it (None: texts of one length).
     Raises: RunnerError where it is not installed, knows no such model, or can't reach it.
     """
     asked = f"model.pretrained={pretrained}" if pretrained else f"model.config={dict(config or {})}"
@@ -133,28 +134,46 @@ def transformers_model(
             model = auto.from_config(settings, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RunnerError(_not_reached(asked, error)) from error
-    made = Logits(model.float(), argument)
+    made = Logits(model.float(), argument, padding_token if head == "sequence_classification" else None)
     plain = {
         key: value for key, value in json.loads(settings.to_json_string()).items() if key != "transformers_version"
     }
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
+    sizes["padding_token"] = padding_token
     made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
     return made
 
 
 class Logits(nn.Module):
-    """A model of transformers that takes its inputs as the one argument and gives the logits alone."""
+    """A model of transformers that takes its inputs as the one argument and gives the logits alone. padding_token: is not
+    looked at; None: nothing fills the inputs up."""
 
     made_anywhere: dict[str, Any]
 
-    def __init__(self, model: nn.Module, argument: str) -> None:
+    def __init__(self, model: nn.Module, argument: str, padding_token: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.argument = argument
+        self.padding_token = padding_token
+        theirs = vars(sys.modules[type(model).__module__])
+        self._has_no_mask = "create_causal_mask" in theirs and (
+            "create_bidirectional_mask" not in theirs or bool(getattr(model.config, "is_decoder", False))
+        )  # what stands behind a text is not looked at from within
+        self._takes_whole_masks = "create_bidirectional_mask" in theirs
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.model(**{self.argument: inputs}).logits
+        logits: Tensor = self.model(**{self.argument: inputs}, **self._masks(inputs)).logits
         return logits
+
+    def _masks(self, inputs: Tensor) -> dict[str, Tensor]:
+        if self.padding_token is None or self._has_no_mask:
+            return {}
+        is_there = inputs != self.padding_token  # (B, T)
+        is_there = torch.cat([torch.ones_like(is_there[:, :1]), is_there[:, 1:]], 1)  # of nothing but padding: no NaN
+        if not self._takes_whole_masks:
+            return {"attention_mask": is_there.long()}
+        # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
+        return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
 
 
 def _settings(

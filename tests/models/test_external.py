@@ -14,6 +14,7 @@ from torch import nn
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.errors import RunnerError
+from runner.inspection.host_reads import HostReads
 from runner.models import external
 from runner.models.weights import load_weights
 
@@ -228,6 +229,24 @@ def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():
     pytest.importorskip("transformers")
     with pytest.raises(RunnerError, match=r"knows 8 tokens, and the data has 257\n.*model.config.vocab_size=257"):
         external.transformers_model((7,), 3, config={**BERT, "vocab_size": 8}, vocab_size=257)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "deberta-v2"])
+def test_an_encoder_does_not_look_at_padding(kind):
+    tiny = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16} if kind == "distilbert" else TINY
+    model = external.transformers_model(
+        (7,), 3, config={"model_type": kind, **tiny}, vocab_size=9, padding_token=8
+    ).eval()
+    with torch.no_grad():
+        for values in model.parameters():
+            values *= 20 if values.dim() > 1 else 1  # untrained, it hardly looks at anything
+    texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8], [8] * 7])
+    reads = HostReads(torch.device("cpu"))
+    with reads:
+        said = model(texts)
+    torch.testing.assert_close(said[:1], model(texts[:1, :3]), atol=1e-4, rtol=1e-4)
+    assert said.isfinite().all() and not reads.found
 
 
 @needs_transformers
