@@ -1,27 +1,18 @@
 """A plan's memory against the truth: what torch's own allocator counts in a real step on this CPU."""
 
 import random
-from dataclasses import asdict
 
 import pytest
 import seeded
+from judge import REQUEST
 from simulated import run_simulated
 from truth import measure
 
 from runner.config.compose import composed_with, composer, hydra_session
-from runner.inspection.costs import Speeds
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
 pytestmark = pytest.mark.slow
-REQUEST = {
-    "speeds": asdict(Speeds()),
-    "usable_bytes": None,
-    "precisions": [],
-    "seconds": 0,
-    "is_brief": False,
-    "processes": {},
-}
 MADE_UP = ("data=synthetic", "data.num_rows=2000")
 RUNS = {
     "mlp, averaged": (*MADE_UP, "model=mlp", "model.hidden_sizes=[512,512]", "train.batch_size=512", "train.ema_decay=0.9"),

@@ -12,7 +12,14 @@ from runner.inspection.costs import Speeds
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
+REQUEST = {
+    "speeds": asdict(Speeds()),
+    "usable_bytes": None,
+    "precisions": [],
+    "seconds": 0,
+    "is_brief": False,
+    "processes": {},
+}
 
 
 def judge(_, device_name):

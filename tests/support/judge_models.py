@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+
+from judge import REQUEST
 
 from runner.config.compose import composed_with, composer, hydra_session
-from runner.inspection.costs import Speeds
 from runner.plan.simulator import simulated_device
 from runner.plan.worker import look
 
@@ -26,7 +26,6 @@ CASES = {
     "playground": ["model=mlp", "data=playground", "data.features=[x1,sin_x2]"],
     "mnist1d": ["model=mlp", "data=mnist1d", "data.num_rows=100", "data.num_test_rows=20"],
 }
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 
 
 def judge(_, device_name, names):

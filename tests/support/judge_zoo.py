@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import asdict
 from itertools import islice
 
 import torch
+from judge import REQUEST
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth import measure
 from zoo import case_of, words
@@ -23,7 +23,6 @@ from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.step.train_step import make_step
 
-REQUEST = {"speeds": asdict(Speeds()), "usable_bytes": None, "precisions": [], "seconds": 0, "processes": {}}
 NOT_COUNTED = ("aten.detach.default", "prim.device.default")
 
 
