@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
+from torch.optim.lr_scheduler import LRScheduler
 
 from runner.config.settings import Settings
 from runner.device import backends
@@ -68,7 +69,9 @@ class Candidate:
         return np.concatenate([window.values[:, 0] for window in self._windows])[:NUM_LOSSES]
 
     def _endless(self, buffer: MetricBuffer) -> Iterator[int]:
-        parts = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40))
+        parts, schedule = replace(self.parts, limits=replace(self.parts.limits, num_steps=2**40)), self.parts.schedule
+        if schedule is not None and not parts.falls_by_metric:
+            _keep_at_its_end(schedule, self.parts.limits.num_steps)
         guard = Guard(parts.device, when="off", model=parts.model, task=parts.task, optimizer=parts.optimizer)
         steps = choose_steps(
             parts,
@@ -141,6 +144,17 @@ class Comparison:
     def is_decided(self) -> bool:
         """Whether no further turn would change what is said."""
         return self.num_against > 1 or (len(self.ratios) >= FEW_TURNS and max(self.ratios) < CLEARLY)
+
+
+def _keep_at_its_end(schedule: LRScheduler, num_steps: int) -> None:
+    """Its last rates stay from there on: one that knows its length (OneCycleLR) refuses a step beyond it."""
+    step, left = schedule.step, iter(range(num_steps))
+
+    def take(epoch: int | None = None) -> None:
+        if next(left, None) is not None:
+            step(epoch)
+
+    schedule.step = take  # type: ignore[method-assign]
 
 
 def compare(holder: Candidate, challenger: Candidate, *, seconds: float, to_the_end: bool = False) -> Comparison:

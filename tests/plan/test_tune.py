@@ -149,6 +149,22 @@ def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps():
         other.close()
 
 
+def test_a_schedule_that_refuses_more_steps_than_the_run_s_stays_at_its_last_rate():
+    Path("conf/scheduler").mkdir(parents=True)
+    Path("conf/scheduler/one.yaml").write_text(
+        "_target_: torch.optim.lr_scheduler.OneCycleLR\n_partial_: true\nmax_lr: 0.01\ntotal_steps: ${facts.num_steps}\n"
+    )
+    cfg = cfg_of("scheduler=one", "train.num_epochs=3", "train.batch_size=200")
+    found = tune_measure.Candidate(cfg, torch.device("cpu"), read=prepare_data(cfg, torch.device("cpu")))
+    try:
+        found.seconds_a_step(0.0)
+        schedule, num_steps = found.parts.schedule, found.parts.limits.num_steps
+        assert len(found.losses) > num_steps == schedule.last_epoch
+        assert found.parts.optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0]
+    finally:
+        found.close()
+
+
 class Fake:
     """A run whose step takes 1 s times the factor of each setting."""
 
