@@ -40,6 +40,10 @@ class Row:
     difference: float | None = None
 
 
+#: losses of the first steps, and the name of the precision that they were computed in
+Numbers = tuple[Any, str]
+
+
 @dataclass
 class Search:
     """A run, and what has been found for it so far."""
@@ -52,6 +56,9 @@ class Search:
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
     ratio: float = 1.0  # of the one that leads: its step's time by that of the run as it is
     ahead: float = 0.0  # likewise: seconds before its steps, beside those of the run as it is
+    numbers: Numbers = field(
+        init=False
+    )  # that what is tried has to give: the run's, or those of a precision that has won
 
     def read(self) -> None:
         """Reads the rows, which all that are tried share. Raises: RunnerError."""
@@ -71,6 +78,7 @@ class Search:
                 raise
             fix = "python -m runner plan with the same words: it says what fits"
             raise RunnerError(Fault("tune", "the memory does not take a step of the run as it is", fix)) from error
+        self.numbers = _numbers(self.usual)
         self.step_seconds, self.num_steps = self.usual.step_seconds, self.usual.parts.limits.num_steps
         self._end = time.monotonic() + self.seconds
 
@@ -120,8 +128,8 @@ class Search:
             why = error.faults[0].problem if isinstance(error, RunnerError) else "out of memory"
             return self._add(Row(each, f"refused: {why}"))
         row = Row(each, "", candidate.step_seconds, setup_seconds=candidate.setup_seconds)
-        is_other = not is_same(self.usual.losses, candidate.losses, precision=self.usual.parts.precision.name)
-        if is_other and "train.precision" not in settings:
+        losses, precision = self.numbers
+        if "train.precision" not in each and not is_same(losses, candidate.losses, precision=precision):
             row.outcome = "other numbers"
         else:
             seconds = max(LEAST_SECONDS, SHARE * self.seconds)
@@ -134,6 +142,8 @@ class Search:
         if row.outcome == "wins":
             self.settings, self.ratio, self.ahead = settings, self.ratio * found.ratio, self._ahead(candidate, settings)
             loser, self.holder = self.holder, candidate
+            if "train.precision" in each:
+                self.numbers = _numbers(candidate)
         if loser is not self.usual:
             loser.close()
             gc.collect()
@@ -159,3 +169,7 @@ class Search:
         """Whether all of the run's steps, with what comes before them, take less time than the holder's."""
         own = found.step_seconds * self.num_steps
         return ahead + own < holders + own / found.ratio
+
+
+def _numbers(candidate: Candidate) -> Numbers:
+    return candidate.losses, candidate.parts.precision.name

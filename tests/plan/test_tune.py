@@ -178,8 +178,11 @@ class Fake:
         self.step_seconds, self.setup_seconds, self.threads = self.time, 1.0, 2
         if cfg.train.compile:
             self.time, self.setup_seconds = self.time * 0.5, cfg.compiling
-        self.losses = np.full(50, 2.0 if cfg.b != 0.25 else 1.0)
-        self.parts = SimpleNamespace(limits=SimpleNamespace(num_steps=100), precision=SimpleNamespace(name="fp32"))
+        precision = cfg.train.precision
+        if precision != "fp32":
+            self.time *= 0.5
+        self.losses = np.full(50, 1.0 if cfg.b == 0.25 else 2.0 if precision == "fp32" else 2.1)
+        self.parts = SimpleNamespace(limits=SimpleNamespace(num_steps=100), precision=SimpleNamespace(name=precision))
         Fake.open += 1
 
     def close(self):
@@ -215,6 +218,13 @@ def test_what_wins_stays_and_the_next_is_tried_on_top_of_it(search):
     assert outcomes(search) == {"a=0.5": "wins", "a=0.4": "wins", "a=0.9": "slower", "b=2.0": "slower", "b=0.25": "other numbers", "b=refused": "refused", "c=": "not tried"}  # fmt: skip
     assert search.settings == {"a": 0.4} and search.ratio == pytest.approx(0.4)
     assert {in_words(row.settings): row.ratio for row in search.rows}["b=2.0"] == pytest.approx(0.8)
+
+
+def test_once_a_precision_has_won_the_rest_has_to_give_its_numbers(search):
+    search.take(Option("train.precision", ({"train.precision": "bf16"},)))
+    search.take(Option("b", ({"b": 0.25}, {"b": 0.5})))
+    assert outcomes(search) == {"train.precision=bf16": "wins", "b=0.25": "other numbers", "b=0.5": "wins"}
+    assert search.settings == {"train.precision": "bf16", "b": 0.5}
 
 
 @pytest.mark.parametrize(("factors", "tried"), [((2.0, 0.25), 1), ((0.5, 2.0, 0.25), 2), (("refused", 0.5), 2)])
