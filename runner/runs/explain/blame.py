@@ -1,11 +1,12 @@
 """Finds the rows of a batch that made a value that is not finite, by steps over parts of it; of a spike, each row's own loss.
 
-A row is named where the step without it is finite, and it alone is not: forward passes (of what begins in backward, with
-their backward passes), with the weights and the generators of before the step.
+A row is named where the step without it is finite, and it alone is not: forward passes (of what the loss does not show,
+with their backward passes), with the weights and the generators of before the step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,12 +37,15 @@ class Blame:
     of_all: bool = False  # any part of the batch does it
 
 
-def blame(moment: Moment, origin: Record, generators: Mapping[str, Any]) -> Blame:
-    """The rows that made the value of an operation; none for an optimizer's, where nobody can tell, and where all do."""
+def blame(moment: Moment, origin: Record, generators: Mapping[str, Any], *, loss: float) -> Blame:
+    """The rows that made the value of an operation; none for an optimizer's, where nobody can tell, and where all do.
+
+    loss: the step's. A finite one does not show the value (a torch.where hides it), and the gradients do.
+    """
     parts = moment.parts
     if origin.phase == "optimizer" or isinstance(parts.optimizer, Turns):
         return Blame(())
-    trial = _Trial(moment, generators, goes_back=origin.phase == "backward")
+    trial = _Trial(moment, generators, goes_back=origin.phase == "backward" or math.isfinite(loss))
     for index, batch in enumerate(moment.reached.batches):
         try:
             if not trial.is_finite(batch):

@@ -107,7 +107,7 @@ def _say_how_long(asked: Wanted, start: Start) -> None:
 def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:
     """Everything, as plain values."""
     origin, parts = seen.origin, moment.parts
-    blamed = blame(moment, origin, seen.generators) if origin is not None else Blame(())
+    blamed = blame(moment, origin, seen.generators, loss=seen.loss) if origin is not None else Blame(())
     picked = losses(moment) if origin is None else [(blamed.batch, row, None) for row in blamed.rows]
     rows = placed(moment, cfg, picked[:MOST_ROWS])
     known = {**asked.by_step, **moment.losses}
