@@ -115,14 +115,14 @@ def _domain(case: Case) -> str:
     least = first.range.least if first is not None else None
     if first is None or least is None or origin.phase == "backward":
         return ""
-    if origin.name == "log1p":
+    if origin.name == "log1p" and least <= -1:
         return f"x.clamp_min(-1 + 1e-6) before log1p (of {least:.3g} here), which has no value at -1 and below"
-    if origin.name in ("log", "log2", "log10"):
+    if origin.name in ("log", "log2", "log10") and least <= 0:
         words = f"x.clamp_min(1e-8) before {origin.name} (of {least:.3g} here)"
         return f"{words}, or log_softmax and logsigmoid, which take logits"
     if origin.name in ("sqrt", "rsqrt") and least < 0:
         return f"x.clamp_min(0) before {origin.name}: it is taken of {least:.3g}"
-    if origin.name == "pow" and least < 0:
+    if origin.name == "pow" and least < 0 and origin.output.range.num_nan and all(map(_is_finite, origin.inputs)):
         return f"x.abs() or x.clamp_min(0) before pow: a fraction's power of {least:.3g} is none"
     if origin.name in ("acos", "asin") and max(abs(least), first.range.size) > 1:
         return f"x.clamp(-1, 1) before {origin.name}: it is taken of {first.range.size:.3g}"
@@ -138,7 +138,16 @@ def _overflow(case: Case) -> str:
             f"subtract the row's largest before {case.origin.name} (torch.logsumexp and log_softmax do), or x.clamp_max(80): "
             f"it is taken of {first.range.greatest:.3g}"
         )
+    if case.origin.name == "pow" and first.argument == "self" and _is_overflow(case.origin, first):
+        end = f"{str(first.dtype).removeprefix('torch.')} ends at {torch.finfo(first.dtype).max:.3g}"
+        return f"a smaller value before pow, or x.clamp: it is taken of {first.range.size:.3g}, and {end}"
     return ""
+
+
+def _is_overflow(origin: Record, base: Seen) -> bool:
+    """Whether a power is surely one of something too large: 0 has an infinite one, too, and which power it is may be unknown."""
+    is_infinite = origin.output.range.num_inf > 0 and not origin.output.range.num_nan
+    return is_infinite and all(map(_is_finite, origin.inputs)) and base.range.size**4 > torch.finfo(base.dtype).max
 
 
 def _kind(origin: Record) -> str:

@@ -12,9 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import seeded
+import torch
 from planted_nans import CAUSES, SPIKES, explained, leap, line_of, plant, words_of, wrong_of_cause, wrong_of_spike
 
 from runner import cli
+from runner.inspection.not_finite import Watch
+from runner.inspection.tensor_names import Names
+from runner.runs.explain.advice import Case, advice
 from runner.runs.explain.advice import _domain as of_its_domain
 from runner.training.checkpoint import load
 
@@ -188,3 +192,24 @@ def test_what_to_try_keeps_all_that_has_a_value(name, least, said):
     given = SimpleNamespace(range=SimpleNamespace(least=least, size=abs(least)))
     origin = SimpleNamespace(name=name, inputs=[given], phase="forward")
     assert of_its_domain(SimpleNamespace(origin=origin)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("op", "values", "said"),
+    [
+        (lambda x: x**2, [-9.12e24, 1.0], "it is taken of 9.12e+24, and float32 ends at 3.4e+38"),
+        (lambda x: x**0.5, [-2.0, 1.0], "a fraction's power of -2 is none"),
+        (lambda x: x**0.5, [-2.0, torch.inf], ""),
+        (lambda x: x**-1.5, [0.0, 1000.0], ""),
+        (torch.log, [1.0, torch.inf], ""),
+        (torch.log1p, [-0.5, torch.inf], ""),
+        (torch.log, [-1.0, 1.0], "x.clamp_min(1e-8) before log (of -1 here)"),
+    ],
+)
+def test_what_to_try_against_an_operation_is_of_what_it_took(op, values, said):
+    given = torch.tensor(values)
+    watch = Watch(torch.nn.Identity(), Names())
+    with watch:
+        result = op(given)
+    found = advice(Case(watch.record_of(result), [], [], []))
+    assert said in found and bool(said) == bool(found)
