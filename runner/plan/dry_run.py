@@ -106,8 +106,7 @@ class Trial:
             self._count_anew()
             with self._watching(self.meetings, self.slow, *self.all_costs):
                 self.buffer.write(step(self.group))
-                if self.parts.schedule is not None and not self.parts.falls_by_metric:
-                    self.parts.schedule.step()
+                _go_on(self.parts, number)
             for each in self.all_costs:
                 _own_state(each, self.parts)
         for moments in before:
@@ -336,6 +335,12 @@ def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _go_on(parts: Parts, number: int) -> None:
+    """After a step, from 0: the run may have fewer than are taken here, and its schedule refuse what comes after them."""
+    if parts.schedule is not None and not parts.falls_by_metric and number < parts.limits.num_steps:
+        parts.schedule.step()
 
 
 def _own_state(costs: Costs, parts: Parts) -> None:
