@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runner.experiment.plots import style
+from runner.experiment.plots import style, time_bar
+from runner.tasks.metric_names import PLOTS
 from runner.tracking.journal_reader import Series
 
 #: wide enough for a screen; more points than pixels say nothing
@@ -29,11 +30,24 @@ def draw_curves(
             kinds.setdefault(kind, {})[split] = series
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
+    kinds = {kind: splits for kind, splits in kinds.items() if any(len(series[0]) > 1 for series in splits.values())}
+    stems = _stems(kinds)
     for kind, splits in kinds.items():
-        if any(len(series[0]) > 1 for series in splits.values()):
-            mark = best[1] if best and best[0].partition("/")[2] == kind else None
-            drawn.append(_draw(kind, splits, folder / f"{kind.replace('/', '_')}.png", title=title, mark=mark))
+        mark = best[1] if best and best[0].partition("/")[2] == kind else None
+        drawn.append(_draw(kind, splits, folder / f"{stems[kind]}.png", title=title, mark=mark))
     return drawn
+
+
+def _stems(kinds: Iterable[str]) -> dict[str, str]:
+    """The name of each one's picture: its own, where no other picture of the run has it."""
+    taken = {time_bar.STEM, *(name for names in PLOTS.values() for name in names)}
+    stems: dict[str, str] = {}
+    for kind in sorted(kinds, key=lambda kind: ("/" in kind or kind in taken, kind)):  # whose name is free comes first
+        stem = kind.replace("/", "_")
+        while stem in taken or stem in stems.values():
+            stem += "_curve"
+        stems[kind] = stem
+    return stems
 
 
 def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, mark: int | None) -> Path:

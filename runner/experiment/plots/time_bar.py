@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.experiment.plots import style
 
+STEM = "time"  # of the picture's file
 #: what is not the training's; it is grey
 AROUND = {"start-up": "#9aa1ad", "tracker": "#b9bec7", "finish": "#cdd1d8", "other": "#e1e4e8"}
 TRAINING = "training"
@@ -52,7 +53,7 @@ def draw_time(spent: Mapping[str, float], folder: Path, *, title: str, num_runs:
     names = [f"{name} {training[name] / trained:.1%}" for name in handles]
     figure.legend(list(handles.values()), names, loc="lower left", bbox_to_anchor=(0.01, 0), **look)
     folder.mkdir(parents=True, exist_ok=True)
-    return [style.save(figure, folder / "time.png")]
+    return [style.save(figure, folder / f"{STEM}.png")]
 
 
 def _bar(axes: Any, row: int, spent: Mapping[str, float]) -> dict[str, Any]:

@@ -29,6 +29,13 @@ def test_the_smoothed_curve_is_the_mean_of_those_around(num):
     assert np.allclose(_smooth(values), wanted)
 
 
+def test_no_picture_is_written_over_another_one(tmp_path):
+    steps = np.arange(1, 9)
+    names = ("train/time", "val/a/b", "val/a_b", "val/roc", "val/roc_curve")
+    drawn = draw_curves(dict.fromkeys(names, (steps, steps, 1.0 / steps)), tmp_path, title="title")
+    assert [path.stem for path in drawn] == ["time_curve", "a_b_curve", "a_b", "roc_curve_curve", "roc_curve"]
+
+
 def test_a_picture_for_each_kind_that_has_a_curve(tmp_path):
     steps = np.arange(1, 101)
     series = dict.fromkeys(("train/loss", "val/loss", "speed/steps_per_second"), (steps, steps, 1.0 / steps))
