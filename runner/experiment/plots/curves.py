@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,15 +99,30 @@ def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, ma
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A centred mean over a 25th of the run; what isn't finite stays out. By running sums: a convolution took 4 s for 500,000."""
+    """A centred mean over a 25th of the run; what isn't finite stays out."""
     finite = np.isfinite(values)
     half = max(3, len(values) // 25) // 2
-    places = np.arange(len(values))
-    begin, end = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    means: NDArray[np.float64] = (sums[end] - sums[begin]) / np.maximum(counts[end] - counts[begin], 1)
+    means: NDArray[np.float64] = _around(np.where(finite, values, 0.0), half) / np.maximum(_around(finite, half), 1)
     return means
+
+
+def _around(values: NDArray[Any], half: int) -> NDArray[np.float64]:
+    """At each place the sum of the values up to `half` places away.
+
+    It is put together from sums of 1, 2, 4, ... neighbours, so that a huge value is in those sums alone that it belongs to:
+    the difference of two sums from the beginning has lost all that is smaller than its last digit. A convolution took 4 s
+    for 500,000 values.
+    """
+    count, width = len(values), 2 * half + 1
+    found = np.zeros(count)
+    sums, size, begin = np.pad(values.astype(np.float64), half), 1, 0
+    while size <= width:
+        if width & size:
+            found += sums[begin : begin + count]
+            begin += size
+        sums = sums[:-size] + sums[size:]
+        size *= 2
+    return found
 
 
 def _thinned(steps: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -29,6 +29,13 @@ def test_the_smoothed_curve_is_the_mean_of_those_around(num):
     assert np.allclose(_smooth(values), wanted)
 
 
+def test_one_huge_loss_is_in_the_smoothed_curve_no_longer_than_its_window():
+    values = np.full(1000, 0.7)
+    values[5] = 1e20
+    smooth = _smooth(values)
+    assert np.allclose(smooth[26:], 0.7) and (smooth[:26] > 1e18).all()
+
+
 def test_no_picture_is_written_over_another_one(tmp_path):
     steps = np.arange(1, 9)
     names = ("train/time", "val/a/b", "val/a_b", "val/roc", "val/roc_curve")
