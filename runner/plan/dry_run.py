@@ -43,6 +43,10 @@ UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu(
 MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
 
 
+#: the highest memory, and all of it in its order
+Course = tuple[Moment, list[Moment]]
+
+
 @dataclass
 class Trial:
     """A run on a device without numbers. findings: what was seen so far."""
@@ -85,6 +89,11 @@ class Trial:
     def all_costs(self) -> tuple[Costs, ...]:
         return (self.costs, *self.elsewhere)
 
+    @property
+    def highest(self) -> list[int]:
+        """The highest memory, by device, of what was counted last."""
+        return [costs.peak.num_bytes for costs in self.all_costs]
+
     def forget_work(self) -> None:
         for costs in self.all_costs:
             costs.forget_work()
@@ -95,13 +104,13 @@ class Trial:
         step, costs = self.step(), self.costs
         ahead = self._ahead(self.group)
         costs.belongs(_all(ahead), "batch")
-        before: list[list[tuple[Moment, list[Moment]]]] = []  # of the steps from the second to the last but one
+        before: list[list[Course]] = []  # of the steps from the second to the last but one
         for number in range(num):
             if number == 1:
                 for part, num_bytes in _exchange(self.parts, self.num_processes, in_parts=self.in_parts).items():
                     costs.hold(part, num_bytes)
             if number > 1:
-                before.append([(each.peak, list(each.timeline)) for each in self.all_costs])
+                before.append(_courses(self.all_costs))
             self.forget_work()
             self._count_anew()
             with self._watching(self.meetings, self.slow, *self.all_costs):
@@ -109,10 +118,8 @@ class Trial:
                 _go_on(self.parts, number)
             for each in self.all_costs:
                 _own_state(each, self.parts)
-        for moments in before:
-            for each, (peak, timeline) in zip(self.all_costs, moments, strict=True):
-                if peak.num_bytes > each.peak.num_bytes:
-                    each.peak, each.timeline = peak, timeline
+        for courses in before:
+            _keep_the_higher(self.all_costs, courses)
 
     def evaluate_once(self) -> None:
         """One batch as it is evaluated."""
@@ -125,6 +132,27 @@ class Trial:
             parts.task(parts.kept_model, self.group[0])
         parts.model.train()
 
+    @property
+    def rows_evaluated(self) -> int:
+        """Of the largest batch that is evaluated; 0 where none is."""
+        splits = (self.parts.val, self.parts.test)
+        return max((min(each.batch_size, each.num_rows) for each in splits if each is not None), default=0)
+
+    def count_evaluation(self) -> list[int] | None:
+        """The highest memory of an evaluation, by device; where it is above the step's, it is the peak. The work that was
+        counted is gone. After let_go(). None: there is no evaluation, or the model takes no batches of that size."""
+        if not self.rows_evaluated:
+            return None
+        before, found = _courses(self.all_costs), None
+        try:
+            self.evaluation_bytes(self.rows_evaluated)
+            found = self.highest
+        except Exception:  # what is wrong with it has been found with the step's own batch
+            for costs in self.all_costs:
+                costs.peak = Moment(costs.phase, {})
+        _keep_the_higher(self.all_costs, before)
+        return found
+
     def let_go(self) -> None:
         """Keeps of the batches their shapes alone, so that steps of other sizes do not have them beside theirs."""
         self.group = tuple(map_tensors(batch, shapes.of) for batch in self.group)
@@ -132,18 +160,38 @@ class Trial:
 
     def peak_bytes(self, batch_size: int, *, precision: str) -> int:
         """The highest memory of a step with batches of another size, on the device that takes most."""
-        size = max(1, num_rows(self.group[0]))
         self._count_anew()
-        group = tuple(
-            map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device)) for batch in self.group
-        )
+        group = tuple(self._of_size(batch, batch_size) for batch in self.group)
         step = self.step(precision=precision)
         with HostReads(self.device, observers=self.all_costs), _phases(self.all_costs, self.parts):
             ahead = self._ahead(group)
             self.costs.belongs(_all((*group, *ahead)), "batch")
             self.forget_work()
             step(group)
-        return max(costs.peak.num_bytes for costs in self.all_costs)
+        return max(self.highest)
+
+    def evaluation_bytes(self, batch_size: int) -> int:
+        """The highest memory of an evaluation with batches of this size, likewise."""
+        parts = self.parts
+        self._count_anew()
+        batch = self._of_size(self.group[0], batch_size)
+        parts.kept_model.eval()
+        try:
+            with HostReads(self.device, observers=self.all_costs), _phases(self.all_costs, parts):
+                for costs in self.all_costs:
+                    costs.phase = "evaluation"
+                ahead = self._ahead((batch,))
+                self.costs.belongs(_all((batch, *ahead)), "batch")
+                self.forget_work()
+                with torch.no_grad(), parts.precision.autocast():
+                    parts.task(parts.kept_model, batch)
+        finally:
+            parts.kept_model.train()
+        return max(self.highest)
+
+    def _of_size(self, batch: Any, batch_size: int) -> Any:
+        size = max(1, num_rows(self.group[0]))
+        return map_tensors(batch, lambda tensor: _resized(tensor, size, batch_size, self.device))
 
     def _ahead(self, group: Sequence[Any]) -> list[Any]:
         """What a streaming loader copies to a GPU while the step computes: as much as this batch came with."""
@@ -335,6 +383,18 @@ def _phases(all_costs: Sequence[Costs], parts: Parts) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _courses(all_costs: Sequence[Costs]) -> list[Course]:
+    """The memory's, by device, as it was counted last."""
+    return [(each.peak, list(each.timeline)) for each in all_costs]
+
+
+def _keep_the_higher(all_costs: Sequence[Costs], before: Sequence[Course]) -> None:
+    """Of what was counted last and before, for each device that with the higher peak."""
+    for each, (peak, timeline) in zip(all_costs, before, strict=True):
+        if peak.num_bytes > each.peak.num_bytes:
+            each.peak, each.timeline = peak, timeline
 
 
 def _go_on(parts: Parts, number: int) -> None:

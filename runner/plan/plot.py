@@ -59,8 +59,11 @@ def _panel(axes: Any, plan: dict[str, Any]) -> None:
             axes.annotate(phase, (start + count / 2, top * 1.1), ha="center", va="center", fontsize=9, color="#555555")
         start += count
     axes.set(xlim=(0, max(1, len(moments) - 1)), ylim=(0, top * 1.2), ylabel=f"memory, {name}", xticks=[])
-    axes.set_xlabel("operations of one step, in their order")
-    title = f"{plan['name'] or 'one step'} on {plan['device']}: {highest / unit:.3g} {name} at most, {plan['verdict']}"
+    whole = "evaluated batch" if memory["peak_phase"] == "evaluation" else "step"
+    axes.set_xlabel(f"operations of one {whole}, in their order")
+    title = (
+        f"{plan['name'] or f'one {whole}'} on {plan['device']}: {highest / unit:.3g} {name} at most, {plan['verdict']}"
+    )
     axes.set_title(title, fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
     for side in ("top", "right"):

@@ -16,6 +16,7 @@ from runner.device.host_memory import size_in_words
 from runner.inspection.findings import CERTAIN, ESTIMATE, Finding
 from runner.plan import device_catalogue
 from runner.plan.planned_device import Target
+from runner.tasks.metric_names import asked_metrics
 
 #: of a device's memory: a context, the libraries' workspaces and fragmentation take the rest
 USABLE = 0.9
@@ -36,6 +37,9 @@ def request(cfg: DictConfig, target: Target, *, seconds: float) -> dict[str, Any
     num = num_processes(cfg, target)
     own = copy.deepcopy(cfg)  # of a batch, one process's rows
     own.train.batch_size = -(-cfg.train.batch_size // num)
+    if num > 1:
+        evaluated = cfg.train.eval_batch_size or cfg.train.batch_size
+        own.train.eval_batch_size = -(-evaluated // num) if _shares_evaluation(cfg, num) else evaluated
     return {
         "yaml": OmegaConf.to_yaml(own),
         "processes": {"num_processes": num, "in_parts": cfg.placement.strategy == "fsdp"},
@@ -71,6 +75,11 @@ def num_processes(cfg: DictConfig, target: Target) -> int:
     return sum(name.partition(":")[0] == kind for name in target.hardware.devices())
 
 
+def _shares_evaluation(cfg: DictConfig, num: int) -> bool:
+    """Whether each of several processes evaluates its rows of a batch; metrics over a whole split want all of them."""
+    return num > 1 and not asked_metrics(cfg.task)
+
+
 def usable_bytes(cfg: DictConfig, target: Target, kind: str) -> int | None:
     """What a step may take; None where the memory is not known."""
     if target.memory_bytes is None:
@@ -87,6 +96,7 @@ def report(
     findings = [Finding(**found) for found in answer["findings"]]
     memory, step, num = answer.get("memory"), answer.get("step"), num_processes(cfg, target)
     sizes = {name: size and size * num for name, size in answer.get("largest_batch_size", {}).items()}
+    evaluated = (answer.get("largest_eval_batch_size") or 0) * (num if _shares_evaluation(cfg, num) else 1)
     usable = usable_bytes(cfg, target, kind)
     fits = None
     if memory is not None and answer["is_whole"]:
@@ -94,7 +104,10 @@ def report(
         fits = None if usable is None else max(_taken(memory).values()) <= usable
         memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
-            findings.append(_too_big(memory, usable or 0, cfg, sizes, num, recompute=answer.get("recompute")))
+            if max(_taken(memory, "step_bytes").values()) > (usable or 0):
+                findings.append(_too_big(memory, usable or 0, cfg, sizes, num, recompute=answer.get("recompute")))
+            if max(_taken(memory, "evaluation_bytes").values()) > (usable or 0):
+                findings.append(_evaluation_too_big(memory, usable or 0, evaluated))
     if step is not None:
         step |= _time(step, target)
     verdict = _verdict(findings, fits=fits, unknown=answer["unknown"])
@@ -120,6 +133,7 @@ def report(
         "placement": answer.get("placement", []),
         "memory": memory,
         "largest_batch_size": sizes,
+        "largest_eval_batch_size": evaluated or None,
         "step": step,
         "host_reads": answer.get("host_reads", []),
         "num_parameters": answer.get("num_parameters"),
@@ -168,16 +182,26 @@ def _too_big(
         writes.append("data.residency=stream")
     if num_processes > 1 and cfg.placement.strategy == "ddp":
         writes.append("placement.strategy=fsdp")
-    taken = _taken(memory)
+    taken = _taken(memory, "step_bytes")
     where = max(taken, key=lambda at: taken[at])
     what = f"a step takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
     return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
 
 
-def _taken(memory: dict[str, Any]) -> dict[str, int]:
-    """The highest memory: of the run's device, and of others that modules lie on, by what is said of them."""
+def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int) -> Finding:
+    """size: of the largest batch with which it would fit; 0 where none does, or there was no time to find out."""
+    taken = _taken(memory, "evaluation_bytes")
+    where = max(taken, key=lambda at: taken[at])
+    what = f"an evaluation takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
+    return Finding(
+        ESTIMATE, "memory", what, write=f"train.eval_batch_size={size}" if size else "a smaller train.eval_batch_size"
+    )
+
+
+def _taken(memory: dict[str, Any], of: str = "peak_bytes") -> dict[str, int]:
+    """The highest memory: of the run's device, and of others that modules lie on, by what is said of them; 0 for none."""
     others = memory.get("elsewhere", {})
-    return {"": memory["peak_bytes"], **{f" on {at}": other["peak_bytes"] for at, other in others.items()}}
+    return {"": memory[of] or 0, **{f" on {at}": other[of] or 0 for at, other in others.items()}}
 
 
 def _time(step: dict[str, Any], target: Target) -> dict[str, Any]:

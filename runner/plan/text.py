@@ -81,6 +81,8 @@ def _memory(plan: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(
             ("batch", f"{plan['batch_size']:,} in {plan['precision']}; the largest that fits: {', '.join(texts)}")
         )
+    if plan["largest_eval_batch_size"]:
+        found.append(("batch", f"the largest that can be evaluated: {plan['largest_eval_batch_size']:,}"))
     if plan["residency"]:
         found.append(("data", plan["residency"]))
     return found

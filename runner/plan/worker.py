@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -79,13 +80,17 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         return {"findings": [asdict(finding) for finding in findings], "unknown": unknown}
     found = merged([*trial.findings, *trial.slow.findings, *findings])
     unknown = unknown or trial.unknown
+    is_whole = not findings and not unknown
+    placement, step, steps = _placement(trial.names, trial), _step(trial), trial.highest
+    trial.let_go()
+    evaluations = trial.count_evaluation() if is_whole and not request["is_brief"] else None
     answer: dict[str, Any] = {
         "findings": [asdict(finding) for finding in found],
         "unknown": unknown,
-        "is_whole": not findings and not unknown,
-        "placement": _placement(trial.names, trial),
-        "memory": _memory(trial),
-        "step": _step(trial),
+        "is_whole": is_whole,
+        "placement": placement,
+        "memory": _memory(trial, steps, evaluations),
+        "step": step,
         "host_reads": [asdict(read) for read in dict.fromkeys(trial.reads)],
         "unfollowed": list(dict.fromkeys(read.line for read in trial.reads if read.what in UNFOLLOWED)),
         "num_parameters": trial.parts.num_parameters,
@@ -95,8 +100,10 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
     if not findings and request["usable_bytes"] is not None:
         # where the data took long to read, there is still half of the time to search
         deadline = max(began, time.monotonic() - request["seconds"] / 2) + request["seconds"]
+        if max(evaluations or [0]) > request["usable_bytes"]:
+            answer["largest_eval_batch_size"] = _largest_evaluated(trial, request, deadline=deadline)
         answer["largest_batch_size"] = _largest(trial, request, deadline=deadline)
-        if answer["memory"]["peak_bytes"] > request["usable_bytes"]:
+        if answer["memory"]["step_bytes"] > request["usable_bytes"]:
             answer["recompute"] = _recomputed(trial, request["usable_bytes"])
     return answer
 
@@ -108,15 +115,24 @@ def _try(device: torch.device) -> None:
     loss.backward()
 
 
-def _memory(trial: Trial) -> dict[str, Any]:
+def _memory(trial: Trial, steps: Sequence[int], evaluations: Sequence[int] | None) -> dict[str, Any]:
+    """steps, evaluations: the highest memory of each, by device."""
     costs, peak = trial.costs, trial.costs.peak
+    evaluated: Sequence[int | None] = evaluations or [None] * len(steps)
     return {
         "peak_bytes": peak.num_bytes,
         "peak_phase": peak.phase,
+        "step_bytes": steps[0],
+        "evaluation_bytes": evaluated[0],
         "parts": _sorted(peak.parts),
         "elsewhere": {
-            str(other.device): {"peak_bytes": other.peak.num_bytes, "parts": _sorted(other.peak.parts)}
-            for other in trial.elsewhere
+            str(other.device): {
+                "peak_bytes": other.peak.num_bytes,
+                "step_bytes": step,
+                "evaluation_bytes": evaluation,
+                "parts": _sorted(other.peak.parts),
+            }
+            for other, step, evaluation in zip(trial.elsewhere, steps[1:], evaluated[1:], strict=True)
         },
         "timeline": [
             {"phase": moment.phase, "parts": moment.parts} for moment in _thinned(costs.timeline, MOST_MOMENTS)
@@ -193,7 +209,6 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
 
 def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[str, int | None]:
     """By precision, its own first; None where there was no time to find out."""
-    trial.let_go()
     own = trial.cfg.train.precision
     order = [own, *(name for name in request["precisions"] if name != own)]
     found: dict[str, int | None] = {}
@@ -215,6 +230,16 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
             found[precision] = None
             sys.stderr.write(f"{precision}: {error}\n")
     return found
+
+
+def _largest_evaluated(trial: Trial, request: dict[str, Any], *, deadline: float) -> int | None:
+    """None where there was no time to find out."""
+    usable_bytes, start = request["usable_bytes"], trial.rows_evaluated
+    try:
+        return batch_size.largest(trial.evaluation_bytes, usable_bytes, start=start, deadline=deadline)
+    except Exception as error:  # likewise
+        sys.stderr.write(f"evaluation: {error}\n")
+        return None
 
 
 if __name__ == "__main__":

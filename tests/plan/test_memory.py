@@ -75,3 +75,29 @@ def proposed(_, usable_bytes, *words):
 def test_blocks_are_proposed_where_a_step_fits_with_them_alone(usable_mib, pattern, tmp_path):
     words = (*MADE_UP, "model=transformer", "model.depth=6", "data.shape=[64,32]", "train.batch_size=64")
     assert run_simulated("cpu", proposed, usable_mib * 2**20, *words, cwd=tmp_path) == pattern
+
+
+def evaluated(_, *words):
+    """With 20 MiB to be used: the plan, and the one of what it proposes."""
+    request = {**REQUEST, "usable_bytes": 20 * 2**20, "seconds": 20}
+    with simulated_device("cpu", has_numbers=False) as device:
+        first = look(cfg_of(words), device, request)
+        size = first["largest_eval_batch_size"]
+        return [first, look(cfg_of([*words, f"train.eval_batch_size={size}"]), device, request), size]
+
+
+def test_an_evaluation_of_larger_batches_is_the_peak_and_its_own_size_is_proposed(tmp_path):
+    words = (*MADE_UP, "data.val_fraction=0.5", "data.test_fraction=0", "model=mlp", "model.hidden_sizes=[4096]")
+    words = (*words, "train.batch_size=16", "train.eval_batch_size=20000")
+    whole, other, size = run_simulated("cpu", evaluated, *words, cwd=tmp_path)
+    memory = whole["memory"]
+    assert memory["peak_phase"] == "evaluation" and memory["peak_bytes"] == memory["evaluation_bytes"]
+    assert 2 * 1000 * 4096 * 4 < memory["evaluation_bytes"] < 3 * 1000 * 4096 * 4, "the split has 1,000 rows"
+    assert (
+        sum(memory["parts"].values())
+        == memory["peak_bytes"]
+        == max(sum(each["parts"].values()) for each in memory["timeline"])
+    )
+    assert memory["step_bytes"] < 20 * 2**20 and "recompute" not in whole and whole["largest_batch_size"]
+    assert other["memory"]["evaluation_bytes"] <= 20 * 2**20 and 16 < size < 1000
+    assert other["step"] == whole["step"] and other["memory"]["step_bytes"] == memory["step_bytes"]

@@ -24,11 +24,11 @@ def target(memory=10 * GIB, **speeds):
 
 
 def cfg(**train):
-    settings = {"precision": "fp32", "batch_size": 64, **train}
-    return OmegaConf.create({"train": settings, "backends": {"cuda": {"memory_fraction": None}}})
+    settings = {"precision": "fp32", "batch_size": 64, "eval_batch_size": None, **train}
+    return OmegaConf.create({"train": settings, "task": {}, "backends": {"cuda": {"memory_fraction": None}}})
 
 
-def answer(*findings, peak=GIB, unknown="", sizes=None, is_whole=True):
+def answer(*findings, peak=GIB, evaluation=0, unknown="", sizes=None, is_whole=True):
     step = {
         "batch_size": 64,
         "bytes_moved_to_device": 10**6,
@@ -40,7 +40,13 @@ def answer(*findings, peak=GIB, unknown="", sizes=None, is_whole=True):
         "findings": [asdict(finding) for finding in findings],
         "unknown": unknown,
         "is_whole": is_whole,
-        "memory": {"peak_bytes": peak, "parts": {"weights": peak}, "timeline": []},
+        "memory": {
+            "peak_bytes": max(peak, evaluation),
+            "step_bytes": peak,
+            "evaluation_bytes": evaluation or None,
+            "parts": {"weights": peak},
+            "timeline": [],
+        },
         "step": {**step, "roofline_seconds": 2.5e-3},
         "largest_batch_size": sizes or {},
         "residency": "on the device (auto: 1 MiB of 1024 GiB free)",
@@ -94,6 +100,31 @@ def test_memory_that_is_not_known_is_not_judged():
 def test_what_does_not_fit_says_what_would(sizes, write):
     (finding,) = judged(answer(peak=20 * GIB, sizes=sizes))["findings"]
     assert (finding["kind"], finding["grade"], finding["write"]) == ("memory", "estimate", write)
+
+
+def test_an_evaluation_that_does_not_fit_is_told_with_the_batch_that_would():
+    sizes = {"fp32": 500, "bf16": 1000}
+    given = answer(evaluation=20 * GIB, sizes=sizes) | {"largest_eval_batch_size": 300}
+    (finding,) = judged(given)["findings"]
+    assert (finding["what"], finding["write"]) == (
+        "an evaluation takes 20 GiB, and 9 GiB are there to be used",
+        "train.eval_batch_size=300",
+    )
+    (finding,) = judged(answer(evaluation=20 * GIB, sizes=sizes))["findings"]
+    assert finding["write"] == "a smaller train.eval_batch_size"
+    both = judged(answer(peak=10 * GIB, evaluation=20 * GIB, sizes={"fp32": 30}) | {"largest_eval_batch_size": 300})
+    assert [each["write"] for each in both["findings"]] == ["train.batch_size=30", "train.eval_batch_size=300"]
+
+
+@pytest.mark.parametrize(("metrics", "rows", "largest"), [([], 50, 40), (["auroc"], 100, 20)])
+def test_of_several_processes_each_evaluates_its_rows_but_for_metrics_of_a_whole_split(metrics, rows, largest):
+    here = replace(target(), hardware=Hardware(cuda=(Gpu("GPU"), Gpu("GPU"))))
+    changed = {"device": "all", "placement": {"strategy": "ddp"}, "task": {"metrics": metrics}}
+    several = OmegaConf.merge(cfg(num_processes=2, eval_batch_size=100), changed)
+    assert OmegaConf.create(request(several, here, seconds=1.0)["yaml"]).train.eval_batch_size == rows
+    given = answer(evaluation=20 * GIB) | {"largest_eval_batch_size": 20}
+    (finding,) = report("", several, here, given, fallback="", seconds=1.0)["findings"]
+    assert finding["write"] == f"train.eval_batch_size={largest}"
 
 
 def test_of_several_processes_a_batch_is_that_of_all():
