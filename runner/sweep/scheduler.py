@@ -203,11 +203,11 @@ def _cause(code: int | None) -> tuple[str, str]:
     """The state and the reason of a job that left no word."""
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
-    if 0 <= code <= 128:
+    number = code - 128 if code > 0 else -code  # a run that was told to end says so as shells have it
+    name = next((each.name for each in signal.Signals if each == number), None)
+    if code >= 0 and name is None:  # of sys.exit(-1), 255
         return "failed", f"its process ended with exit code {code} and left no summary"
-    if code > 128:  # a run that was told to end says so as shells have it
-        code = 128 - code
-    name = signal.Signals(-code).name
+    name = name or f"signal {number}"
     if name in CRASHES:
         return "failed", f"its process crashed: {name}, {CRASHES[name]}"
     if name == "SIGKILL":

@@ -128,7 +128,11 @@ def test_jobs_that_do_not_end_in_time_or_at_a_second_ctrl_c_are_killed_and_go_on
         (None, -9, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
         (None, -11, False, "failed", "its process crashed: SIGSEGV, segmentation fault"),
         (None, -15, False, "killed", "SIGTERM, from somewhere else"),
+        (None, -35, False, "killed", "signal 35, from somewhere else"),  # a real-time one, without a name
         (None, 3, False, "failed", "its process ended with exit code 3 and left no summary"),
+        (None, 137, False, "killed", "SIGKILL: by the system when memory ran out, or by somebody"),
+        (None, 160, False, "failed", "its process ended with exit code 160 and left no summary"),
+        (None, 255, False, "failed", "its process ended with exit code 255 and left no summary"),  # sys.exit(-1)
         (None, None, False, "killed", "the process that starts the jobs was killed, and this one with it"),
     ],
 )
