@@ -170,14 +170,20 @@ def as_word(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ",".join(map(as_word, value)) + "]"
     if isinstance(value, str) and not (re.fullmatch(PLAIN_WORD, value) and value.lower() not in NO_TEXTS):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        return quoted(value)
     return str(value)
+
+
+def quoted(text: str) -> str:
+    """A text in quotes as Hydra's grammar reads it back: a backslash is one by itself, but in front of a quote."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:
     """What sets a job apart; of a sweep over nothing, all that it was given."""
     apart = [text for text in overrides if text.partition("=")[0] in swept] or list(overrides)
-    return " ".join(without_password(re.sub(r"\\(.)", r"\1", text)) for text in apart)
+    return " ".join(without_password(re.sub(r"\\(\W)", r"\1", text)) for text in apart)  # no letter is escaped
 
 
 class Composer:

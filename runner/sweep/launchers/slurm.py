@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import re
 import shutil
 import signal
 import time
@@ -24,7 +23,7 @@ from runner.device import Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.experiment.summary import read_summary
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import Prepared, quoted
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers.process_pool import Ended, ProcessPool
@@ -146,7 +145,7 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
     is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
     return [
         *words,
-        *([] if is_named else [f"tracking.uri={_quoted(_written(prepared.config.tracking, 'uri'))}"]),
+        *([] if is_named else [f"tracking.uri={quoted(_written(prepared.config.tracking, 'uri'))}"]),
         f"hydra.sweep.dir={folder}",
         f"hydra.sweep.subdir='{prepared.job.folder_name}'",
         f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
@@ -168,12 +167,6 @@ def _written(node: DictConfig, name: str) -> str:
     """A value as it stands there, its ${...} not followed: what the environment holds is no word of a command."""
     child: Any = node._get_node(name)
     return str(child._value())
-
-
-def _quoted(text: str) -> str:
-    """As Hydra's grammar reads it."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 def check_there(config: DictConfig) -> None:

@@ -78,6 +78,23 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
 
 
 @pytest.mark.parametrize(
+    "text", [r"a\b", r"\d+", "C:\\data\\", r"it's", r"\'", r"a\\'b\'", "\\\\", "", "a,b=[c]", "nan", "'\\", "${x}\\y"]
+)
+def test_a_text_of_a_row_is_read_back_as_it_is(text, loader):
+    """Hydra takes a backslash in quotes for one, but in front of a quote."""
+    for value in (text, [text, {"key": text}]):
+        (((word,), _),) = combinations([], loader, zipped={"name": [value]})
+        read = OmegaConf.to_container(OmegaConf.create([OverridesParser.create().parse_override(word).value()]))
+        wanted = OmegaConf.to_container(OmegaConf.create([value]))
+        assert read == wanted
+
+
+def test_a_backslash_stays_in_a_jobs_name(loader):
+    ((_, name),) = combinations([], loader, zipped={"name": [r"\d"]})
+    assert name == r"name='\d'"
+
+
+@pytest.mark.parametrize(
     ("words", "zipped", "names", "said"),
     [
         (["seed=1,1,2"], {}, ["seed=1", "seed=2"], "1 of 3 are equal to others"),
