@@ -275,6 +275,8 @@ def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
     """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
     parent.tell_summaries(sweep)
     report = build.write(sweep.folder)
-    failed = any(job.state in ("failed", "killed") for job in sweep.jobs.values())
-    parent.end("KILLED" if stop.signal else "FAILED" if failed else "FINISHED", report)
+    jobs = sweep.jobs.values()
+    is_cut_off = bool(stop.signal) or not all(job.is_done for job in jobs)  # by sweep.max_seconds, say
+    failed = any(job.state in ("failed", "killed") for job in jobs)
+    parent.end("KILLED" if is_cut_off else "FAILED" if failed else "FINISHED", report)
     parent.tell_summaries(sweep)

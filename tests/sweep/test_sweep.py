@@ -10,17 +10,21 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import seeded
+from synthetic_sweep import Folder
 from waiting import wait_for
 
 from runner import cli
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
+from runner.sweep.sweep import _end
 from runner.tracking.journal import read_points
 from runner.tracking.journal_reader import read_events
+from runner.training.signals import Stop
 from runner.version import PACKAGES
 
 UNTRACKED = ("tracking.enabled=false",)
@@ -102,6 +106,28 @@ def write_faulty(folder):
     (folder / "my_models.py").write_text(FAULTY)
     (folder / "conf" / "model").mkdir(parents=True)
     (folder / "conf" / "model" / "faulty.yaml").write_text(FAULTY_YAML)
+
+
+@pytest.mark.parametrize(
+    ("states", "what", "status"),
+    [
+        (["finished", "interrupted", "planned"], None, "KILLED"),  # sweep.max_seconds
+        (["finished", "failed", "planned"], None, "KILLED"),
+        (["finished", "skipped"], None, "FINISHED"),
+        (["finished", "killed"], None, "FAILED"),
+        (["finished"], signal.SIGINT, "KILLED"),
+    ],
+)
+def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, status):
+    made = Folder(tmp_path, ("seed=range(3)",))
+    for state in states:
+        made.job((f"seed={made.number}",), state, summary={})
+    ended = []
+    parent = SimpleNamespace(tell_summaries=lambda sweep: None, end=lambda status, report: ended.append(status))
+    stop = Stop()
+    stop.signal = what
+    _end(ledger.read(made.close()), parent, stop)
+    assert ended == [status]
 
 
 def tree(process):
