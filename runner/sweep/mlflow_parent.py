@@ -23,6 +23,7 @@ from runner.sweep.report.report import Report
 from runner.tracking import store_uri
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.publisher import Publisher
 from runner.version import __version__
@@ -51,7 +52,8 @@ class Parent:
     @contextmanager
     def open(cls, sweep: Sweep, config: DictConfig, prepared: Sequence[Prepared], *, follows: bool) -> Iterator[Parent]:
         """Begins the sweep's run, or goes on with it. follows: whether the jobs' journals are sent from here, too."""
-        experiment = experiment_of(prepared[0].config if prepared else config)
+        first_said = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
+        experiment = next(first_said, None) or experiment_of(prepared[0].config if prepared else config)
         if not config.tracking.enabled:
             yield cls(sweep, None, None, experiment, follows)
             return
@@ -120,7 +122,7 @@ class Parent:
 
 
 def experiment_of(config: DictConfig) -> str:
-    """The experiment of the sweep's run: its first job's."""
+    """The experiment of a new sweep's run: its first job's."""
     name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
     return str(name or config.hydra.runtime.choices.get("data"))
 

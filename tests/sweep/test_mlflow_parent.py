@@ -1,0 +1,37 @@
+"""What a sweep's own run in MLflow is told, and what its jobs are told of it."""
+
+from contextlib import nullcontext
+
+import pytest
+from omegaconf import OmegaConf
+from synthetic_sweep import Folder
+
+from runner.sweep import mlflow_parent
+from runner.sweep.jobs import ledger
+from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.mlflow_parent import Parent
+from runner.tracking.journal_reader import read_events
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Of two data sets; nothing is published."""
+    monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: nullcontext())
+    made = Folder(tmp_path / "sweep", ("data=iris,digits",))
+    for name in ("iris", "digits"):
+        made.job((f"data={name}",), "planned")
+    return ledger.read(made.close())
+
+
+def config(name):
+    tracking = {"enabled": True, "uri": "sqlite:///mlflow.db", "grace_seconds": 0, "experiment": None}
+    return OmegaConf.create({"tracking": tracking, "data": {"name": name}, "name": None})
+
+
+def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
+    """The first job that is left may be of other data than the first of all, and its experiment another."""
+    jobs = [Prepared(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
+    for left in (jobs, jobs[1:], []):
+        with Parent.open(sweep, config("wine"), left, follows=True) as parent:
+            assert parent.assigned["experiment"] == "iris"
+    assert [event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start"] == ["iris"] * 3
