@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import ALONE, Assignment
 from runner.sweep.jobs.slots import DevicesFor
-from runner.sweep.launchers.process_pool import Ended, ProcessPool
+from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 from runner.sweep.progress_table import Table
 from runner.tracking.publisher import Publisher
 from runner.training.signals import Stop
@@ -65,7 +66,7 @@ class JobLauncher(Protocol):
         ...
 
     def ended(self, seconds: float) -> list[Ended]:
-        """The jobs that have ended; waits for the first one, about so long."""
+        """The jobs that have ended; waits for the first one, about so long. Raises: NotTakenError where a queue refuses some."""
         ...
 
     def stop(self, what: signal.Signals = signal.SIGTERM) -> None:
@@ -102,6 +103,14 @@ class Books:
                 self.publisher.follow(self.sweep.folder_of(job))
         self.ledger.note(*prepared.jobs)
 
+    def note_refusal(self, numbers: Sequence[int]) -> None:
+        """Jobs that were started, and that a queue does not take: they are as before."""
+        for number in numbers:
+            jobs = self.running.pop(number).jobs
+            for job in jobs:
+                job.state, job.device = "planned", None
+            self.ledger.note(*jobs)
+
     def part(self, prepared: Prepared) -> list[Job]:
         """Has those that could not be trained together wait again, each for itself; returns the other jobs."""
         each = [prepared, *prepared.others] if prepared.others else []
@@ -134,7 +143,7 @@ def conduct(
 ) -> None:
     """Starts jobs as places get free, and notes how they end, until the source has no more or somebody says stop.
 
-    max_seconds: then it is as if somebody did (sweep.max_seconds).
+    max_seconds: then it is as if somebody did (sweep.max_seconds). Raises: NotTakenError where a queue refuses jobs.
     """
     deadline: float | None = None  # for jobs that were told to end
     end = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
@@ -155,6 +164,9 @@ def conduct(
         except KeyboardInterrupt:  # the second Ctrl-C
             places.stop(signal.SIGKILL)
             continue
+        except NotTakenError as error:
+            books.note_refusal(error.numbers)
+            raise
         for ended in found:
             prepared = books.running.pop(ended.number)
             was_told = is_stopped or stop.signal is not None or ended.is_interrupted

@@ -9,11 +9,12 @@ import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from runner.errors import Fault, RunnerError
 from runner.sweep.grid import Listed
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
-from runner.sweep.launchers.process_pool import Ended
+from runner.sweep.launchers.process_pool import Ended, NotTakenError
 from runner.sweep.progress_table import Table
 from runner.sweep.scheduler import Books, conduct, settle
 from runner.training.signals import Stop
@@ -151,6 +152,18 @@ def test_a_launcher_that_has_no_room_yet_is_asked_again(run):
     log, states, _ = run([prepared(0, "cuda:0")], [], [[]], arriving=["cuda:0"])
     assert log == ["0 on cuda:0"]
     assert states == ["finished"]
+
+
+def test_jobs_that_a_queue_refuses_have_not_begun(run, tmp_path):
+    """sweep.resume runs them: as running ones they would be waited for, and shown as such."""
+
+    def refuse():
+        raise NotTakenError(Fault("hydra.launcher.partition=shrt", "Invalid partition", "another"), [1])
+
+    with pytest.raises(RunnerError, match="Invalid partition"):
+        run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [[0], refuse])
+    found = ledger.read(tmp_path).jobs.values()
+    assert [(job.state, job.device) for job in found] == [("finished", "cpu"), ("planned", None)]
 
 
 def test_what_the_launcher_knows_of_an_end_is_told(run):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.errors import Fault, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
 from runner.version import PACKAGES
 
@@ -37,6 +38,14 @@ class Ended:
     code: int | None
     cause: str | None = None  # in words, where a launcher knows more than a code says
     is_interrupted: bool = False  # its time was over; it has saved its state and may go on
+
+
+class NotTakenError(RunnerError):
+    """A queue refuses jobs that start() was given: none of these numbers has begun."""
+
+    def __init__(self, fault: Fault, numbers: Sequence[int]) -> None:
+        super().__init__(fault)
+        self.numbers = tuple(numbers)
 
 
 class ProcessPool:

@@ -26,11 +26,13 @@ from runner.experiment.summary import read_summary
 from runner.sweep.jobs.prepare import Prepared, quoted
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
-from runner.sweep.launchers.process_pool import Ended, ProcessPool
+from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
 OF_GPUS = ("gpus_per_node", "gpus_per_task", "cpus_per_gpu", "mem_per_gpu")
+#: parameters for which Slurm refuses a job
+OFTEN_WRONG = ("partition", "account", "qos", "constraint", "gres", "timeout_min", "mem_gb", *OF_GPUS)
 SECONDS_BETWEEN_LOOKS = 20.0  # sacct by submitit itself: up to 10 minutes, so late a death would be seen
 SECONDS_FOR_FILES = 5.0  # a network file system shows a file so much later than another machine wrote it
 #: how Slurm calls the end of a job that somebody else ended
@@ -75,8 +77,10 @@ class Scheduled:
     def ended(self, seconds: float) -> list[Ended]:
         batch, self._batch = self._batch, []
         for on_cpu in (True, False):  # one array each, for an array asks for one thing
-            if part := [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]:
-                self._submit(part, on_cpu=on_cpu)
+            part = [one for one in batch if (one[0].policy == ("cpu",)) == on_cpu]
+            if part and (said := self._submit(part, on_cpu=on_cpu)):
+                given = [prepared.job.number for prepared, _ in batch]
+                raise NotTakenError(self._refused(said), [number for number in given if number not in self._jobs])
         found = [number for number in list(self._jobs) if self._is_done(number)]
         if not found:
             time.sleep(seconds)
@@ -97,7 +101,10 @@ class Scheduled:
             self._process_pool.close()
         self._process_pool = None
 
-    def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> None:
+    def _submit(self, batch: list[tuple[Prepared, Assignment]], *, on_cpu: bool) -> str:
+        """Hands them to the queue; returns what it says where it does not take them."""
+        from submitit.core.utils import FailedJobError  # it is an extra, which who comes here has
+
         parameters = dict(self._launcher.params)
         if on_cpu:
             self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
@@ -105,9 +112,19 @@ class Scheduled:
         try:
             with _no_waiting() as handed, _ctrl_c_is_ours():
                 self._launcher.launch([overrides_of(*one, self._folder) for one in batch], initial_job_idx=min(numbers))
+        except FailedJobError as error:
+            return " ".join(str(error).replace("sbatch: error: ", "").split()) or "sbatch failed, and said nothing"
         finally:
             self._launcher.params = parameters
         self._jobs |= dict(zip(numbers, handed, strict=True))
+        return ""
+
+    def _refused(self, said: str) -> Fault:
+        """said: by sbatch."""
+        params = self._launcher.params
+        asked = [f"hydra.launcher.{name}={params[name]}" for name in OFTEN_WRONG if params.get(name) is not None]
+        fix = "a partition that sinfo names, an account that `sacctmgr show assoc` names, GPUs that a node there has"
+        return Fault(" ".join(asked) or "hydra/launcher=slurm", said, f"{fix}; with sweep.resume=last the jobs go on")
 
     def _is_done(self, number: int) -> bool:
         """Whether the job has ended and its files are here to see."""

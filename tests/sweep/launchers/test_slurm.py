@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -23,9 +24,10 @@ from runner.errors import RunnerError
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import Assignment
-from runner.sweep.launchers.slurm import PLUGIN, check_there, overrides_of
+from runner.sweep.launchers.process_pool import NotTakenError
+from runner.sweep.launchers.slurm import PLUGIN, Scheduled, check_there, overrides_of
 
-pytest.importorskip("submitit")
+submitit = pytest.importorskip("submitit")
 
 
 def slow(test):
@@ -149,6 +151,40 @@ def test_a_job_that_is_composed_again_is_told_the_store(uri):
     assert [word for word in overrides_of(named, assigned, Path("swept")) if "tracking" in word] == [
         "tracking.uri=http://mine"
     ]
+
+
+def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_path):
+    """The jobs for a CPU are in the queue by then, and those for a GPU are not."""
+    from submitit.core.utils import FailedJobError
+
+    submitted = []
+
+    def launch(overrides, initial_job_idx):
+        if launcher.params["gpus_per_node"]:
+            said = "sbatch: error: invalid partition specified: shrt\nsbatch: error: Batch job submission failed"
+            raise FailedJobError(said)
+        submitted.append(initial_job_idx)
+        submitit.AutoExecutor.map_array(None, None)
+
+    params = {"partition": "shrt", "account": None, "gpus_per_node": 8}
+    launcher = SimpleNamespace(_EXECUTOR="slurm", params=params, launch=launch)
+    with pytest.MonkeyPatch.context() as patch:
+        cancelled = []
+        job = SimpleNamespace(cancel=lambda check: cancelled.append(1))
+        patch.setattr(submitit.AutoExecutor, "map_array", lambda *_: [job])
+        scheduled = Scheduled(launcher, OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+        for number, device in enumerate(["cpu", "cuda", "cuda"]):
+            config = OmegaConf.create({"device": device, "tracking": {"uri": "sqlite:///mlflow.db"}})
+            prepared = Prepared(Job(number, (), ""), config, (device,))
+            scheduled.start(prepared, Assignment("sweep", "1", "digits", ""))
+        with pytest.raises(NotTakenError) as caught:
+            scheduled.ended(0.0)
+        scheduled.close()
+    assert (submitted, caught.value.numbers, cancelled) == ([0], (1, 2), [1])
+    (fault,) = caught.value.faults
+    assert fault.asked == "hydra.launcher.partition=shrt hydra.launcher.gpus_per_node=8"
+    assert fault.problem == "invalid partition specified: shrt Batch job submission failed"
+    assert "sinfo" in fault.fix and "sweep.resume=last" in fault.fix
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
