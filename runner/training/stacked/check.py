@@ -22,8 +22,10 @@ from runner.training.stacked.stack import CannotStackError, Stack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.stacked.update import check_optimizer
 
-#: members whose first step is compared with their own alone
+#: members whose first step is compared with their own alone, beside one of each setting
 MOST_COMPARED = 4
+#: the keys of what computes a loss
+OF_A_FORWARD = ("model.", "task.")
 #: what a job of its own costs beside its training: its process, its pictures
 START_SECONDS = 3.0
 #: of the time of its steps, what is to be gained for each job
@@ -55,8 +57,7 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
     stack = Stack(parts)
     together, size = _together(stack, members, batches)
     _put_back(parts, before)
-    compared = sorted({0, len(parts) - 1, *range(0, len(parts), -(-len(parts) // MOST_COMPARED))})
-    for number in compared:
+    for number in _to_compare(members):
         try:
             _compare(members[number], batches[number], [value[number] for value in together], whole=len(parts))
         finally:
@@ -65,6 +66,16 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
     if not is_asked and gained < LEAST_GAIN * size.seconds_alone * parts[0].limits.num_steps:
         raise CannotStackError(f"that gains nothing: {size.words}")
     return size
+
+
+def _to_compare(members: Sequence[Member]) -> list[int]:
+    """Some of them, and the first of each setting of the model and the task: one that is not seen is taken from another."""
+    settings = [
+        tuple((key, repr(value)) for key, value in member.settings.experiment.items() if key.startswith(OF_A_FORWARD))
+        for member in members
+    ]
+    last = len(members) - 1
+    return sorted({0, last, *range(0, len(members), -(-len(members) // MOST_COMPARED)), *map(settings.index, settings)})
 
 
 def _check_parts(member: Member) -> None:

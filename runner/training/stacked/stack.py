@@ -17,6 +17,8 @@ from torch.func import functional_call, vmap
 from runner.tasks.task import Task
 from runner.training.parts import Parts
 
+TASK = "task"  # what Whole calls it
+
 
 class CannotStackError(Exception):
     """Why trainings can't take their steps together, in words that go on a line."""
@@ -37,7 +39,7 @@ class Stack:
     """The stacked weights and buffers of some members, and their forward pass.
 
     parameters, buffers: by name, (M, ...); what trains asks for gradients. One copy of the weights is made.
-    numbers: a module's floats that are not the same in all of them (a rate of dropout, say), by name, one a member.
+    numbers: a module's floats, and the task's, that are not the same in all of them (a rate of dropout, say), by name, one a member.
     Raises: CannotStackError for models of different shapes.
     """
 
@@ -138,22 +140,39 @@ def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _numbers(wholes: Sequence[Whole]) -> dict[str, list[float]]:
-    """The floats of their modules that are not the same in all, by the module's name and their own."""
+    """The floats of their modules and tasks that are not the same in all, by the module's name and their own.
+
+    A whole number beside floats is one: 0 of 0, 0.1. Those that are whole in all count something, layers say.
+    """
     found = {}
-    for modules in zip(*(whole.named_modules() for whole in wholes), strict=False):
-        path, first = modules[0]
-        for name, value in vars(first).items():
-            if isinstance(value, float):
-                each = [vars(module).get(name) for _, module in modules]
-                if any(other != value for other in each) and all(isinstance(other, float) for other in each):
-                    found[f"{path}.{name}"] = [float(other or 0.0) for other in each]
+    for path in (*dict(wholes[0].named_modules()), TASK):
+        own = [_attributes(whole, path) for whole in wholes]
+        for name, value in own[0].items():
+            each = [_as_number(attributes.get(name)) for attributes in own]
+            numbers = [number for number in each if number is not None]
+            is_float = any(isinstance(attributes.get(name), float) for attributes in own)
+            if is_float and len(numbers) == len(own) and any(number != value for number in numbers):
+                found[f"{path}.{name}"] = numbers
     return found
+
+
+def _as_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _attributes(whole: Whole, path: str) -> dict[str, Any]:
+    """What a module has of its own, or the task, which need be none; nothing where there is no such module."""
+    try:
+        found = whole.task if path == TASK else whole.get_submodule(path)
+    except AttributeError:
+        return {}
+    return getattr(found, "__dict__", {})
 
 
 @contextmanager
 def _with_numbers(whole: Whole, numbers: Mapping[str, Tensor]) -> Iterator[None]:
-    """While it lasts, its modules have these in the place of their own floats: one member's, as its forward pass sees it."""
-    own = {name: vars(whole.get_submodule(name.rpartition(".")[0])) for name in numbers}
+    """While it lasts, its modules and its task have these in the place of their own floats: one member's, as its forward pass sees it."""
+    own = {name: _attributes(whole, name.rpartition(".")[0]) for name in numbers}
     before = {name: own[name][name.rpartition(".")[2]] for name in numbers}
     for name, number in numbers.items():
         own[name][name.rpartition(".")[2]] = number

@@ -10,6 +10,7 @@ from members import CPU, built, members_of
 from torch import nn
 
 from runner.device import backends
+from runner.tasks.language import Language
 from runner.training.stacked import check
 from runner.training.stacked.check import check_alike
 from runner.training.stacked.size import Size
@@ -241,6 +242,55 @@ def test_gradients_may_part_as_far_as_rounding_drives_them_alone(tmp_path, monke
         check_alike(found, is_asked=True)
     after = [value for member in found for value in member.parts.model.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+class OfOneSetting:
+    """A task that is no module."""
+
+    def __init__(self, label_smoothing):
+        self.label_smoothing = label_smoothing
+
+    def smoothing(self):
+        return self.label_smoothing
+
+    def __call__(self, model, batch):
+        return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=self.smoothing())}
+
+
+class OfAList(OfOneSetting):
+    def __init__(self, label_smoothing):
+        self.each = [label_smoothing]
+
+    def smoothing(self):
+        return self.each[0]
+
+
+def with_settings(folder, smoothings, make):
+    runs, generators = built(folder, MLP, [[f"task.label_smoothing={each}"] for each in smoothings])
+    found = members_of(runs, generators)
+    for member, smoothing in zip(found, smoothings, strict=True):
+        member.parts = replace(member.parts, task=make(label_smoothing=smoothing))
+    return found
+
+
+@pytest.mark.usefixtures("all_together")
+@pytest.mark.parametrize("make", [Language, OfOneSetting])
+@pytest.mark.parametrize("smoothings", [(0.0, 0.3, 0.1), (0, 0.3, 0)])
+def test_the_numbers_of_a_task_that_is_no_module_are_each_members_own(tmp_path, make, smoothings):
+    """Whole ones beside others, too: of two jobs both had the losses of the first."""
+    found = with_settings(tmp_path, smoothings, make)
+    assert Stack([member.parts for member in found]).numbers == {"task.label_smoothing": list(map(float, smoothings))}
+    check_alike(found, is_asked=True)
+    assert [member.parts.task.label_smoothing for member in found] == list(smoothings)
+
+
+@pytest.mark.usefixtures("all_together")
+def test_one_of_each_setting_is_compared_with_a_run_alone(tmp_path, monkeypatch):
+    """The first and the last may have the same one, and the others one that nobody sees."""
+    monkeypatch.setattr(check, "MOST_COMPARED", 1)
+    with pytest.raises(CannotStackError, match="another than alone"):
+        check_alike(with_settings(tmp_path, (0.0, 0.3, 0.0), OfAList), is_asked=True)
+    check_alike(with_settings(tmp_path, (0.3, 0.3, 0.3), OfAList), is_asked=True)
 
 
 def test_attention_without_dropout_has_a_size(tmp_path):
