@@ -134,6 +134,27 @@ def test_how_many_seeds_more(a, b, more):
     assert (found.is_decided, found.more_seeds) == (False, more)
 
 
+@pytest.mark.parametrize("num_comparisons", [1, 10, 300])
+@pytest.mark.parametrize("first", [0, 100])
+def test_with_the_seeds_that_are_advised_the_plainest_difference_is_decided(num_comparisons, first):
+    """Whether they are paired or not: the least number is that at which the test can say so at all."""
+
+    def sides(n):
+        return of(*(10 + 1e-3 * np.arange(n))), {first + at: 1e-3 * at**2 for at in range(n)}
+
+    n = 3 + difference(*sides(3), num_comparisons=num_comparisons).more_seeds
+    assert difference(*sides(n), num_comparisons=num_comparisons).is_decided
+    assert not difference(*sides(n - 1), num_comparisons=num_comparisons).is_decided
+
+
+def test_drawn_orders_are_as_many_as_the_level_asks_for():
+    rng = np.random.default_rng(5)
+    a, b = of(*rng.normal(20.0, 1.0, 12)), dict(enumerate(rng.normal(0.0, 1.0, 12), 100))
+    assert difference(a, b, num_comparisons=300).is_decided
+    found = difference(a, b, num_comparisons=10**6)  # more than are drawn: no number of seeds would do
+    assert (found.is_decided, found.more_seeds) == (False, None)
+
+
 def test_the_advice_is_enough_in_most_cases(few_draws):
     """Of a true difference, told its own size, with the seeds that are advised for it."""
     rng = np.random.default_rng(3)
