@@ -28,8 +28,10 @@ POWER = 0.8
 DRAWS, MOST_DRAWS = 9999, 100_000
 #: steps in the sum of all pairs' sizes, to which a sign-flip test rounds each
 STEPS = 2**16
-#: of values that are the same but for the last bits
-ROUNDING = 1e-9
+#: pairs of which each choice of signs is added up
+FEW = 16
+#: of values that are the same but for the last bits; of sums
+ROUNDING, TIED = 1e-9, 1e-12
 #: seeds that nobody will run: the difference is none that matters
 TOO_MANY = 10_000
 
@@ -167,15 +169,15 @@ def _interval(samples: tuple[NDArray[np.float64], ...], of: Any, alpha: float) -
 
 
 def _sign_flip(differences: NDArray[np.float64]) -> float:
-    """How often a mean as far from 0 comes of all 2**n signs: each counted, by the sums that flipped pairs can have.
+    """How often a mean as far from 0 comes of all 2**n signs: each counted, of many pairs by the sums that flipped ones can have.
 
     Of drawn signs p is 2 / DRAWS at the least, at which nothing is decided among some twenty configurations. The test is
     exact for the rounded sizes, too: rounding does not see the sign. The mean says no less here than Student's t, which
     grows with it where only signs change.
     """
-    sizes = np.abs(differences)
-    rounded = np.rint(sizes * (STEPS / sizes.sum()))
-    steps = np.maximum(rounded, sizes > 0).astype(np.int64)  # none is lost beside a run that diverged
+    if len(differences) <= FEW:
+        return _by_all_signs(differences)
+    steps = _in_steps(np.abs(differences))
     room = int(steps.sum() - abs(np.dot(np.sign(differences), steps))) // 2  # of the flipped, on one side
     chances = np.zeros(room + 1)  # of each sum of the flipped pairs
     chances[0] = 1
@@ -184,6 +186,28 @@ def _sign_flip(differences: NDArray[np.float64]) -> float:
         flipped[size:] = chances[: max(0, room + 1 - size)]
         chances = (chances + flipped) / 2
     return min(1.0, 2 * float(chances.sum()))
+
+
+def _by_all_signs(differences: NDArray[np.float64]) -> float:
+    """0.5 ms of 16 pairs."""
+    ordered = differences[np.abs(differences).argsort()]
+    *others, largest = ordered * np.copysign(1.0, ordered[-1])
+    beside = float(np.abs(others).sum())
+    size = min(largest, beside)  # beyond all others it says no more, and their digits would be lost
+    sums = np.array([size])  # its sign stays: all of them turned round is the same mean
+    for other in others:
+        sums = np.concatenate([sums + other, sums - other])
+    return float(np.mean(np.abs(sums) >= abs(size + sum(others)) - TIED * (size + beside)))
+
+
+def _in_steps(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The sizes as whole numbers: as they are where they are multiples of one (rows that were told right), which may tie."""
+    multiples = sizes / sizes[sizes > 0].min()
+    whole: NDArray[np.float64] = np.rint(multiples)
+    if not (whole.sum() <= STEPS and np.allclose(multiples, whole, rtol=ROUNDING, atol=0)):
+        rounded = np.rint(sizes * (STEPS / sizes.sum()))
+        whole = np.maximum(rounded, sizes > 0)  # none is lost beside a run that diverged
+    return whole.astype(np.int64)
 
 
 def _permutation(a: NDArray[np.float64], b: NDArray[np.float64], alpha: float) -> float:

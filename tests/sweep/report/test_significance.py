@@ -1,5 +1,7 @@
 """Who is better, and how often that is said where nobody is."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -179,7 +181,34 @@ def test_the_sign_flip_test_is_scipys_over_all_signs(n, shift):
     expected = stats.permutation_test(
         (values,), np.mean, permutation_type="samples", vectorized=True, n_resamples=np.inf
     )
-    assert found == pytest.approx(expected.pvalue, abs=2 / 2**n)  # two signs whose sums are as good as one
+    assert found == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def by_all_signs(differences):
+    """In whole numbers."""
+    sums = [np.dot(signs, differences) for signs in itertools.product((-1, 1), repeat=len(differences))]
+    return np.mean(np.abs(sums) >= abs(sum(differences)))
+
+
+@pytest.mark.parametrize("unit", [1.0, 1 / 360, 1e-4])
+@pytest.mark.parametrize("counts", [(1, 1, -1), (1, 1, -1, 1, 1, -1, 1), (2, 1, 1, -3, 4, 1, 5), (3, 3, 3, 2, 2, -5)])
+def test_sums_that_tie_count_both(unit, counts):
+    """Accuracies are whole numbers of rows: rounded to a grid, 2 + 1 and 3 of the same rows came to two sums."""
+    accuracies = 0.9 + unit * np.cumsum(counts)
+    before = 0.9 + unit * np.cumsum([0, *counts[:-1]])
+    assert difference(of(*accuracies), of(*before)).p_value == pytest.approx(by_all_signs(counts), rel=1e-9)
+
+
+def test_sums_of_many_pairs_tie_too():
+    counts = (1, 1, -1) * 7
+    found = difference(of(*(np.array(counts) / 360)), of(*np.zeros(21))).p_value
+    assert found == pytest.approx(stats.binomtest(7, 21).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e9, 1e15])
+def test_one_that_diverged_does_not_hide_the_signs_of_the_others(size):
+    found = difference(of(size, 0.2, 0.1, 0.3, 0.1, -0.1, 0.2), of(*np.zeros(7)))
+    assert found.p_value == pytest.approx(by_all_signs((100, 2, 1, 3, 1, -1, 2)))
 
 
 def test_many_pairs_are_as_sure_as_they_are(few_draws):
