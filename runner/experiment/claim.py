@@ -31,6 +31,7 @@ HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
 _made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
+_there: dict[Path, dict[Path, bytes | None]] = {}  # what was, where a run writes; with its content, where Hydra writes over it
 _written: dict[Path, list[Path]] = {}  # what is written for its run beside the usual files, and was not there
 
 
@@ -57,6 +58,7 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
     asked = f"run folder {folder}"
     _made[folder] = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        _there[folder] = _what_lies_in(folder)
         (folder / LOCK).parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, thread_local=False)
         lock.acquire(timeout=wait_seconds)
@@ -66,6 +68,14 @@ def take(folder: Path, *, wait_seconds: float = 1.0) -> None:
         problem = f"it can't be made or written: {error.strerror}"
         raise RunnerError(Fault(asked, problem, "hydra.run.dir=FOLDER with one that you may write to")) from None
     _held[folder] = lock
+
+
+def _what_lies_in(folder: Path) -> dict[Path, bytes | None]:
+    """What a folder has where a run leaves something before it begins. Raises: OSError."""
+    hydras = [file for name in HYDRAS if (file := folder / name).is_file()]
+    places = {(folder / name).parent for name in (LOG, LOCK)}
+    found: dict[Path, bytes | None] = {path: None for place in places if place.is_dir() for path in place.iterdir()}
+    return found | {file: file.read_bytes() for file in hydras}
 
 
 def let_go(folder: Path | None = None) -> None:
@@ -94,15 +104,19 @@ def expect(folder: Path, files: Iterable[Path]) -> None:
 def leave_nothing(folder: Path) -> None:
     """Takes away what a run leaves in a folder before it begins, and the folders that were made for it.
 
-    By name, for it may be a folder with anybody's files. Nothing, where a run has begun in it.
+    By name, and what was not there before, for it may be a folder with anybody's files. Nothing, where a run has begun in it.
     """
     from runner.tracking import journal, journal_records, publisher, sync  # numpy: not on the way to --help
 
     folder = spelled(folder).absolute()
     if (folder / journal_records.FILE).exists():
         return
+    there = _there.get(folder, {})
     for name in (*HYDRAS, LOG, LOCK, journal.LOCK, publisher.LOG, sync.LOCK):
-        (folder / name).unlink(missing_ok=True)
+        if (file := folder / name) not in there:
+            file.unlink(missing_ok=True)
+        elif (content := there[file]) is not None:
+            file.write_bytes(content)
     own = _written.pop(folder, [])
     for file in own:
         with suppress(OSError):  # it may have come to nothing

@@ -153,6 +153,24 @@ def test_a_mistake_in_a_folder_with_files_of_the_persons_leaves_them(own_folder,
     assert own_folder.is_dir() and not list(own_folder.iterdir())
 
 
+def test_files_that_were_called_as_a_runs_own_before_it_are_left(tmp_path):
+    folder = tmp_path / "own"
+    mine = [folder / name for name in (claim.LOG, claim.HYDRAS[0], "journal/publish.log")]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine: 1")
+    claim.take(folder)
+    try:
+        for name in claim.HYDRAS:
+            (folder / name).write_text("Hydra's")
+        (folder / "journal/journal.lock").touch()
+        claim.leave_nothing(folder)
+    finally:
+        claim.let_go(folder)
+    assert {path for path in folder.rglob("*") if path.is_file()} == set(mine)
+    assert {file.read_text() for file in mine} == {"mine: 1"}
+
+
 def test_what_nobody_foresaw_before_a_run_begins_stops_it(used, monkeypatch, capsys):
     """Hydra makes a warning of it, writes into the folder and calls the run."""
     monkeypatch.setattr("tempfile.tempdir", str(used.parent))
