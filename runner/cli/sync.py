@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from runner.config.validate import without_password
 from runner.errors import Fault, RunnerError
 from runner.experiment.summary import note_tracker
 from runner.experiment.terminal import say
-from runner.tracking import recipes, stores
+from runner.tracking import recipes, store_uri, stores
 from runner.tracking.ack import read_ack
 from runner.tracking.damage import find_damage
 from runner.tracking.journal import is_being_written
@@ -38,7 +39,8 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
         except RunnerError as error:
             faults += error.faults
             continue
-        rows.append({"folder": str(run), "tracking_uri": without_password(store), **_send(run, store)})
+        its_own = store_uri.shown(store) if uri is None else origin.store_of(run)
+        rows.append({"folder": str(run), "tracking_uri": without_password(store), **_send(run, store, its_own=its_own)})
     for shown in dict.fromkeys(row["tracking_uri"] for row in rows):
         known = [row["is_complete"] for row in rows if row["tracking_uri"] == shown]
         say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
@@ -67,14 +69,28 @@ def _runs(folders: list[Path]) -> list[Path]:
     return list(dict.fromkeys(runs))
 
 
-def _send(run: Path, uri: str) -> dict[str, Any]:
-    """Sends what one journal has and the store has not. Returns what became of it."""
+def _while_it_runs(run: Path, uri: str, its_own: str | None) -> str:
+    """What is said of a run whose process still writes its journal: that alone sends it, if it does."""
+    if its_own == store_uri.shown(uri):
+        return "still running, and sent by its own process"
+    later = f"sync {shlex.quote(str(run))} {shlex.quote(f'tracking.uri={without_password(uri)}')} when it has ended"
+    if its_own is None:
+        return f"still running: {later}"
+    where = f"to {its_own}" if its_own else "nowhere (tracking.enabled=false)"
+    return f"still running, and its own process sends it {where}: {later}"
+
+
+def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
+    """Sends what one journal has and the store has not. Returns what became of it.
+
+    its_own: the store that its own process sends it to, as it may be shown; "" for none, None where nobody knows.
+    """
     if found := strays(run):
         say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
         return {"is_complete": False}
     if is_being_written(run):
-        say(f"{run}: still running, and sent by its own process")
-        return {"is_complete": True}
+        say(f"{run}: {_while_it_runs(run, uri, its_own)}")
+        return {"is_complete": False}
     for sentence in find_damage(run):
         say(f"{run}: {sentence}")
     before = read_ack(run)

@@ -77,6 +77,23 @@ def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):
 
 
 @pytest.mark.parametrize(
+    ("its_own", "so"),
+    [
+        (0, "still running, and sent by its own process"),
+        (1, "its own process sends it to sqlite:///{other}: sync outputs/a/run tracking.uri="),
+        ("", "its own process sends it nowhere (tracking.enabled=false): sync outputs/a/run "),
+        (None, "still running: sync outputs/a/run "),
+    ],
+)
+def test_what_is_still_running_is_not_complete(run, stores, write, own_folder, capfd, its_own, so):
+    folder = run("outputs/a/run", stores[its_own] if isinstance(its_own, int) else its_own)
+    with Journal(folder):
+        assert cli.main(["sync", f"tracking.uri={stores[0]}"]) == 1
+    said = capfd.readouterr().out
+    assert so.format(other=own_folder / "other.db") in said and "0 of 1 runs are complete" in said
+
+
+@pytest.mark.parametrize(
     ("words", "so"),
     [
         (["sync"], "no run lies below outputs or multirun"),
