@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from runner.cli.answer import FLAG
 from runner.config import compose, override_errors, validate
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.errors import Fault, RunnerError, nearest
 
-#: Hydra's flags that take a value of their own
-FLAGS_WITH_VALUE = (
-    "--cfg",
-    "-c",
-    "--package",
-    "-p",
-    "--config-path",
-    "-cp",
-    "--config-name",
-    "-cn",
-    "--config-dir",
-    "-cd",
-)
+#: Hydra's flags that take a value of their own, with one that can be typed
+FLAGS_WITH_VALUE = {
+    "--cfg": "job",
+    "-c": "job",
+    "--package": "optimizer",
+    "-p": "optimizer",
+    "--config-path": "FOLDER",
+    "-cp": "FOLDER",
+    "--config-name": "NAME",
+    "-cn": "NAME",
+    "--config-dir": "FOLDER",
+    "-cd": "FOLDER",
+}
+SHOWN = ("job", "hydra", "all")  # of --cfg
 FLAGS_WITH_WORDS = ("--info", "-i")  # a value may follow
 PLAIN_FLAGS = (
     "--help",
@@ -84,8 +86,9 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
         elif name == "--allow":
             _allow(value if equals else next(rest, ""))
         elif name in FLAGS_WITH_VALUE:
-            given = value if equals else next(rest, None)
-            flags += [name] if given is None else [name, given]
+            given = value if equals else next(rest, "")
+            faults += _value_faults(name, given)
+            flags += [name, given]
         elif name in FLAGS_WITH_WORDS or name in PLAIN_FLAGS:
             flags.append(word)
         else:
@@ -97,6 +100,8 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
     if len(alone) > 1:
         raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
+        if faults:
+            raise RunnerError(*faults)
         return words, []  # these read their own words
     faults += [_not_a_verb(word, list(NAMES)) for word in overrides if "=" not in word and not word.startswith("~")]
     commas = [word for word in overrides if _has_bare_comma(word) or word.startswith("sweep.zip={")]
@@ -177,6 +182,19 @@ def _unknown_flag(name: str, value: str | None) -> Fault:
     fix = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
     asked = name if value is None else f"{name} {value}"
     return Fault(asked, f"there is no flag {name}; values are set without dashes", fix)
+
+
+def _value_faults(name: str, value: str) -> list[Fault]:
+    """What is wrong with the value of a flag of Hydra's: Hydra ignores an empty one."""
+    if not value or value.startswith("-"):
+        return [Fault(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}")]
+    asked = f"{name} {value}"
+    if name in ("--config-dir", "-cd") and not Path(value).is_dir():
+        return [Fault(asked, "there is no such folder", f"{name} FOLDER, with one that is there")]
+    if name in ("--cfg", "-c") and value not in SHOWN:
+        shown = " or ".join(f"{name} {each}" for each in nearest(value, SHOWN) or SHOWN)
+        return [Fault(asked, f"{name} is {', '.join(SHOWN[:-1])} or {SHOWN[-1]}", shown)]
+    return []
 
 
 def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:

@@ -123,6 +123,9 @@ def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder,
 def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError, match="one run"):
         runner.run(["-m", "seed=1,2"])
+    for words in (["-cd"], ["-cn", ""]):
+        with pytest.raises(RunnerError, match="needs a value"):
+            runner.run(words)
     before = dict(os.environ)
     with pytest.raises(RunnerError, match="no key"):
         runner.run(["--allow", "json", "modle=1"])
