@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import islice, product
 from typing import Any
@@ -19,6 +21,11 @@ from runner.errors import Fault, RunnerError, first_line, nearest
 MOST_JOBS = 50
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
+LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
+#: what Hydra reads without quotes: a key, and a value
+PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
+READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
+WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
 
 
 def is_about_composition(error: Exception) -> bool:
@@ -48,6 +55,7 @@ def explain(
         return RunnerError(_broken_files(broken))
     faults: list[Fault] = []
     accepted: list[str] = []
+    refused_keys: set[str] = set()
     for text in sorted(
         overrides, key=lambda text: "." in text.split("=")[0]
     ):  # groups first: keys below depend on them
@@ -61,6 +69,7 @@ def explain(
                 tried = compose([*accepted, single])
             except Exception as refused:
                 found = _faults(single, refused, accepted, cfg, compose)
+                refused_keys.add(_bare_key(single))
                 faults += [fault for fault in found if fault not in faults]
                 break
         else:
@@ -74,8 +83,12 @@ def explain(
     try:
         check(cfg)
     except RunnerError as more:
-        faults += more.faults
+        faults += [fault for fault in more.faults if _bare_key(fault.asked.removeprefix("no ")) not in refused_keys]
     return RunnerError(*faults)
+
+
+def _bare_key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~").split("@")[0]
 
 
 def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
@@ -142,7 +155,7 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     from hydra.errors import HydraException, MissingConfigException
 
     key, _, value = text.partition("=")
-    bare = key.lstrip("+~").split("@")[0]
+    bare = _bare_key(text)
     message = str(error)
     cause = error.__cause__
     if "group override must be" in message:
@@ -163,7 +176,10 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return Fault(text, f"{bare} is there already; + only adds what is not", f"{bare}={value}")
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
-    if "Could not override" in message or "Could not delete" in message or "Key '" in message:
+    is_unread = message.startswith(LETTERS)
+    if is_unread and PLAIN_KEY.fullmatch(bare):
+        return Fault(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
+    if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
         if bare in known and value.startswith("{"):
             return Fault(
                 text, f"{bare} is a mapping already, without these keys", f"'++{bare}={value}', which adds them"
@@ -179,13 +195,27 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Fault(text, problem, f"quotes around it: '{key}=\"{value}\"'")
+        return Fault(text, problem, f"quotes around it: {shlex.quote(f'{key}={_quoted(value)}')}")
     inner = first_line(cause) if cause is not None and str(cause) else ""
     return Fault(
         text,
         " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
         f"{key}=... with another value",
     )
+
+
+def _in_quotes(key: str, value: str) -> str:
+    """A word as it can be typed, with quotes around each value in it that Hydra reads in quotes only."""
+    if WHOLE.search(value):
+        return shlex.quote(f"{key}={_quoted(value)}")
+    between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
+    within = re.sub(between, lambda found: found[0] if READ.fullmatch(found[0]) else _quoted(found[0]), value)
+    return shlex.quote(f"{key}={within}")
+
+
+def _quoted(value: str) -> str:
+    """In Hydra's quotes, where a backslash is itself unless a quote follows."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value) + '"'
 
 
 def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:

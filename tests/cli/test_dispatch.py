@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import runner
 from runner import cli
@@ -202,6 +204,32 @@ def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capf
         assert part in text
     assert mend in text
     assert not list(folder.glob("outputs/*/*")), "a mistake leaves no run behind"
+
+
+@pytest.mark.parametrize(
+    ("word", "mend"),
+    [
+        ("data.path=größe.csv", """'data.path="größe.csv"'"""),
+        ("data.path=it's.csv", """'data.path="it'"'"'s.csv"'"""),
+        ("data.path=a#b&c;d.csv", """'data.path="a#b&c;d.csv"'"""),
+        ('data.path=ü\\"x\\', r"""'data.path="ü\\\"x\\"'"""),
+        ("data.path=[größe.csv,b.csv]", """'data.path=["größe.csv",b.csv]'"""),
+        ("data.path=${seed}ü", """'data.path="${seed}ü"'"""),
+    ],
+)
+def test_letters_that_hydra_reads_in_quotes_only_are_told_once(word, mend, own_folder, capfd):
+    assert cli.main(["data=table", "data.target=y", word, OFF]) == 2
+    text = capfd.readouterr().err
+    assert text.count("write:") == 1 and f"write: quotes around it: {mend}\n" in text
+    (quoted,) = shlex.split(mend)
+    (override,) = OverridesParser.create().parse_overrides([quoted])
+    value = word.partition("=")[2]
+    assert override.value() == (value if "[" not in value else ["größe.csv", "b.csv"])
+
+
+def test_a_key_with_a_letter_that_no_key_has_is_none(own_folder, capfd):
+    assert cli.main(["größe=3"]) == 2
+    assert "there is no key größe" in capfd.readouterr().err
 
 
 def test_there_are_sixty_mistakes_and_more():
