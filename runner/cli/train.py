@@ -188,7 +188,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         with loading():
             from runner.experiment.run import run as run_experiment
 
-        folder = folder or Path(cfg.hydra.run.dir).absolute()
+        folder = (folder or Path(cfg.hydra.run.dir)).absolute()  # its result is read after a chdir, too
         check_folder(folder, key="hydra.run.dir")
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)
@@ -204,7 +204,7 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         try:
             with logging_to(folder):
                 return notebook.Result(run_experiment(cfg, folder), folder)
-        except RunnerError:
+        except (RunnerError, KeyboardInterrupt):  # before the training began
             claim.leave_nothing(folder)
             raise
         finally:

@@ -1,6 +1,7 @@
 """run() as a notebook's cells call it, in one process: a class of a cell, an edited module, the result, an interrupt."""
 
 import importlib
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import runner
 from runner.cli import notebook
 from runner.config import instantiate
 from runner.errors import RunnerError
+from runner.tracking.journal import Journal
 from runner.version import PACKAGES
 
 CELLS = """
@@ -130,3 +132,29 @@ def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError, match="no key"):
         runner.run(["--allow", "json", "modle=1"])
     assert dict(os.environ) == before
+
+
+def test_a_run_s_points_are_found_after_a_chdir(own_folder, monkeypatch, write):
+    def leave(cfg, folder):
+        with Journal(folder) as journal:
+            write.start(journal)
+            write.rows(journal, 1, 3)
+        return {"exit_code": 0}
+
+    monkeypatch.setattr("runner.experiment.run.run", leave)
+    result = runner.run(["model=linear", "device=cpu"], folder="below")
+    assert len(result.history) == 3
+    (own_folder / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert len(result.history) == 3
+
+
+def test_ctrl_c_before_the_training_begins_leaves_nothing(own_folder, monkeypatch):
+    def interrupted(cfg, folder):
+        logging.getLogger("runner").warning("built")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("runner.experiment.run.run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(["model=linear", "device=cpu"], folder="below")
+    assert not list(own_folder.iterdir())
