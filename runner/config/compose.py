@@ -26,9 +26,9 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.config import logs, schema, secrets, trust, untrusted, validate
+from runner.config import logs, other_target, schema, secrets, trust, untrusted, validate
 from runner.config.defaults import CONF as CONF
-from runner.errors import RunnerError
+from runner.errors import RunnerError, harmless
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -36,6 +36,8 @@ Compose = Callable[[list[str]], DictConfig]
 IN_A_FILE = re.compile(r"In '(?P<name>.*)': \w+ raised while composing config:")
 #: and about what a sweep takes, and one run does not
 OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must specify")
+
+COMPLETE = {"-sc", "--shell-completion"}
 
 _load = ConfigLoaderImpl.load_configuration
 _mode = Hydra.get_mode
@@ -72,7 +74,7 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
         Plugins.instance().register(OwnConf)
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
-    load, mode, once = ConfigLoaderImpl.load_configuration, Hydra.get_mode, _Once()
+    load, mode, once = ConfigLoaderImpl.load_configuration, Hydra.get_mode, _Once(completes=bool(COMPLETE & {*argv}))
     ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
         lambda loader, *settings, **more: once.compose(loader, *settings, **more)
     )
@@ -91,7 +93,11 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
 class _Once:
     """Hydra composes everything to see what hydra.mode says, and the same once more for the run: 0.15 s that this saves."""
 
-    kept: tuple[str | None, list[str], DictConfig | Exception] | None = None  # or why it can't be composed
+    def __init__(self, *, completes: bool) -> None:
+        """completes: for a shell, where a person's code is not imported, and nothing printed."""
+        self.kept: tuple[str | None, list[str], DictConfig | Exception] | None = None  # or why it can't be composed
+        self._completes = completes
+        self._said: set[str] = set()
 
     def mode(self, hydra: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
         """As Hydra.get_mode."""
@@ -120,12 +126,22 @@ class _Once:
     ) -> DictConfig:
         """As ConfigLoaderImpl.load_configuration, examined."""
         if self.kept is None or run_mode != RunMode.RUN or not self._is_kept(config_name, overrides):
-            return _examined(loader, config_name, overrides, run_mode, *settings, **more)
+            cfg = _examined(loader, config_name, overrides, run_mode, *settings, **more)
+            if not self._completes:
+                self._leave_out(cfg, loader, overrides)
+            return cfg
         found = self.kept[2]
         if isinstance(found, Exception):  # kept: who explains it tries word after word, and comes to the same
             raise found
         self.kept = None
         return found
+
+    def _leave_out(self, cfg: DictConfig, loader: ConfigLoaderImpl, overrides: list[str]) -> None:
+        """What another target does not take, said once."""
+        for line in other_target.leave_out(cfg, overrides, lambda name: _file_of(loader, name)):
+            if line not in self._said:
+                print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
+            self._said.add(line)
 
     def _is_kept(self, config_name: str | None, overrides: list[str]) -> bool:
         assert self.kept is not None

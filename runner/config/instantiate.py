@@ -190,7 +190,7 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
     given = [name for name in node if name not in HYDRA_KEYS]
     found = []
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        found += [_refused_argument(path, name, node[name], thing, list(takes)) for name in given if name not in takes]
+        found += [_refused_argument(path, name, node, thing, list(takes)) for name in given if name not in takes]
     if not node.get("_partial_") and not node.get("_args_"):
         needed = [
             name
@@ -204,10 +204,11 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
     return found
 
 
-def _refused_argument(path: str, name: str, value: Any, thing: Any, takes: list[str]) -> Fault:
+def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Fault:
     hits = nearest(name, takes) or takes
-    fix = " or ".join(f"{path}.{hit}=..." for hit in hits[:6]) or f"nothing: {thing.__name__} takes no arguments"
-    return Fault(f"{path}.{name}={value}", f"{thing.__name__} takes no argument {name}", fix)
+    ways = [f"{'' if hit in node else '+'}{path}.{hit}=..." for hit in hits[:6]]
+    fix = " or ".join(ways) or f"nothing: {thing.__name__} takes no arguments"
+    return Fault(f"{path}.{name}={node[name]}", f"{thing.__name__} takes no argument {name}", fix)
 
 
 def _part(target: str) -> Any:

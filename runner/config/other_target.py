@@ -1,0 +1,68 @@
+"""Leaves out of a composed group what its file has for its own target, where the command line names another target.
+
+Else each argument of the file's target would be a mistake, and none of the person's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from runner.config import validate
+from runner.config.identity import key_of
+from runner.config.importing import loading
+from runner.config.instantiate import HYDRA_KEYS, locate
+from runner.config.schema import Data, Model, Optimizer
+from runner.errors import RunnerError
+
+#: what stands beside the arguments of any target
+BESIDE: dict[str, type] = {"data": Data, "model": Model, "optimizer": Optimizer}
+
+
+def leave_out(cfg: DictConfig, words: Sequence[str], file_of: Callable[[str], Path | None]) -> list[str]:
+    """Takes out of each group with a target from the command line what its file alone says and the target does not take.
+
+    words: the overrides. file_of: the file of an option, GROUP/NAME.
+    Returns a line for each group that lost something.
+    """
+    typed = {key_of(word) for word in words}
+    lines = []
+    for group in validate.BUILT:
+        if f"{group}._target_" not in typed:
+            continue
+        option, target = cfg.hydra.runtime.choices.get(group), validate.value(cfg, f"{group}._target_")
+        file = file_of(f"{group}/{option}") if option else None
+        if file is None or not isinstance(target, str):
+            continue
+        own = set(HYDRA_KEYS) | {item.name for item in fields(BESIDE[group])} if group in BESIDE else set(HYDRA_KEYS)
+        names = [name for name in _unchanged(cfg[group], file) if f"{group}.{name}" not in typed and name not in own]
+        gone = _not_taken(target, names)
+        with open_dict(cfg[group]):
+            for name in gone:
+                del cfg[group][name]
+        if gone:
+            lines.append(f"{group}._target_={target}: it takes no {', '.join(gone)}, left out of {group}={option}")
+    return lines
+
+
+def _unchanged(node: DictConfig, file: Path) -> list[str]:
+    """The keys that a group has as its file has them; ${...} are not followed."""
+    values, written = OmegaConf.to_container(node), OmegaConf.to_container(OmegaConf.load(file))
+    assert isinstance(values, dict) and isinstance(written, dict)  # a file that is none does not compose
+    return [str(name) for name, value in written.items() if name in values and values[name] == value]
+
+
+def _not_taken(target: str, names: Sequence[str]) -> list[str]:
+    """None for a target that is not allowed or not there, which the check tells, or that tells no signature."""
+    try:
+        with loading():
+            takes = inspect.signature(locate(target)).parameters
+    except (RunnerError, TypeError, ValueError):
+        return []
+    if any(each.kind == each.VAR_KEYWORD for each in takes.values()):
+        return []
+    return [name for name in names if name not in takes]

@@ -1,0 +1,51 @@
+"""What a group's file has for its own target is left out where the command line names another one; nothing else is."""
+
+import pytest
+
+from runner import cli
+from runner.config import compose
+
+LINEAR = "model._target_=torch.nn.Linear"
+LINE = f"{LINEAR}: it takes no input_shape, channels, kernel_size, dropout, left out of model=cnn\n"
+
+
+@pytest.fixture
+def model(own_folder):
+    def of(*words, argv=("runner",)):
+        with compose.hydra_session([*argv]):
+            cfg = compose.composer([])(list(words))
+            cfg = compose.composer([])(list(words))
+        return {key for key in cfg.model if key not in ("_target_", "weights", "strict", "freeze")}
+
+    return of
+
+
+def test_what_another_target_does_not_take_is_left_out_and_said_once(model, capsys):
+    assert model(LINEAR) == {"out_features"}
+    assert capsys.readouterr().err == LINE
+    assert model() == model(LINEAR, argv=("runner", "-sc")) == {"input_shape", "out_features", "channels", "kernel_size", "dropout"}
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_person_has_said_stays_to_be_told(model, own_folder):
+    (own_folder / "conf/experiment").mkdir(parents=True)
+    (own_folder / "conf/experiment/mine.yaml").write_text("# @package _global_\nmodel: {kernel_size: 5}\n")
+    kept = model(LINEAR, "model.dropout=0.0", "+model.width=1", "experiment=mine")
+    assert kept == {"out_features", "dropout", "width", "kernel_size"}
+
+
+def test_what_takes_any_argument_or_is_not_there_loses_none(model, own_folder):
+    (own_folder / "my_other_nets.py").write_text("def net(**sizes): ...\n")
+    for target in ("my_other_nets.net", "my_other_nets.gone", "os.system"):
+        assert model(f"model._target_={target}") == model()
+
+
+def test_only_what_is_missing_is_told(own_folder, capfd):
+    (own_folder / "my_own_nets.py").write_text(
+        "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, inputs, outputs): ...\n"
+    )
+    assert cli.main(["model._target_=my_own_nets.Net", "tracking.enabled=false"]) == 2
+    said = capfd.readouterr().err
+    assert said.count("write:") == 2 and "write: +model.inputs=..." in said and "write: +model.outputs=..." in said
+    assert cli.main(["model._target_=my_own_nets.Net", "+model.width=1", "tracking.enabled=false"]) == 2
+    assert "write: +model.inputs=... or +model.outputs=..." in capfd.readouterr().err
