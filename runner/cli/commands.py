@@ -48,7 +48,8 @@ def resume(words: list[str]) -> int:
     wanted, given = (words[0], words[1:]) if words and _may_be_a_folder(words[0]) else ("last", words)
     flags, overrides = sorted_words(given)
     folder = resuming.find(wanted).absolute()
-    refuse_flags(f"resume {wanted}", flags, shown=shlex.join(["-cd", short(folder), "-cn", "rerun"]))
+    asked = f"resume {shlex.quote(wanted)}"
+    refuse_flags(asked, flags, shown=shlex.join(["-cd", short(folder), "-cn", "rerun"]))
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
     with hydra_session(["runner"]):
         try:
@@ -56,11 +57,11 @@ def resume(words: list[str]) -> int:
             cfg = composed_with(compose, overrides)
         except Exception as error:
             raise override_errors.explain(error, overrides, compose=compose, check=check) from None
-        refuse_check(cfg, f"resume {wanted}")
+        refuse_check(cfg, asked)
         resuming.check(before, cfg)
-        _check_length(wanted, cfg, overrides)
+        _check_length(asked, cfg, overrides)
         if is_over(read_summary(folder), overrides):
-            print(f"{wanted}: it has finished; for more of it: resume {wanted} {length_key(cfg)}=...")
+            print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
             answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
         with loading():
@@ -73,15 +74,15 @@ def resume(words: list[str]) -> int:
     return int(done["exit_code"] or done["status"] == "failed")
 
 
-def _check_length(wanted: str, cfg: DictConfig, overrides: list[str]) -> None:
+def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
     """Raises: RunnerError for a number of epochs that the run's number of steps would have nobody look at."""
     given = {key_of(word): word for word in overrides}
     num_steps = cfg.train.num_steps
     if "train.num_epochs" in given and "train.num_steps" not in given and num_steps is not None:
         epochs = given["train.num_epochs"]
         problem = f"the run has train.num_steps={num_steps}, which says how long it is, whatever the number of epochs"
-        fix = f"resume {wanted} train.num_steps=..., or resume {wanted} {epochs} train.num_steps=null"
-        raise RunnerError(Fault(f"resume {wanted} {epochs}", problem, fix))
+        fix = f"{asked} train.num_steps=..., or {asked} {epochs} train.num_steps=null"
+        raise RunnerError(Fault(f"{asked} {epochs}", problem, fix))
 
 
 def reproduce(words: list[str]) -> int:

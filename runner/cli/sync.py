@@ -32,10 +32,12 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for run in runs:
         if uri is None and origin.store_of(run) == "" and run not in folders:
-            say(f"{run}: it was run with tracking.enabled=false; sync {run} tracking.uri=URI sends it")
+            say(
+                f"{run}: it was run with tracking.enabled=false; sync {shlex.quote(str(run))} tracking.uri=URI sends it"
+            )
             continue
         try:
-            store = uri or stores.of_run(run, asked=f"sync {run}")
+            store = uri or stores.of_run(run, asked=f"sync {shlex.quote(str(run))}")
         except RunnerError as error:
             faults += error.faults
             continue
@@ -86,7 +88,7 @@ def _send(run: Path, uri: str, *, its_own: str | None) -> dict[str, Any]:
     its_own: the store that its own process sends it to, as it may be shown; "" for none, None where nobody knows.
     """
     if found := strays(run):
-        say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm {found[0][0]}")
+        say(f"{run}: not sent: {found[0][0]}: {found[0][1]}; rm -- {shlex.quote(str(found[0][0]))}")
         return {"is_complete": False}
     if is_being_written(run):
         say(f"{run}: {_while_it_runs(run, uri, its_own)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,10 @@ def check_folder(folder: Path) -> None:
     """Raises: RunnerError for each thing in a run's or a sweep's folder that may not be there, before anything is read."""
     is_a_runs = any((folder / name).exists() for name in (f"{RERUN}.yaml", "ledger.jsonl"))
     own = "hydra.run.dir=FOLDER, one for the run alone"  # what a person keeps in a folder is not to be taken away
-    found = [Fault(str(path), problem, f"rm {path}" if is_a_runs else own) for path, problem in strays(folder)]
+    found = [
+        Fault(str(path), problem, f"rm -- {shlex.quote(str(path))}" if is_a_runs else own)
+        for path, problem in strays(folder)
+    ]
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
         found.append(Fault(str(rerun), why, "the file as its run wrote it"))
     if found:

@@ -7,6 +7,7 @@ Hydra writes into a run's folder before it calls the run. So a command takes the
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,9 @@ HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
 _made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
-_there: dict[Path, dict[Path, bytes | None]] = {}  # what was, where a run writes; with its content, where Hydra writes over it
+_there: dict[
+    Path, dict[Path, bytes | None]
+] = {}  # what was, where a run writes; with its content, where Hydra writes over it
 _written: dict[Path, list[Path]] = {}  # what is written for its run beside the usual files, and was not there
 
 
@@ -168,7 +171,7 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         before = {}
     now = chosen(cfg)
     changed = changes(before, now)
-    asked, resume = f"run folder {folder}", f"python -m runner resume {folder}"
+    asked, resume = f"run folder {folder}", f"python -m runner resume {shlex.quote(str(folder))}"
     others = [key for key in changed if not may_change(key)]
     if others or not before:
         problem = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shlex
 import sys
 import time
 import uuid
@@ -255,7 +256,7 @@ def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, change
         f"**{model_name(cfg)}** ({parts.num_parameters:,} parameters) on **{parts.source.name}** ({sizes} rows), "
         f"on **{choice.device}**: {choice.reason}.\n\n"
         f"Changed: {f'`{changed}`' if changed else 'nothing'}. The whole configuration: rerun.yaml, an artifact.\n\n"
-        f"Again: `python -m runner -cd {folder} -cn rerun`, or with rerun.yaml from this run's artifacts."
+        f"Again: `python -m runner -cd {shlex.quote(str(folder))} -cn rerun`, or with rerun.yaml from this run's artifacts."
     )
 
 

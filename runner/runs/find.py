@@ -6,6 +6,7 @@ check() refuses a configuration that would make another experiment of it, for `r
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -49,7 +50,8 @@ def locate(wanted: str, *, verb: str) -> Path:
     if any(os.path.lexists(folder / name) for name in ("rerun.yaml", "ledger.jsonl")):
         check_folder(folder)  # walks through it, and / may be named, too
     if (folder / "ledger.jsonl").is_file():
-        fix = f"the words of the sweep with sweep.resume={folder}" if verb == "resume" else f"{verb} {folder}/0, say"
+        again = f"the words of the sweep with {shlex.quote(f'sweep.resume={folder}')}"
+        fix = again if verb == "resume" else f"{verb} {shlex.quote(str(folder / '0'))}, say"
         raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
     if not (folder / "rerun.yaml").is_file():
         problem = f"{folder} holds no run: it has no rerun.yaml"
@@ -95,6 +97,6 @@ def _by_id(wanted: str, verb: str) -> Path:
         return found[0]
     if found:
         problem = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
-        raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} {found[0]}"))
+        raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
     problem = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
     raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name"))

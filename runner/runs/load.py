@@ -5,6 +5,7 @@ For `evaluate`, `predict`, `export`, `serve` and `register`. It knows a run by i
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,11 @@ def _state(folder: Path, weights: str) -> tuple[dict[str, Any], tuple[str, ...]]
     if not file.is_file():
         why = f" ({summary['error']})" if summary.get("error") else ""
         problem = f"it has no {BEST}: its status is {status}{why}, and it has not come to measure an epoch"
-        fix = f"resume {short(folder)}, or a run that has finished" if status != "failed" else "a run that has finished"
+        fix = (
+            f"resume {shlex.quote(short(folder))}, or a run that has finished"
+            if status != "failed"
+            else "a run that has finished"
+        )
         raise RunnerError(Fault(short(folder), problem, fix))
     state = checkpoint.load(file)
     if not isinstance(state.get("model"), dict):

@@ -5,6 +5,7 @@ Called by sweep.py. The table of jobs that run is progress_table.py; the report'
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -84,14 +85,15 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     """Where everything lies and what to type next."""
     states = [job.state for job in sweep.jobs.values()]
     folder = shown(sweep.folder)
+    again = shlex.quote(f"sweep.resume={folder}")
     table.say(f"folder  {folder}")
     table.say(f"report  {folder}/report.html")
     if config.tracking.enabled:
         uri = str(config.tracking.uri)
         table.say(f"MLflow  {without_password(uri)}: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()}")
     if any(state in ("planned", "running", "interrupted") for state in states):
-        table.say(f"next    the same line with sweep.resume={folder}")
+        table.say(f"next    the same line with {again}")
     elif any(state in ("failed", "killed") for state in states):
-        table.say(f"next    the same line with sweep.resume={folder} sweep.retry=true, once it is mended")
+        table.say(f"next    the same line with {again} sweep.retry=true, once it is mended")
     elif sweep.objectives:
-        table.say(f"more    the same line with sweep.resume={folder} and a higher hydra.sweeper.n_trials")
+        table.say(f"more    the same line with {again} and a higher hydra.sweeper.n_trials")

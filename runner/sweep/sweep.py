@@ -6,6 +6,7 @@ sweep.resume goes on with a sweep, by its ledger. Hands is what a source of jobs
 from __future__ import annotations
 
 import itertools
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -149,7 +150,11 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         if (planned / ledger.FILE).exists():
             problem = "a sweep has run in this folder, and nothing of it is overwritten"
             raise RunnerError(
-                Fault(f"hydra.sweep.dir={config.hydra.sweep.dir}", problem, f"sweep.resume={config.hydra.sweep.dir}")
+                Fault(
+                    f"hydra.sweep.dir={config.hydra.sweep.dir}",
+                    problem,
+                    shlex.quote(f"sweep.resume={config.hydra.sweep.dir}"),
+                )
             )
         config.hydra.sweep.dir = str(planned)
         hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]

@@ -76,6 +76,15 @@ def test_what_was_sent_elsewhere_lies_there_from_then_on(run, stores):
     assert origin.store_of(folder) == stores[0]
 
 
+def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(run, stores, capfd):
+    run("outputs/a b/0", ""), run("outputs/a b/1", None), run("outputs/a b/2", stores[0])
+    Path("outputs/a b/2/my link").symlink_to("/")
+    assert cli.main(["sync"]) == 2
+    said = capfd.readouterr()
+    assert "; sync 'outputs/a b/0' tracking.uri=URI" in said.out and "; rm -- 'outputs/a b/2/my link'" in said.out
+    assert "write: sync 'outputs/a b/1' tracking.uri=URI" in said.err
+
+
 @pytest.mark.parametrize(
     ("its_own", "so"),
     [

@@ -23,7 +23,11 @@ def model(own_folder):
 def test_what_another_target_does_not_take_is_left_out_and_said_once(model, capsys):
     assert model(LINEAR) == {"out_features"}
     assert capsys.readouterr().err == LINE
-    assert model() == model(LINEAR, argv=("runner", "-sc")) == {"input_shape", "out_features", "channels", "kernel_size", "dropout"}
+    assert (
+        model()
+        == model(LINEAR, argv=("runner", "-sc"))
+        == {"input_shape", "out_features", "channels", "kernel_size", "dropout"}
+    )
     assert capsys.readouterr().err == ""
 
 

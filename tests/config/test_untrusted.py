@@ -90,10 +90,10 @@ def test_a_folder_that_is_trusted_is_held_to_nothing(own_folder):
     assert is_held(own_folder)
 
 
-@pytest.mark.parametrize(("file", "write"), [("notes.txt", "hydra.run.dir=FOLDER"), ("rerun.yaml", "rm data")])
+@pytest.mark.parametrize(("file", "write"), [("notes.txt", "hydra.run.dir=FOLDER"), ("rerun.yaml", "rm -- 'my data'")])
 def test_a_link_in_a_folder_of_the_persons_own_is_not_to_be_taken_away(own_folder, file, write):
     (own_folder / file).write_text("")
-    Path("data").symlink_to("/")
+    Path("my data").symlink_to("/")
     with pytest.raises(RunnerError) as refused:
         check_folder(Path())
     assert [fault.fix.partition(",")[0] for fault in refused.value.faults] == [write]

@@ -87,6 +87,16 @@ def test_what_can_go_on_is_told_how(used, capsys):
     assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
 
 
+def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_folder, capsys):
+    shutil.copytree(trained, "my run")
+    assert cli.main(["resume", "my run"]) == 0
+    assert "for more of it: resume 'my run' train.num_steps=..." in capsys.readouterr().out
+    with pytest.raises(RunnerError, match="python -m runner resume 'my run'"):
+        claim.refuse_used(Path("my run"), OmegaConf.create({"seed": 1}))
+    assert cli.main(["resume", "my run", "train.num_epochs=2"]) == 2
+    assert "write: resume 'my run' train.num_steps=..., or resume 'my run' train" in capsys.readouterr().err
+
+
 def test_processes_that_are_started_again_go_on(used, monkeypatch):
     summary = json.loads((used / "summary.json").read_text())
     (used / "summary.json").write_text(json.dumps(summary | {"status": "killed"}))

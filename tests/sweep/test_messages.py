@@ -45,6 +45,22 @@ def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
         assert not any("measured" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("state", "next_line"),
+    [
+        ("planned", "next    the same line with 'sweep.resume=my sweep'"),
+        ("failed", "next    the same line with 'sweep.resume=my sweep' sweep.retry=true, once it is mended"),
+        ("finished", "more    the same line with 'sweep.resume=my sweep' and a higher hydra.sweeper.n_trials"),
+    ],
+)
+def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(own_folder, state, next_line):
+    lines, jobs = [], {"0": SimpleNamespace(state=state)}
+    found = SimpleNamespace(folder=own_folder / "my sweep", jobs=jobs, objectives=("val/loss",))
+    off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
+    messages.what_next(SimpleNamespace(say=lines.append), found, off)
+    assert lines[-1] == next_line
+
+
 @pytest.mark.slow
 def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, warm, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     """
     series = read_series(folder).get(LOSS)
     if series is None:
-        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", f"resume {wanted}, or another run"))
+        raise RunnerError(
+            Fault(f"explain {wanted}", "it has taken no step", f"resume {shlex.quote(wanted)}, or another run")
+        )
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
