@@ -33,6 +33,7 @@ FILE = "schema.json"  # in a folder conf/
 #: the groups whose files have a `_target_`; of torch's two modules all are offered, of ours what conf/ names
 GROUPS = ("data", "model", "task", "optimizer", "scheduler", "hydra/launcher", "hydra/sweeper")
 LOGGING = "hydra/job_logging"
+MERGED = "tag:yaml.org,2002:merge"  # of the key <<, whose keys are the mapping's own
 MODULES = {"optimizer": "torch.optim", "scheduler": "torch.optim.lr_scheduler"}
 ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 #: a target that is none of those, and may be the person's
@@ -156,11 +157,15 @@ def _options(folder: Path) -> Iterator[Option]:
 
 
 def _told(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Every dotted key of a mapping with the comment that ends its line, and its value."""
-    if not isinstance(node, yaml.MappingNode):
+    """Every dotted key of a mapping with the comment that ends its line, and its value; none for a key that is no text."""
+    if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         return
     for name, child in node.value:
-        value = values.get(name.value)
+        if name.tag == MERGED:
+            yield from _told(text, child, values, prefix)
+        if not isinstance(name, yaml.ScalarNode) or name.value not in values:
+            continue
+        value = values[name.value]
         is_block = isinstance(child, yaml.CollectionNode) and not child.flow_style
         mark = name.end_mark if is_block else child.end_mark
         comment = text[mark.index :].partition("\n")[0].partition("# ")[2]

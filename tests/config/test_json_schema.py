@@ -269,6 +269,8 @@ def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
         "conf/data/none.yaml": "_target_: my_parts.gone\n",
         "conf/hydra/launcher/odd.yaml": "_target_: runner.sweep.Odd\n",
         "conf/task/broken.yaml": "a: [\n",
+        "conf/data/odd.yaml": "names: {0: {a: 1}}\non: {b: {c: 1}}\n? [1, 2]\n: {d: 1}\n",
+        "conf/model/merged.yaml": "base: &base {_target_: my_parts.Net, width: 3}\n<<: *base\nrate: 0.5   # of all\n",
         "conf/task/twice.yaml": "a: 1\na: 2\n",
     }.items():
         (own_folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -285,6 +287,7 @@ def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
         ("model", f"{net}way: up\nwidth: 1", "up"),
         ("model", net, "width"),
         ("model", "defaults: [wide]\nwith: 3", "with"),
+        ("model", "defaults: [merged]\nwith: 3", "with"),
         ("data", "_target_: my_parts.points\ncount: [3]", "[3]"),
         ("experiment", "defaults: [override /model: wide]\nmodel: {with: 3}", "with"),
     ):
