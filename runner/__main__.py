@@ -11,7 +11,17 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-from runner.cli import main
+
+def main() -> int:
+    """Returns the exit code: also of a Ctrl-C while the commands are being imported."""
+    try:
+        from runner.cli import main as run  # 0.5 s, in which somebody may think better of it
+
+        return run()
+    except KeyboardInterrupt:
+        exec("")  # else CPython may end the process by the signal: see runner.cli.dispatch
+        return 130
+
 
 if __name__ == "__main__":
     code = main()
