@@ -1,14 +1,15 @@
 """Averages gradients over all processes: wraps model and task in one task for the step, whole (DDP) or in parts (FSDP2).
 
-Called by training/step/choose.py. It weighs each batch by its rows, so that the mean is that over all of them.
+Called by training/step/choose.py. It weighs each batch by its rows, or what counts in it, so that the mean is that over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,7 +31,7 @@ class SharedGradients:
 
     def __init__(self, model: nn.Module, task: Task, *, num: int, unused_parameters: bool) -> None:
         """Gives every process the first one's parameters and buffers."""
-        self._num = num
+        self._num, self._num_counted = num, getattr(task, "num_counted", None)
         self._wrapped = DistributedDataParallel(
             _Learning(model, task), find_unused_parameters=unused_parameters, gradient_as_bucket_view=True
         )
@@ -47,12 +48,13 @@ class SharedGradients:
             raise RunnerError(Fault("several processes", problem, fix)) from error
         return values
 
-    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
-        """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows.
+    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:
+        """Each batch of a group and its weight, such that the mean over all processes is that over the group's rows, or over
+        what counts in them, where the task says that.
 
         Gradients travel with the last one alone.
         """
-        for index, (batch, weight) in enumerate(_weighted(shares, self._num)):
+        for index, (batch, weight) in enumerate(_weighted(shares, self._num, self._num_counted)):
             is_last = index == len(shares) - 1
             with nullcontext() if is_last else self._wrapped.no_sync():
                 yield batch, weight
@@ -65,17 +67,27 @@ class ShardedGradients:
     """
 
     def __init__(self, shards: Shards, task: Task, *, num: int) -> None:
-        self.task, self._num = shards.within(task), num
+        self.task, self._num, self._num_counted = shards.within(task), num, getattr(task, "num_counted", None)
 
-    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float]]:
+    def own_batches(self, shares: Sequence[Share]) -> Iterator[tuple[Any, float | Tensor]]:
         """As SharedGradients.own_batches()."""
-        return _weighted(shares, self._num)
+        return _weighted(shares, self._num, self._num_counted)
 
 
-def _weighted(shares: Sequence[Share], num: int) -> Iterator[tuple[Any, float]]:
-    rows = sum(share.rows.of for share in shares)
-    for share in shares:
-        yield share.batch, share.rows.num * num / rows
+def _weighted(
+    shares: Sequence[Share], num: int, num_counted: Callable[[Any], Tensor] | None
+) -> Iterator[tuple[Any, float | Tensor]]:
+    if num_counted is None:
+        rows = sum(share.rows.of for share in shares)
+        for share in shares:
+            yield share.batch, share.rows.num * num / rows
+        return
+    # of a row that is somebody else's none
+    counted = torch.stack([num_counted(share.batch) * bool(share.rows.num) for share in shares])
+    of_all = counted.sum()
+    torch.distributed.all_reduce(of_all)  # on the device: nothing is read
+    for share, weight in zip(shares, (counted * num / of_all.clamp(min=1)).unbind(), strict=True):
+        yield share.batch, weight
 
 
 class _Learning(nn.Module):

@@ -1,5 +1,7 @@
 """A step of several processes, in a group of one: what is wrapped, how much a batch counts, what is told of unused parameters."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import distributed, nn
@@ -7,7 +9,7 @@ from torch import distributed, nn
 from runner.data.loading.shard import Rows, Share
 from runner.device.backends import precision
 from runner.distributed.environment import RankInfo
-from runner.distributed.gradients import SharedGradients
+from runner.distributed.gradients import ShardedGradients, SharedGradients
 from runner.distributed.group import PATIENCE, Group, join
 from runner.errors import RunnerError
 from runner.training.step.train_step import StepOptions, make_step
@@ -74,6 +76,23 @@ def test_a_batch_counts_by_its_rows_of_all():
     together = SharedGradients(Two(), both, num=1, unused_parameters=False)
     halves = [Share("a", Rows(0, 2, 2, 4)), Share("b", Rows(0, 1, 0, 6))]
     assert [(batch, weight) for batch, weight in together.own_batches(halves)] == [("a", 0.2), ("b", 0.0)]
+
+
+def test_a_batch_counts_by_what_its_task_counts_in_all_processes(monkeypatch):
+    class Counting:
+        def num_counted(self, batch):
+            return torch.tensor(batch)
+
+        def __call__(self, model, batch):
+            return both(model, batch)
+
+    monkeypatch.setattr(distributed, "all_reduce", lambda of_all: of_all.add_(5))  # that another process has
+    shares = [Share(2, Rows(0, 2, 2, 4)), Share(1, Rows(0, 1, 1, 6)), Share(7, Rows(0, 1, 0, 6))]
+    with_ddp = SharedGradients(Two(), Counting(), num=1, unused_parameters=False)
+    in_parts = ShardedGradients(SimpleNamespace(within=lambda task: task), Counting(), num=2)
+    for together, num in ((with_ddp, 1), (in_parts, 2)):
+        weights = [float(weight) for _, weight in together.own_batches(shares)]
+        assert weights == pytest.approx([2 * num / 8, 1 * num / 8, 0])
 
 
 def test_unused_parameters_are_told_with_the_key_that_allows_them():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,21 +147,40 @@ class StackedStep:
             with functions if self._needs_functions else nullcontext():
                 return self.stack.forward(weights, own)
 
-        values = _accumulated(batches, forward)
+        values = _accumulated(batches, self._shares(batches, members), forward)
         if not functions.was_needed:
             self._needs_functions = False  # until one draws after all: see _attempt()
         return values
 
     def _of_one(self, batches: Sequence[Any], number: int) -> Mapping[str, Tensor]:
         def forward(batch: Any) -> Mapping[str, Tensor]:
-            return self.stack.forward_one(number, map_tensors(batch, lambda tensor: tensor[number]))
+            return self.stack.forward_one(number, map_tensors(batch, partial(_row, number=number)))
 
+        shares = [
+            share[0] if isinstance(share, Tensor) else share
+            for share in self._shares(batches, slice(number, number + 1))
+        ]
         if not self._needs_functions:
-            return _accumulated(batches, forward)
+            return _accumulated(batches, shares, forward)
         with _drawing_from(self._generators[number], self.device), OneMembersFunctions() as functions:
-            values = _accumulated(batches, forward)
+            values = _accumulated(batches, shares, forward)
         self._needs_functions = functions.was_needed
         return values
+
+    def _shares(self, batches: Sequence[Any], members: slice) -> Sequence[Any]:
+        """What part of the step each batch is, of some members: by its rows, or (m,) by what each one's task says that counts."""
+        tasks: list[Any] = [whole.task for whole in self.stack.wholes[members]]
+        if len(batches) == 1:
+            return [1.0]
+        if not hasattr(tasks[0], "num_counted"):
+            rows = [_num_rows(batch) for batch in batches]
+            return [count / sum(rows) for count in rows]
+        each = []
+        for number, task in enumerate(tasks, start=members.start):  # by its own attributes, as padding of its own
+            own = partial(_row, number=number)
+            each.append(torch.stack([task.num_counted(map_tensors(batch, own)) for batch in batches]))
+        counted = torch.stack(each, dim=1)  # (batches, m)
+        return (counted / counted.sum(0).clamp(min=1)).unbind()
 
     def _attempt(self, batches: Sequence[Any]) -> Mapping[str, Tensor] | None:
         """Of all members; None where it is to be tried again: the memory does not take so many at a time, or they draw."""
@@ -196,16 +216,16 @@ class StackedStep:
         backends.empty_cache(self.device)
 
 
-def _accumulated(batches: Sequence[Any], forward: Callable[[Any], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Forward and backward of a group of batches, each of which counts by its rows; the values' means."""
+def _accumulated(
+    batches: Sequence[Any], shares: Sequence[Any], forward: Callable[[Any], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """Forward and backward of a group of batches, each of which is such a part of the step; the values' means."""
     if len(batches) == 1:
         values = forward(batches[0])
         next(iter(values.values())).sum().backward()
         return {name: value.detach() for name, value in values.items()}
-    rows = [_num_rows(batch) for batch in batches]
     means: dict[str, Tensor] = {}
-    for batch, count in zip(batches, rows, strict=True):
-        share = count / sum(rows)
+    for batch, share in zip(batches, shares, strict=True):
         values = forward(batch)
         (next(iter(values.values())) * share).sum().backward()
         for name, value in values.items():
@@ -223,6 +243,10 @@ def _drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[
         yield
     finally:
         generator.set_state(own.get_rng_state())
+
+
+def _row(tensor: Tensor, number: int) -> Tensor:
+    return tensor[number]
 
 
 def _num_rows(batch: Any) -> int:

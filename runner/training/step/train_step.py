@@ -23,7 +23,7 @@ from runner.training.step.fused_update import FixedUpdate, make_update
 
 Step = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 Forward = Callable[[Any], Mapping[str, Tensor]]
-OwnBatches = Callable[[Sequence[Any]], Iterable[tuple[Any, float]]]
+OwnBatches = Callable[[Sequence[Any]], Iterable[tuple[Any, Any]]]
 Clocked = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
@@ -37,7 +37,7 @@ class StepOptions:
     compile_forward: Callable[[Forward], Forward] | None = None
     #: what takes the optimizer's step and leaves no gradients, in its place
     update: FixedUpdate | None = None
-    #: what of a group of batches is learnt in this process, and how much each counts, in the place of all by their rows
+    #: what of a group of batches is learnt in this process, and how much each counts, in the place of all by their rows, say
     own_batches: OwnBatches | None = None
     #: whether the model has parameters of other optimizers, which this one's loss leaves without a gradient
     is_a_turn: bool = False
@@ -57,7 +57,8 @@ def make_step(
 ) -> Step:
     """The step of a run, every choice made here once: step(batches) -> {"loss": ..., ...}, detached, on the device.
 
-    More than one batch accumulates gradients: each counts by its rows, so that the step equals one over all of them.
+    More than one batch accumulates gradients: each counts by its rows, or by what task.num_counted(batch) says, where the
+    task has it, so that the step equals one over all of them.
     With clipping, the values also hold `grad_norm`, the norm before it was clipped. Nothing here waits for the device.
     Of optimizers that take turns each takes a step of its own, see take_turns().
     """
@@ -72,6 +73,7 @@ def make_step(
     scaler, update = precision.scaler, options.update.update if options.update else make_update(optimizer)
     scaled: Any = options.update or optimizer  # what the scaler has take its step
     inputs = parameters if options.is_a_turn else None  # None: of all that takes part in the loss
+    num_counted: Callable[[Any], Tensor] | None = getattr(task, "num_counted", None)
     is_in_parts = any(hasattr(parameter, "full_tensor") for parameter in parameters)  # of several processes
 
     def forward(batch: Any) -> Mapping[str, Tensor]:
@@ -82,7 +84,7 @@ def make_step(
     if options.clocked:
         predict = options.clocked("forward", predict)
 
-    def forward_backward(batch: Any, share: float | None) -> Mapping[str, Tensor]:
+    def forward_backward(batch: Any, share: Any) -> Mapping[str, Tensor]:
         values = predict(batch)
         loss = next(iter(values.values()))
         if share is not None:
@@ -118,7 +120,7 @@ def make_step(
         if len(batches) == 1:
             values = forward_backward(batches[0], None).items()
             return {name: value.detach() if value.requires_grad else value for name, value in values}
-        return _mean_over(_by_rows(batches), forward_backward)
+        return _mean_over(_shares(batches, num_counted), forward_backward)
 
     whole = (
         forward_backward_all
@@ -164,14 +166,22 @@ def take_turns(optimizer: Turns, steps: Mapping[str, Step], *, average: Averaged
     return step
 
 
-def _by_rows(batches: Sequence[Any]) -> Iterator[tuple[Any, float]]:
-    rows = [num_rows(batch) for batch in batches]
-    for batch, count in zip(batches, rows, strict=True):
-        yield batch, count / sum(rows)
+def _shares(
+    batches: Sequence[Any], num_counted: Callable[[Any], Tensor] | None
+) -> Iterator[tuple[Any, float | Tensor]]:
+    """Each batch, and what part of the step it is: by its rows, or by what counts in it, () on its device."""
+    if num_counted is None:
+        rows = [num_rows(batch) for batch in batches]
+        for batch, count in zip(batches, rows, strict=True):
+            yield batch, count / sum(rows)
+        return
+    counted = torch.stack([num_counted(batch) for batch in batches])
+    shares = counted / counted.sum().clamp(min=1)  # of a step in which nothing counts 0 each
+    yield from zip(batches, shares.unbind(), strict=True)
 
 
 def _mean_over(
-    parts: Iterable[tuple[Any, float]], forward_backward: Callable[[Any, float | None], Mapping[str, Tensor]]
+    parts: Iterable[tuple[Any, Any]], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Raises: RunnerError where a part has values of other names than the first."""
     means: dict[str, Tensor] = {}

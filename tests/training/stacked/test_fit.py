@@ -6,7 +6,9 @@ import time
 import pytest
 import torch
 from members import trained_alone, trained_together
+from torch import nn
 
+from runner.tasks.classification import Classification
 from runner.training.stacked import fit
 from runner.training.stacked.stack import Stack
 
@@ -97,6 +99,23 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
     words, each = CASES[name]
     alone = trained_alone(tmp_path / "alone", words, each)
     together = trained_together(tmp_path / "together", words, each)
+    weights, points = largest_difference(alone, together)
+    assert weights <= 1e-5 and points <= 1e-5
+
+
+@pytest.mark.parametrize("num_together", [1, 3])
+def test_batches_of_a_step_count_by_what_each_ones_task_counts(tmp_path, monkeypatch, num_together):
+    """Rows of the last class are padding."""
+
+    def judge(self, outputs, batch):
+        losses = nn.functional.cross_entropy(outputs, batch[1], ignore_index=9, reduction="sum")
+        return {"loss": losses / self.num_counted(batch).clamp(min=1)}
+
+    monkeypatch.setattr(Classification, "judge", judge)
+    monkeypatch.setattr(Classification, "num_counted", lambda self, batch: (batch[1] != 9).sum(), raising=False)
+    words = [*MLP, "train.accumulate_steps=2", "train.num_steps=4", "train.batch_size=7"]
+    alone = trained_alone(tmp_path / "alone", words, SEEDS)
+    together = trained_together(tmp_path / "together", words, SEEDS, num_together)
     weights, points = largest_difference(alone, together)
     assert weights <= 1e-5 and points <= 1e-5
 

@@ -10,6 +10,7 @@ from runner.device.backends import precision
 from runner.inspection.findings import merged
 from runner.inspection.guard import Guard
 from runner.tasks.classification import Classification
+from runner.tasks.language import Language
 from runner.tasks.regression import Regression
 from runner.training.evaluate import evaluate, make_eval_step
 from runner.training.optimizer import AveragedWeights
@@ -57,6 +58,32 @@ def test_accumulated_batches_count_by_their_rows(cuts):
     torch.testing.assert_close(values["accuracy"], whole["accuracy"])
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_accumulated_batches_of_padded_tokens_count_by_their_tokens(size):
+    """Rows of 6, 2, 0 and 1 tokens, in batches of `size` rows, one of them with padding alone."""
+    draw = torch.Generator().manual_seed(0)
+    tokens, targets = (torch.randint(5, (4, 6), generator=draw) for _ in range(2))
+    targets[torch.arange(6) >= torch.tensor([6, 2, 0, 1])[:, None]] = -100
+
+    def learnt(batches):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        values = make_step(model, Language(), optimizer=optimizer, precision=precision("fp32", device=CPU))(batches)
+        return dict(values), model.state_dict()
+
+    cut = list(zip(tokens.split(size), targets.split(size), strict=True))
+    torch.testing.assert_close(learnt(cut), learnt([(tokens, targets)]))
+
+
+def test_a_step_in_which_nothing_counts_learns_nothing():
+    model = nn.Embedding(5, 5)
+    before, nothing = model.weight.detach().clone(), (torch.ones(2, 3).long(), torch.full((2, 3), -100))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = make_step(model, Language(), optimizer=optimizer, precision=precision("fp32", device=CPU))
+    assert step([nothing, nothing])["loss"].item() == 0 and torch.equal(model.weight, before)
 
 
 def test_clipping_reports_the_norm_from_before_and_bounds_the_step():
