@@ -86,6 +86,7 @@ def _draw_predictions(parts: Parts, task: Predicting, plots: Path, of: str, say:
             parts.kept_model,
             task,
             batches.epoch(0),
+            split_rows=batches.num_rows,
             autocast=parts.precision.autocast,
             train=parts.train.epoch(0),
         )

@@ -5,7 +5,8 @@ Called by figures.py. It also gives the inputs of the rows where the model is fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.device.placement import num_rows
+from runner.device.placement import map_tensors, num_rows
 from runner.experiment.plots.predictions import Plane, Results, Shown
 from runner.tasks.task import Predicting
 
@@ -35,13 +36,15 @@ def collect(
     task: Predicting,
     batches: Iterable[Any],
     *,
+    split_rows: int,
     autocast: Autocast,
     most_rows: int = MOST_ROWS,
     train: Iterable[Any] | None = None,
 ) -> Results:
-    """Predicts up to most_rows rows, and keeps the inputs of the worst. Waits for the device once or twice, at the end.
+    """Predicts up to most_rows rows, evenly spread over the split: its classes may come one after the other. Keeps the inputs
+    of the worst. Waits for the device once or twice, at the end.
 
-    train: batches of the training split, for its points on the plane of two inputs (None: without them).
+    split_rows: that there are. train: batches of the training split, for its points on the plane of two inputs (None: without them).
     What the rows are called, and the titles, the caller adds.
     """
     was_training = model.training
@@ -49,20 +52,19 @@ def collect(
     said: list[Tensor] = []
     true: list[Tensor] = []
     points: list[Tensor] = []
-    worst, first, rows = _Worst(NUM_RECONSTRUCTED if task.kind == "autoencoding" else NUM_SHOWN), None, 0
+    first: tuple[Tensor, ...] | None = None
+    num_first = NUM_RECONSTRUCTED if task.kind == "autoencoding" else 0
+    worst = _Worst(num_first or NUM_SHOWN)
     try:
-        for batch in batches:
-            predictions, targets, inputs = _predict(model, task, batch, autocast)
+        for predictions, targets, inputs in _spread(model, task, batches, autocast, split_rows, most_rows):
             said.append(predictions)
             true.append(targets)
             if isinstance(inputs, Tensor) and inputs.is_floating_point():
-                worst.take(inputs, predictions, targets, _badness(task.kind, predictions, targets))
+                parts = (inputs, predictions, targets)
+                worst.take(*parts, _badness(task.kind, predictions, targets))
                 points += [inputs] if inputs.dim() == 2 and inputs.shape[1] == 2 else []
-                if first is None and task.kind == "autoencoding":
-                    first = tuple(part[:NUM_RECONSTRUCTED] for part in (inputs, predictions, targets))
-            rows += len(predictions)
-            if rows >= most_rows or rows * max(1, predictions[0].numel()) >= MOST_NUMBERS:
-                break
+                if num_first and (first is None or len(first[0]) < num_first):
+                    first = tuple(part[:num_first] for part in _joined(first, parts))
         plane = _plane(model, task, torch.cat(points), torch.cat(true), train, autocast) if points else None
         return Results(
             task.kind,
@@ -85,12 +87,37 @@ class _Worst:
         self.kept: tuple[Tensor, ...] | None = None
 
     def take(self, inputs: Tensor, predictions: Tensor, targets: Tensor, badness: Tensor) -> None:
-        parts: tuple[Tensor, ...] = (inputs, predictions, targets)
-        if self.kept is not None and self._badness is not None:
-            parts = tuple(torch.cat([old, new]) for old, new in zip(self.kept, parts, strict=True))
-            badness = torch.cat([self._badness, badness])
+        parts = _joined(self.kept, (inputs, predictions, targets))
+        badness = badness if self._badness is None else torch.cat([self._badness, badness])
         self._badness, chosen = badness.topk(min(self._most, len(badness)))
         self.kept = tuple(part.index_select(0, chosen) for part in parts)
+
+
+def _joined(old: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return new if old is None else tuple(torch.cat(pair) for pair in zip(old, new, strict=True))
+
+
+def _spread(
+    model: nn.Module, task: Predicting, batches: Iterable[Any], autocast: Autocast, split_rows: int, most_rows: int
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """What _predict() gives of every so many-th row of the split, such that they are most_rows and MOST_NUMBERS at most."""
+    step, offset, is_known = max(1, math.ceil(split_rows / most_rows)), 0, False  # offset: of the next row in its batch
+    for batch in batches:
+        rows = num_rows(batch)
+        if offset >= rows > 0:
+            offset -= rows
+            continue
+        found = _predict(model, task, batch if step == 1 else _every(batch, step, offset), autocast)
+        if not is_known:  # how many numbers the model says of a row
+            more = math.ceil(split_rows / step * max(1, found[0][0].numel()) / MOST_NUMBERS)
+            found, step, is_known = _every(found, max(1, more), 0), step * max(1, more), True
+        yield found
+        offset += -(-(rows - offset) // step) * step - rows
+
+
+def _every(batch: Any, step: int, offset: int) -> Any:
+    rows = num_rows(batch)
+    return map_tensors(batch, lambda tensor: tensor[offset::step] if tensor.dim() and len(tensor) == rows else tensor)
 
 
 def _predict(model: nn.Module, task: Predicting, batch: Any, autocast: Autocast) -> tuple[Tensor, Tensor, Any]:
@@ -133,7 +160,7 @@ def _plane(
     with autocast():
         outputs = task.outputs(model, (grid, None))
     said = _host(task.predictions(outputs)).reshape(GRID, GRID, -1)
-    kept = slice(0, MOST_POINTS)
+    kept = slice(None, None, max(1, math.ceil(len(points) / MOST_POINTS)))
     shown = here.astype(np.float32)
     of_train = (shown[len(points) :], _host(trained[1])) if trained else None
     return Plane(x, y, said, of_train, (shown[: len(points)][kept], _host(targets[kept])))

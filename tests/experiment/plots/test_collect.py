@@ -8,6 +8,7 @@ import torch
 from simulated import run_simulated
 from torch import nn
 
+from runner.experiment.plots import collect as module
 from runner.experiment.plots.boundary import draw
 from runner.experiment.plots.collect import GRID, NUM_SHOWN, collect
 from runner.models.table_inputs import TableColumns
@@ -29,7 +30,7 @@ def batches(inputs, targets, size=25):
 def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
     inputs, targets = rows(width=5)
     model = nn.Sequential(nn.Dropout(0.9), nn.Linear(5, 3))
-    found = collect(model, Classification(num_classes=3), batches(inputs, targets), autocast=nullcontext)
+    found = collect(model, Classification(num_classes=3), batches(inputs, targets), split_rows=60, autocast=nullcontext)
     sure = model[1](inputs).softmax(1).detach()
     np.testing.assert_allclose(found.predictions, sure.numpy(), rtol=1e-6)
     assert found.targets.tolist() == targets.tolist()
@@ -39,19 +40,27 @@ def test_everything_is_as_the_model_says_and_the_worst_rows_come_first():
     assert model.training and found.plane is None
 
 
-def test_no_more_rows_are_read_than_asked_for():
+@pytest.mark.parametrize("size", [7, 10, 60])
+@pytest.mark.parametrize("most_numbers", [10_000, 30])
+def test_rows_are_spread_over_the_split_where_it_has_more_than_asked_for(monkeypatch, size, most_numbers):
+    """Those of a folder of images come by their classes. 15 of 60 rows, or 10 where they may be 30 numbers."""
+    monkeypatch.setattr(module, "MOST_NUMBERS", most_numbers)
+    inputs, targets = rows()[0], torch.arange(3).repeat_interleave(20)
+    model, split = nn.Linear(2, 3), batches(inputs, targets, size)
+    found = collect(model, Classification(num_classes=3), split, split_rows=60, autocast=nullcontext, most_rows=15)
+    chosen = slice(None, None, 4 if most_numbers == 10_000 else 8)
+    sure = model(inputs).softmax(1).detach()[chosen]
+    np.testing.assert_allclose(found.predictions, sure.numpy(), rtol=1e-6)
+    assert found.targets.tolist() == targets[chosen].tolist()
+    np.testing.assert_array_equal(found.plane.rows[0], inputs[chosen].numpy())
+
+
+def test_points_on_the_plane_are_spread_over_the_split(monkeypatch):
+    monkeypatch.setattr(module, "MOST_POINTS", 20)
     inputs, targets = rows()
-    read = []
-
-    def counted():
-        for batch in batches(inputs, targets, 10):
-            read.append(len(batch[0]))
-            yield batch
-
-    model = nn.Linear(2, 3)
-    found = collect(model, Classification(num_classes=3), counted(), autocast=nullcontext, most_rows=15)
-    assert len(found.predictions) == len(found.targets) == 15
-    assert sum(read) == 20
+    split = batches(inputs, targets)
+    found = collect(nn.Linear(2, 3), Classification(num_classes=3), split, split_rows=60, autocast=nullcontext)
+    np.testing.assert_array_equal(found.plane.rows[0], inputs[::3].numpy())
 
 
 @pytest.mark.parametrize("is_regression", [False, True])
@@ -62,7 +71,7 @@ def test_the_plane_holds_what_the_whole_model_says_around_the_rows(is_regression
     model = Prepared(layer, before=nn.BatchNorm1d(2))
     task = Regression() if is_regression else Classification(num_classes=3)
     told = targets[:, None].float() if is_regression else targets
-    found = collect(model, task, batches(inputs, told), autocast=nullcontext, train=[(inputs * 2, told)])
+    found = collect(model, task, batches(inputs, told), split_rows=60, autocast=nullcontext, train=[(inputs * 2, told)])
     plane = found.plane
     assert plane.predictions.shape == (GRID, GRID, 1 if is_regression else 3)
     assert plane.x[0] < 2 * inputs[:, 0].min() and plane.y[-1] > 2 * inputs[:, 1].max()
@@ -77,7 +86,11 @@ def test_reconstructions_of_the_first_and_the_worst_rows():
     images = torch.rand(30, 1, 4, 4)
     images[17] += 5
     found = collect(
-        nn.Sequential(nn.Flatten(), nn.Hardtanh(0, 1)), Autoencoding(), images.split(20), autocast=nullcontext
+        nn.Sequential(nn.Flatten(), nn.Hardtanh(0, 1)),
+        Autoencoding(),
+        images.split(5),
+        split_rows=30,
+        autocast=nullcontext,
     )
     np.testing.assert_array_equal(found.first.inputs, images[:8].numpy())
     np.testing.assert_array_equal(found.worst.inputs[0], images[17].numpy())
@@ -88,7 +101,7 @@ def on_a_device(device):
     torch.manual_seed(0)
     model = nn.Linear(2, 3).to(device)
     split = [(part.to(device), true.to(device)) for part, true in batches(inputs, targets)]
-    found = collect(model, Classification(num_classes=3), split, autocast=nullcontext, train=split)
+    found = collect(model, Classification(num_classes=3), split, split_rows=60, autocast=nullcontext, train=split)
     return [found.predictions.tolist(), found.worst.inputs.tolist(), found.plane.predictions[:3].tolist()]
 
 
@@ -107,7 +120,9 @@ def test_the_plane_is_drawn_whatever_the_inputs_are(inputs, tmp_path):
     model = Prepared(nn.Linear(2, 2), before=scaled)
     targets = torch.arange(20) % 2
     task = Classification(num_classes=2)
-    found = collect(model, task, batches(points, targets), autocast=nullcontext, train=[(points, targets)])
+    found = collect(
+        model, task, batches(points, targets), split_rows=60, autocast=nullcontext, train=[(points, targets)]
+    )
     assert (np.diff(found.plane.x) > 0).all() and (np.diff(found.plane.y) > 0).all()
     assert np.isfinite(found.plane.rows[0]).all() and np.isfinite(found.plane.train[0]).all()
     assert draw(found, tmp_path / "boundary.png")
