@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
 from runner.device import probe
@@ -37,8 +37,8 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
     """
     folder, weights = find_run(wanted, verb="evaluate")
-    other = is_other(overrides)
     cfg = of_run(folder, overrides)
+    other = is_other(overrides, target=str(OmegaConf.select(cfg, "data._target_")))
     if not any(key_of(word) == "device" for word in overrides):
         with open_dict(cfg):
             cfg.device = "auto"  # the run's own need not be here

@@ -22,6 +22,9 @@ from runner.models.card import Card
 
 #: keys of `data` that leave the rows as they are
 OF_READING = ("data.residency", "data.num_workers", "data.name")
+#: the same of the runner's own sources: where the rows lie, and what is done to those that are learnt; another function's
+#: argument of that name may be anything
+OF_OWN_READING = ("data.in_memory", "data.decode", "data.augment")
 OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
 OF_TRAINING = "data.sampler"
 
@@ -42,13 +45,18 @@ class Measured:
         return {name: length(rows) for name, rows in self.rows.items()}
 
 
-def is_other(overrides: Sequence[str]) -> bool:
-    """Whether these words name other data. Raises: RunnerError for a change of how the run's own is cut."""
+def is_other(overrides: Sequence[str], *, target: str) -> bool:
+    """Whether these words name other data than the run's. target: data._target_, with these words.
+
+    Raises: RunnerError for a change of how the run's own is cut.
+    """
     keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
         problem = "what is measured is measured row by row, each of them once"
         raise RunnerError(Fault(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))
-    of_data = {key for key in keys if key == "data" or key.startswith("data.")} - set(OF_READING)
+    as_it_is = OF_READING + (OF_OWN_READING if target.startswith("runner.data.") else ())
+    of_data = {key for key in keys if key == "data" or key.startswith("data.")}
+    of_data = {key for key in of_data if ".".join(key.split(".")[:2]) not in as_it_is}
     cuts = sorted(of_data & set(OF_CUTTING))
     if of_data and of_data == set(cuts):
         problem = "the run's own data would be cut another way, and rows that it has trained on would be measured"

@@ -12,6 +12,7 @@ import torch
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate
+from runner.runs.evaluation_data import is_other
 from runner.runs.load import BEST
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
@@ -72,6 +73,22 @@ def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, t
     assert list(Path("outputs/table/run/evaluations").glob("mine-*.json"))
     code, out, _ = run("evaluate", "outputs/table/run", "data.path=shuffled.csv", "data.limit=10", "--json")
     assert json.loads(out)["rows"] == {"test": 10}
+
+
+@pytest.mark.parametrize(
+    ("words", "of_ours", "of_another"),
+    [
+        (["data.in_memory=false", "data.num_workers=0"], False, True),
+        (["+data.augment.crop=4", "data.decode=workers"], False, True),
+        (["data.in_memory=false", "data.path=other.csv"], True, True),
+        (["data=images", "data.decode=once"], True, True),
+        (["data.residency=stream", "train.precision=bf16"], False, False),
+    ],
+)
+def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_another):
+    """Else the rows that the run has trained on would be measured as a test."""
+    assert is_other(words, target="runner.data.table") == of_ours
+    assert is_other(words, target="my_data.table") == of_another
 
 
 def test_the_columns_of_then_are_read_of_a_table_that_has_more(run):
