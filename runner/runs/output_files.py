@@ -6,6 +6,7 @@ A column is a NumPy array, or an Arrow ChunkedArray, whose type and gaps stay wh
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -137,9 +138,11 @@ def _npz(file: Path, target: Path) -> Iterator[Write]:
             kept.setdefault(name, []).append(values)
 
     yield write
-    with file.open("wb") as stream:
-        whole: dict[str, Any] = {name: joined(parts) for name, parts in kept.items()}
-        np.savez(stream, **whole)
+    # not by np.savez, whose own arguments a column may be called: file, allow_pickle
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, parts in kept.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, joined(parts), allow_pickle=False)
 
 
 def _in_arrow(values: Any, file: Path) -> Any:

@@ -21,6 +21,7 @@ from runner.device import backends
 from runner.errors import RunnerError
 from runner.models.card import read_card
 from runner.runs import input_tables
+from runner.runs.output_files import writing
 from runner.training import checkpoint
 
 RUN = "outputs/digits/run"
@@ -209,6 +210,16 @@ def test_kept_columns_are_null_and_texts_in_json_lines(kept):
         *[9007199254740993, "2026-01-02 03:04:05+00:00", "2026-01-02", None, "Bern", "1.50", [1, 2]]
     ]
     assert [second[name] for name in KEPT] == [None, None, None, True, None, None, None, None]
+
+
+def test_columns_of_an_npz_may_be_called_as_they_like(tmp_path):
+    """As an argument of np.savez, too."""
+    parts = [{"file": np.array(["a"]), "allow_pickle": np.eye(2)[:1]}, {"file": np.array(["bc"]), "allow_pickle": np.eye(2)[1:]}]  # fmt: skip
+    with writing(tmp_path / "some.npz") as write:
+        for part in parts:
+            write(part)
+    with np.load(tmp_path / "some.npz") as found:
+        assert {name: found[name].tolist() for name in found} == {"file": ["a", "bc"], "allow_pickle": [[1, 0], [0, 1]]}
 
 
 def test_kept_columns_in_an_npz(kept):
