@@ -39,7 +39,7 @@ class TableFile:
     def names(self) -> list[str]:
         """Of all columns but nameless ones. Raises: RunnerError for a file that is no table, and for a name used twice."""
         if self.is_csv:
-            names = csv.header(self.path, named=self.form.header, asked=self.asked)
+            names = csv.header(self.path, form=self.form, asked=self.asked)
         else:
             with self._arrow() as file:
                 names = list((file.schema_arrow if hasattr(file, "schema_arrow") else file.schema).names)
@@ -53,7 +53,7 @@ class TableFile:
     def batches(self, wanted: Sequence[str]) -> Iterator[Any]:
         """pyarrow record batches of the columns `wanted`, in that order. Holds a few MiB of the file at a time."""
         if self.is_csv:
-            yield from csv.batches(self.path, wanted, named=self.form.header, asked=self.asked)
+            yield from csv.batches(self.path, wanted, form=self.form, asked=self.asked)
             return
         with self._arrow() as file:
             if hasattr(file, "iter_batches"):
@@ -76,7 +76,7 @@ class TableFile:
     def place(self, row: int) -> str:
         """`sales.csv, line 17`, or `sales.parquet, row 16` (from 1)."""
         if self.is_csv:
-            return f"{self.path.name}, line {csv.line(self.path, row, named=self.form.header, asked=self.asked)}"
+            return f"{self.path.name}, line {csv.line(self.path, row, form=self.form, asked=self.asked)}"
         return f"{self.path.name}, row {row + 1}"
 
     @contextmanager

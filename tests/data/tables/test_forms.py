@@ -51,6 +51,26 @@ def test_decimal_commas_and_dates(in_memory):
     assert torch.equal(again.nan_to_num(), inputs.nan_to_num())
 
 
+@pytest.mark.parametrize(
+    ("lines", "columns"),
+    [
+        (["7,60;6,82;29,62", "1,00;2,5;3,25"], ["c0", "c1"]),
+        ([",60;,82;,62", "1,00;2,5;3,25"], ["c0", "c1"]),
+        (['"7,60","6,82","29,62"', '"1,00","2,5","3,25"'], ["c0", "c1"]),
+        (["7,60\t6,82", "1,00\t2,5"], ["c0"]),
+    ],
+)
+def test_a_decimal_comma_parts_no_columns(folder, lines, columns):
+    (folder / "bare.csv").write_text("\n".join([*lines, *lines]) + "\n")
+    source = table("bare.csv", decimal=",", header=False)
+    assert list(source.columns) == columns and rows_of(source)[0][1, :2].tolist() == [1.0, 2.5][: len(columns)]
+
+
+def test_a_comma_parts_columns_whose_values_stand_in_quotes(folder):
+    (folder / "quoted.csv").write_text('a,b,y\n"7,60","6,82",1\n"1,00","2,5",2\n')
+    assert list(table("quoted.csv", decimal=",").columns) == ["a", "b"]
+
+
 def test_the_runs_reader_and_its_measuring_take_the_same_form():
     source = table("german.csv", **SETTINGS)
     read = build(source.reader, key="reader")("german.csv")
