@@ -58,6 +58,7 @@ class Source:
     columns: tuple[str, ...] = ()  # the names of a row's inputs, one for each number; () where they have none
     place: Callable[[int], str] | None = None  # where a row stands, for a person: "people.csv, line 17"
     in_order: bool = False  # neighbouring rows tell of each other (a text's windows): splits are blocks, never drawn
+    told: str = ""  # what its rows are, for the fingerprint, the same wherever they lie ("": they say it themselves)
 
 
 def as_source(found: Any, *, name: str) -> Source:

@@ -171,11 +171,19 @@ def fingerprint(source: Source) -> str:
     """SHA-256 over the source's values, shapes, types and class names, splits of its own included.
 
     Of a tensor over 64 MiB only 1,024 blocks are read, the same ones always. Of a Dataset: its class, its length, and its
-    attribute `fingerprint`, a text, where it has one. What finishes batches counts by its buffers: a text lies there.
+    attribute `fingerprint`, a text, where it has one; one that has mapped_tensors() is these tensors, which are in memory
+    where there is room at that moment. Of a source that says `told`, that is what its rows are.
+    What finishes batches counts by its buffers: a text lies there.
     """
     digest = hashlib.sha256(repr(source.classes).encode())
     buffers = [] if source.finish is None else list(source.finish.buffers())
-    for name, rows in (("rows", source.rows), *sorted(source.given.items()), ("finish", buffers)):
+    parts = [("rows", source.rows), *sorted(source.given.items())]
+    if source.told:
+        digest.update(f"{source.told} {[(name, length(rows)) for name, rows in parts]}".encode())
+        parts = []
+    for name, rows in (*parts, ("finish", buffers)):
+        if isinstance(rows, Dataset) and hasattr(rows, "mapped_tensors"):
+            rows = rows.mapped_tensors()
         if isinstance(rows, Dataset):
             told = getattr(rows, "fingerprint", "")  # what its values are, where it can tell
             digest.update(f"{name} {type(rows).__qualname__} {length(rows)} {told}".encode())

@@ -66,6 +66,11 @@ class MappedRows(Dataset[Any]):
         """All of them, read once."""
         return torch.from_numpy(np.array(self._opened()[1]))
 
+    def mapped_tensors(self) -> tuple[Tensor, Tensor]:
+        """What the rows are in memory, of which only that is read which somebody looks at."""
+        inputs = np.memmap(self.folder / INPUTS, np.float32, mode="c", shape=self._shape)  # torch wants to write
+        return torch.from_numpy(inputs), torch.from_numpy(np.load(self.folder / TARGETS, mmap_mode="c"))
+
     def _opened(self) -> tuple[Any, Any]:
         if self._maps is None:
             inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)

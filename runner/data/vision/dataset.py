@@ -44,7 +44,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         self.files, self.targets, self.classes = [str(file) for file in files], labels, tuple(classes)
         self.size, self.mode, self.root = tuple(size), mode, str(root)
-        self.fingerprint = _fingerprint(files, root)
+        self.fingerprint = fingerprint_of(files, root)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -172,7 +172,7 @@ def _caught(read: Callable[[int], T], index: int) -> T | ValueError:
         return error
 
 
-def _fingerprint(files: Sequence[Path], root: Path) -> str:
+def fingerprint_of(files: Sequence[Path], root: Path) -> str:
     """Of names and sizes: reading the files would take as long as an epoch."""
     digest = hashlib.sha256()
     for file in files:

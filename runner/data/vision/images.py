@@ -9,7 +9,15 @@ from typing import Any
 
 from runner.data.source import Source
 from runner.data.vision.augment import augmented
-from runner.data.vision.dataset import ImageFiles, check_same, decoded_at_once, each, first_size, is_decoded_once
+from runner.data.vision.dataset import (
+    ImageFiles,
+    check_same,
+    decoded_at_once,
+    each,
+    fingerprint_of,
+    first_size,
+    is_decoded_once,
+)
 from runner.data.vision.decode import CHANNELS, checked_mode, checked_size, size_of
 from runner.data.vision.folders import Found, found_splits
 from runner.data.vision.statistics import normalised
@@ -33,6 +41,7 @@ def images(
     fill and cut to from its middle; None where all share one. mode: rgb or gray. decode: once (into memory, by threads),
     workers (by those that read the batches), auto (once, where that takes a quarter of the free memory at most).
     augment: see runner.data.vision.augment. like: the reader of an earlier run, whose size, mode and classes hold.
+    The fingerprint is of the files' names and sizes, however they are decoded.
     With decode=once every file is read here, else its header: what is broken behind it is told when it is read.
     Raises: RunnerError that tells all files that can't be read, and for sizes that differ.
     """
@@ -48,6 +57,7 @@ def images(
     if once:
         pixels = decoded_at_once(files, names, mode=mode, size=sides, asked=asked)
         shape = list(pixels.shape[1:])
+        prints = [fingerprint_of(part.files, part.root) for part in found.values()]
         split_pixels = pixels.split([len(part.files) for part in found.values()])
         rows: dict[str, Any] = {
             name: (some, part.labels) for (name, part), some in zip(found.items(), split_pixels, strict=True)
@@ -56,7 +66,9 @@ def images(
         sizes = each(range(len(files)), lambda index: size_of(files[index]), names=names, asked=asked)
         sides = sides or check_same(sizes, names=names, asked=asked)
         shape = [CHANNELS[mode], *sides]
-        rows = {name: _streamed(part, classes, mode=mode, size=sides) for name, part in found.items()}
+        streamed = {name: _streamed(part, classes, mode=mode, size=sides) for name, part in found.items()}
+        prints = [part.fingerprint for part in streamed.values()]
+        rows = dict(streamed)
     source = Source(
         Path(path).name,
         rows.pop("train"),
@@ -71,6 +83,7 @@ def images(
         origin=f"{path}: {len(files):,} images, {reason}",
         classes=classes,
         around=normalised,
+        told=f"{shape} {' '.join(prints)}",
         reader={"_target_": READER, "_partial_": True, "size": shape[1:], "mode": mode, "classes": list(classes)},
     )
     return augmented(source, augment)

@@ -12,8 +12,9 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
+from runner.data import split as data_split
 from runner.data.loading.loaders import Loading, load
-from runner.data.split import split
+from runner.data.split import fingerprint, split
 from runner.data.tables import rows as table_rows
 from runner.data.tables.rows import MappedRows, fits_in_memory
 from runner.data.tables.table import table
@@ -79,6 +80,18 @@ def test_another_process_gets_the_file_and_not_its_rows():
     sent = pickle.dumps(rows)
     assert len(sent) < 2000
     assert torch.equal(pickle.loads(sent).__getitems__([1, 2])[1], rows.__getitems__([1, 2])[1])
+
+
+@pytest.mark.parametrize("target", ["y", "x"])
+def test_the_fingerprint_is_that_of_rows_in_memory(folder, monkeypatch, target):
+    """in_memory=auto goes by the memory that is free at that moment."""
+    (folder / "test.csv").write_text("x,c,y\n1,a,0\n2,b,1\n")
+    how = {"target": target, "test_path": "test.csv"}
+    for most in (2**26, 2**10):
+        monkeypatch.setattr(data_split, "FINGERPRINT_BYTES", most)  # whole, and in blocks
+        prints = {fingerprint(table("t.csv", **how, in_memory=in_memory)) for in_memory in (True, False)}
+        assert len(prints) == 1
+    assert prints != {fingerprint(table("t.csv", target=target, in_memory=False))}
 
 
 def test_made_once_and_again_when_the_file_or_the_settings_change(folder, monkeypatch):

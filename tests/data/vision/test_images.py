@@ -130,6 +130,15 @@ def test_the_fingerprint_tells_other_images(tmp_path):
         save(tmp_path / "red" / "001.png", picture(101, is_red=True))
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_the_fingerprint_is_of_the_files_wherever_their_rows_lie(tmp_path, given):
+    """decode=auto goes by the memory that is free at that moment."""
+    for name in ("train", "test") if given else ("",):
+        make(tmp_path / name)
+    prints = [fingerprint(images(str(tmp_path), decode=decode)) for decode in ("once", "workers")]
+    assert prints[0] == prints[1] != fingerprint(images(str(tmp_path), size=4))
+
+
 @pytest.mark.parametrize(("size", "shape"), [(4, (4, 4)), ([4, 6], (4, 6)), ([16, 4], (16, 4))])
 def test_images_are_scaled_to_fill_and_cut_from_the_middle(tmp_path, size, shape):
     wide = np.zeros((8, 24, 3), np.uint8)
