@@ -12,14 +12,16 @@ from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
 from runner.tasks.checks import output_of
+from runner.tasks.metrics import OfTokens, make_metrics
 
 
-class Language:
+class Language(nn.Module):
     """Targets are the tokens that follow, (B, T) int64; the model gives logits (B, T, V), or an object with `.logits`.
 
     ignore_index: targets that count for nothing (padding); a batch without others has a loss of 0. bytes_per_token:
     of the text, for bits per byte, which compares models of different vocabularies; None: not told. sample_tokens: of the
-    text that is written at the end of a run. num_classes: of the data, None where the targets are tokens.
+    text that is written at the end of a run. metrics: see make_metrics(); they get the tokens that count, (K, V) and (K,), and a
+    function has those of a whole split on the device. num_classes: of the data, None where the targets are tokens.
     Raises: RunnerError for data with classes, and for a model that gives no (B, T, V).
     """
 
@@ -34,15 +36,18 @@ class Language:
         bytes_per_token: float | None = None,
         sample_tokens: int = 200,
         output: int | str | None = None,
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Any = None,
     ) -> None:
+        super().__init__()
         if num_classes is not None:
             problem = f"each row of this data is one of {num_classes} classes, and the targets here are the tokens that follow"
             raise RunnerError(Fault("task=language", problem, "task=classification, or data=text"))
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.output = output
         self.bytes_per_token, self.sample_tokens = bytes_per_token, sample_tokens
-        self.metrics = dict(metrics or {})
+        reported = ("loss", "accuracy", "perplexity", "bits_per_byte")
+        made = make_metrics(metrics, kind=self.kind, reported=reported)
+        self.metrics = nn.ModuleDict({name: OfTokens(metric, ignore_index) for name, metric in made.items()})
 
     def __call__(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)

@@ -142,6 +142,38 @@ class OfFunction(nn.Module):
         self._waiting = []
 
 
+class OfTokens(nn.Module):
+    """One of these over the tokens that count, (K, V) and (K,), many batches at once: to pick them reads the device."""
+
+    def __init__(self, metric: nn.Module, ignore_index: int) -> None:
+        super().__init__()
+        self.metric: Any = metric
+        self._ignore_index = ignore_index
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._num_waiting = 0
+
+    def update(self, predictions: Tensor, targets: Tensor) -> None:  # (B, T, V), (B, T)
+        self._waiting.append((predictions.flatten(0, -2), targets.flatten()))
+        self._num_waiting += predictions.numel()
+        if self._num_waiting >= MOST_WAITING:
+            self._pass_on()
+
+    def compute(self) -> Any:
+        if self._waiting:
+            self._pass_on()
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        self._waiting, self._num_waiting = [], 0
+        self.metric.reset()
+
+    def _pass_on(self) -> None:
+        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._num_waiting = [], 0
+        counts = targets != self._ignore_index
+        self.metric.update(predictions[counts], targets[counts])
+
+
 def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:
     """What compute() gave, each number with its name: f1; of a vector f1_cat, f1_dog; of a dict by its keys.
 

@@ -16,9 +16,10 @@ from runner.inspection.host_reads import HostReads
 from runner.models.card import read_card
 from runner.models.generate import sample
 from runner.models.gpt import GPT
+from runner.tasks import metrics
 from runner.tasks.language import Language
 from runner.tasks.task import Predicting
-from runner.training.evaluate import evaluate
+from runner.training.evaluate import evaluate, make_eval_step
 from runner.training.optimizer import make_optimizer
 from runner.training.step.train_step import make_step
 
@@ -71,6 +72,62 @@ def test_each_token_of_a_split_counts_the_same_however_it_is_cut(size):
     assert found["loss"] == pytest.approx(F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item(), rel=1e-6)
     right = (logits.argmax(-1) == targets)[targets != -100].float().mean().item()
     assert found["accuracy"] == pytest.approx(right) and found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+@pytest.mark.parametrize("most", [2**24, 10])
+@pytest.mark.parametrize("kind", ["a function", "an object", "torchmetrics"])
+def test_metrics_are_of_the_tokens_that_count(monkeypatch, kind, most):
+    monkeypatch.setattr(metrics, "MOST_WAITING", most)  # of all batches at once, and one by one
+    draw = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(8, 6, 5, generator=draw), torch.randint(5, (8, 6), generator=draw)
+    targets[torch.arange(6) >= torch.tensor([6, 1, 2, 0, 5, 0, 3, 4])[:, None]] = -100
+
+    def right(said, true):
+        return (said.argmax(-1) == true).float().mean()
+
+    made = {"a function": lambda: right, "an object": Counted, "torchmetrics": accuracy}[kind]()
+    task, batches = Language(metrics={"right": made}), zip(logits.split(3), targets.split(3), strict=True)
+    found = evaluate(nn.Identity(), task, batches, precision=precision("fp32", device=torch.device("cpu")))
+    assert list(found) == ["loss", "accuracy", "right", "perplexity"]
+    assert found["right"] == pytest.approx(found["accuracy"])
+
+
+class Counted:
+    """A metric of one's own."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.right, self.all = 0, 0
+
+    def update(self, said, true):
+        self.right, self.all = self.right + (said.argmax(-1) == true).sum(), self.all + len(true)
+
+    def compute(self):
+        return self.right / self.all
+
+
+def accuracy():
+    return pytest.importorskip("torchmetrics").classification.MulticlassAccuracy(5, average="micro")
+
+
+def test_metrics_that_can_not_be_are_refused_before_a_run():
+    with pytest.raises(RunnerError, match="reports perplexity by itself"):
+        Language(metrics={"perplexity": lambda said, true: said.mean()})
+    with pytest.raises(RunnerError, match="no such short name for a task of kind language; there are none"):
+        Language(metrics=["f1"])
+
+
+def test_to_gather_for_metrics_reads_nothing_of_the_device(device):
+    task = Language(metrics={"mean": lambda said, true: said.mean()}).to(device)
+    judge, batch = (
+        make_eval_step(task, precision=precision("fp32", device=device)),
+        (LOGITS.to(device), TARGETS.to(device)),
+    )
+    with HostReads(device) as reads:
+        judge(nn.Identity(), batch)
+    assert [str(read) for read in reads.found] == []
 
 
 def test_what_follows_from_a_loss():
