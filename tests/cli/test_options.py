@@ -62,7 +62,7 @@ MISTAKES = [
     (f"register {RUN} --name a --alias v1", "--alias champion"),
     (f"evaluate {RUN} train.num_epochs=3", "evaluate takes the run as it was"),
     (f"evaluate {RUN} data.limit=3", "evaluate without data.limit"),
-    (f"evaluate {RUN} data.path=x.csv data.val_fraction=0.5", "measured whole"),
+    (f"evaluate {RUN} data=iris data.val_fraction=0.5", "measured whole"),
     (f"evaluate {RUN} data=digit", "data=digits"),
     (f"evaluate {RUN} data=arrays data.path=nothing.npz", "no such file"),
     (f"evaluate {RUN} data.num_row=3", "there is no key data.num_row"),

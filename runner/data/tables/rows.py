@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,10 @@ class MappedRows(Dataset[Any]):
 
     def mapped_tensors(self) -> tuple[Tensor, Tensor]:
         """What the rows are in memory, of which only that is read which somebody looks at."""
-        inputs = np.memmap(self.folder / INPUTS, np.float32, mode="c", shape=self._shape)  # torch wants to write
-        return torch.from_numpy(inputs), torch.from_numpy(np.load(self.folder / TARGETS, mmap_mode="c"))
+        inputs = np.memmap(self.folder / INPUTS, np.float32, mode="r", shape=self._shape)  # "c" counts as memory
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of what can't be written to
+            return torch.from_numpy(inputs), torch.from_numpy(np.load(self.folder / TARGETS, mmap_mode="r"))
 
     def _opened(self) -> tuple[Any, Any]:
         if self._maps is None:
