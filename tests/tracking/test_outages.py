@@ -126,6 +126,7 @@ def test_a_sweeps_runs_outlast_a_killed_server_each_with_its_points_once(folder,
         for path, journal in zip(jobs[:2], journals[:2], strict=True):
             write.end(journal)
             publisher.gone(path)
+        journals[2].close()  # as a killed process leaves it
         publisher.gone(jobs[2])
         server.start()
         wait_for(lambda: all(publisher.ack_of(path).is_complete for path in jobs[:3]))
