@@ -21,6 +21,7 @@ from runner.cli.arguments import sorted_words
 from runner.cli.tried_against import reference
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, hydra_session, sweep_context
+from runner.config.identity import key_of
 from runner.errors import Fault, RunnerError, without_password
 from runner.experiment.provenance import code
 from runner.experiment.terminal import say
@@ -160,24 +161,22 @@ def _refused(cfg: DictConfig, folder: Path) -> str:
 
 def _merged(before: Sequence[str], words: Sequence[str]) -> list[str]:
     """The words of a configuration with others: a file that is chosen anew takes the values of the one before with it."""
-    new = {_key(word) for word in words}
+    new = {key_of(word) for word in words}
     files = tuple(f"{key}." for key in new if "." not in key)
-    left = [word for word in before if _key(word) not in new and not _key(word).startswith(files)]
-    added = {_key(word) for word in before if word.startswith("+")}  # which no file of conf/ has
+    left = [word for word in before if key_of(word) not in new and not key_of(word).startswith(files)]
+    added = {key_of(word) for word in before if word.startswith("+")}  # which no file of conf/ has
     return [*left, *(f"+{word}" if word.partition("=")[0] in added else word for word in words)]
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")
 
 
 def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[str]) -> None:
     problem = "a try has the configuration of what it is tried against"
     faults = [Fault(flag, problem, "KEY=VALUE, what is to be changed of it") for flag in flags]
     problem = "a try takes the seeds of what it is tried against, and more if need be"
-    faults += [Fault(word, problem, "the same without seed=") for word in overrides if _key(word) == "seed"]
+    faults += [Fault(word, problem, "the same without seed=") for word in overrides if key_of(word) == "seed"]
     problem = "a try is a sweep of its own, which adds seeds until it is decided"
-    faults += [Fault(word, problem, f"the same without {_key(word)}=") for word in settings if _key(word) in ITS_OWN]
+    faults += [
+        Fault(word, problem, f"the same without {key_of(word)}=") for word in settings if key_of(word) in ITS_OWN
+    ]
     if faults:
         raise RunnerError(*faults)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,8 +62,14 @@ def chosen(cfg: DictConfig) -> dict[str, Any]:
 
 
 def key_of(word: str) -> str:
-    """The key of an override, however it is set: KEY=, +KEY= and ++KEY= are the same one."""
-    return word.partition("=")[0].lstrip("+")
+    """The key of an override, however it is set or taken away: KEY=, +KEY=, ++KEY= and ~KEY are of the same one."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def quoted(text: str, mark: str = "'") -> str:
+    """A text in quotes as Hydra's grammar reads it back: a backslash is one by itself, but in front of a quote."""
+    escaped = re.sub(rf"(\\*){mark}", lambda found: f"{2 * found[1]}\\{mark}", text)
+    return mark + re.sub(r"(\\+)$", r"\1\1", escaped) + mark
 
 
 def may_change(key: str) -> bool:

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from runner.config import validate
 from runner.config.compose import CONF, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
+from runner.config.identity import key_of, quoted
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
@@ -25,6 +26,7 @@ LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
 #: what Hydra reads without quotes: a key, and a value
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
 READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
+MARK = '"'  # in which a value stands that a shell gets in '...'
 WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
 
 
@@ -88,7 +90,7 @@ def explain(
 
 
 def _bare_key(text: str) -> str:
-    return text.partition("=")[0].lstrip("+~").split("@")[0]
+    return key_of(text).split("@")[0]
 
 
 def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
@@ -195,7 +197,7 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
-        return Fault(text, problem, f"quotes around it: {shlex.quote(f'{key}={_quoted(value)}')}")
+        return Fault(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
     inner = first_line(cause) if cause is not None and str(cause) else ""
     return Fault(
         text,
@@ -207,15 +209,10 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
 def _in_quotes(key: str, value: str) -> str:
     """A word as it can be typed, with quotes around each value in it that Hydra reads in quotes only."""
     if WHOLE.search(value):
-        return shlex.quote(f"{key}={_quoted(value)}")
+        return shlex.quote(f"{key}={quoted(value, MARK)}")
     between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
-    within = re.sub(between, lambda found: found[0] if READ.fullmatch(found[0]) else _quoted(found[0]), value)
+    within = re.sub(between, lambda found: found[0] if READ.fullmatch(found[0]) else quoted(found[0], MARK), value)
     return shlex.quote(f"{key}={within}")
-
-
-def _quoted(value: str) -> str:
-    """In Hydra's quotes, where a backslash is itself unless a quote follows."""
-    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value) + '"'
 
 
 def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> Fault:

@@ -42,7 +42,7 @@ LOGS = re.compile(
 )
 #: resolvers that make a node of a text, and names of resolvers that are made of one
 MADE = re.compile(r"\$\{\s*(oc\.(create|decode)|[\w.]*\$\{)")
-#: Hydra's settings that something is made or set by
+#: Hydra's settings that name what is called, or variables that are set
 CALLING = tuple(
     f"hydra.{name}"
     for name in ("job_logging", "hydra_logging", "launcher", "sweeper", "callbacks", "verbose", "job.env_set")

@@ -32,9 +32,8 @@ HYDRAS = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml")
 
 _held: dict[Path, FileLock] = {}
 _made: dict[Path, list[Path]] = {}  # what was not there when it was taken, the folder itself before those above
-_there: dict[
-    Path, dict[Path, bytes | None]
-] = {}  # what was, where a run writes; with its content, where Hydra writes over it
+#: what was there, where a run writes; with its content, where Hydra writes over it
+_there: dict[Path, dict[Path, bytes | None]] = {}
 _written: dict[Path, list[Path]] = {}  # what is written for its run beside the usual files, and was not there
 
 

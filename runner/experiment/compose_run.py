@@ -40,8 +40,8 @@ def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
 
     Raises: RunnerError with everything that is wrong.
     """
-    of_data = [word for word in overrides if _key(word) == "data" or _key(word).startswith("data.")]
-    is_another_file = any(_key(word) == "data" for word in of_data)
+    of_data = [word for word in overrides if key_of(word) == "data" or key_of(word).startswith("data.")]
+    is_another_file = any(key_of(word) == "data" for word in of_data)
     others = [word for word in overrides if word not in of_data] if is_another_file else list(overrides)
     cfg, _ = composed(["-cd", str(folder), "-cn", "rerun"], [*others, "tracking.enabled=false"])  # no run comes of it
     if is_another_file:
@@ -53,7 +53,7 @@ def of_run(folder: Path, overrides: Sequence[str]) -> DictConfig:
 
 def last_value(overrides: Sequence[str], key: str) -> Any:
     """What the last override of a key says, as YAML reads it; None where there is none. Raises: RunnerError."""
-    given = [word.lstrip("+") for word in overrides if key_of(word) == key]
+    given = [word.lstrip("+") for word in overrides if key_of(word) == key and word[0] != "~"]
     try:
         return OmegaConf.select(OmegaConf.from_dotlist([given[-1]]), key) if given else None
     except (OmegaConfBaseException, ValueError) as error:
@@ -61,7 +61,3 @@ def last_value(overrides: Sequence[str], key: str) -> Any:
         raise RunnerError(Fault(given[-1], problem, f"'{key}=...' in quotes")) from None
     except Exception as error:  # YAML's own
         raise RunnerError(Fault(given[-1], f"its value can't be read: {error}", f"'{key}=...' in quotes")) from None
-
-
-def _key(word: str) -> str:
-    return word.partition("=")[0].lstrip("+~")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from runner.config import validate
+from runner.config.identity import key_of
 from runner.config.instantiate import build, locate
 from runner.data.loading.loaders import Batches
 from runner.data.source import Source, as_source
@@ -50,7 +51,7 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
 
     Raises: RunnerError for a change of how the run's own is cut.
     """
-    keys = {word.partition("=")[0].lstrip("+~") for word in overrides}
+    keys = {key_of(word) for word in overrides}
     if any(key.startswith(OF_TRAINING) for key in keys):
         problem = "what is measured is measured row by row, each of them once"
         raise RunnerError(Fault(OF_TRAINING, problem, f"evaluate without {OF_TRAINING}"))

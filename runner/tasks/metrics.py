@@ -48,6 +48,26 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
     return nn.ModuleDict(metrics)
 
 
+class Waiting:
+    """Predictions and targets of many batches, which wait on the device until they are asked for at once."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, Tensor]] = []
+        self.num = 0  # of predicted numbers
+
+    def add(self, predictions: Tensor, targets: Tensor) -> None:
+        self._parts.append((predictions, targets))
+        self.num += predictions.numel()
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """All of them, (N, ...) each, and none waits any more; None where none does."""
+        parts, self._parts, self.num = self._parts, [], 0
+        if not parts:
+            return None
+        predictions, targets = (torch.cat(each) for each in zip(*parts, strict=True))
+        return predictions, targets
+
+
 class OfTorchmetrics(nn.Module):
     """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
 
@@ -66,18 +86,15 @@ class OfTorchmetrics(nn.Module):
         self._is_number = kind in ("regression", "autoencoding")
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._num_waiting = 0
+        self._waiting = Waiting()
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._waiting.append((predictions, targets))
-        self._num_waiting += predictions.numel()
-        if self._num_waiting >= MOST_WAITING:
+        self._waiting.add(predictions, targets)
+        if self._waiting.num >= MOST_WAITING:
             self._pass_on()
 
     def compute(self) -> Any:
-        if self._waiting:
-            self._pass_on()
+        self._pass_on()
         try:
             return self.metric.compute()
         except ValueError as error:  # r2 of one row: no number, and no reason to end a run
@@ -86,12 +103,13 @@ class OfTorchmetrics(nn.Module):
             return torch.tensor(math.nan)
 
     def reset(self) -> None:
-        self._waiting, self._num_waiting = [], 0
+        self._waiting = Waiting()
         self.metric.reset()
 
     def _pass_on(self) -> None:
-        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        self._waiting, self._num_waiting = [], 0
+        if (found := self._waiting.take()) is None:
+            return
+        predictions, targets = found
         if self._takes_one:
             predictions = predictions[:, 1]
         if self._is_number:
@@ -122,16 +140,15 @@ class OfFunction(nn.Module):
     def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self._name, self.function = name, function
-        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._waiting = Waiting()
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:
-        self._waiting.append((predictions, targets))
+        self._waiting.add(predictions, targets)
 
     def compute(self) -> Tensor | None:
-        if not self._waiting:
+        if (found := self._waiting.take()) is None:
             return None
-        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        value = self.function(predictions, targets)
+        value = self.function(*found)
         if not isinstance(value, Tensor) or value.dim():
             said = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             fix = "a 0-d tensor, e.g. by .mean(), or an object with update(), compute() and reset()"
@@ -139,7 +156,7 @@ class OfFunction(nn.Module):
         return value.detach()
 
     def reset(self) -> None:
-        self._waiting = []
+        self._waiting = Waiting()
 
 
 class OfTokens(nn.Module):
@@ -149,29 +166,26 @@ class OfTokens(nn.Module):
         super().__init__()
         self.metric: Any = metric
         self._ignore_index = ignore_index
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._num_waiting = 0
+        self._waiting = Waiting()
 
     def update(self, predictions: Tensor, targets: Tensor) -> None:  # (B, T, V), (B, T)
-        self._waiting.append((predictions.flatten(0, -2), targets.flatten()))
-        self._num_waiting += predictions.numel()
-        if self._num_waiting >= MOST_WAITING:
+        self._waiting.add(predictions.flatten(0, -2), targets.flatten())
+        if self._waiting.num >= MOST_WAITING:
             self._pass_on()
 
     def compute(self) -> Any:
-        if self._waiting:
-            self._pass_on()
+        self._pass_on()
         return self.metric.compute()
 
     def reset(self) -> None:
-        self._waiting, self._num_waiting = [], 0
+        self._waiting = Waiting()
         self.metric.reset()
 
     def _pass_on(self) -> None:
-        predictions, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
-        self._waiting, self._num_waiting = [], 0
-        counts = targets != self._ignore_index
-        self.metric.update(predictions[counts], targets[counts])
+        if (found := self._waiting.take()) is not None:
+            predictions, targets = found
+            counts = targets != self._ignore_index
+            self.metric.update(predictions[counts], targets[counts])
 
 
 def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, Any]:

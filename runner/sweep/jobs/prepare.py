@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.config import validate
+from runner.config.identity import quoted
 from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
@@ -172,12 +173,6 @@ def as_word(value: Any) -> str:
     if isinstance(value, str) and not (re.fullmatch(PLAIN_WORD, value) and value.lower() not in NO_TEXTS):
         return quoted(value)
     return str(value)
-
-
-def quoted(text: str) -> str:
-    """A text in quotes as Hydra's grammar reads it back: a backslash is one by itself, but in front of a quote."""
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 def name_of(overrides: Sequence[str], swept: set[str]) -> str:

@@ -18,12 +18,13 @@ from typing import Any
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.identity import quoted
 from runner.config.packages import install
 from runner.device import Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment.claim import CONSOLE
 from runner.experiment.summary import read_summary
-from runner.sweep.jobs.prepare import Prepared, quoted
+from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
