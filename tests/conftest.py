@@ -57,6 +57,7 @@ tracking/test_uploader tasks/test_metrics whole_runs/test_pairs experiment/test_
 plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook data/hub/test_datasets
 experiment/test_build tracking/test_deadline plan/test_findings device/test_backends cli/test_options
 whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
+training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
 sweep/launchers/test_process_pool runs/test_load config/test_conf_files training/test_cpu_threads
 sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected device/benchmark/test_show
 runs/test_of_tables sweep/report/test_page
@@ -71,7 +72,7 @@ DRAWN_TESTS = {
     "tests/sweep/launchers/test_slurm.py": 6,
     # a whole run of each case, 1 to 5 s: tests/config holds each file of conf to the schema every time
     "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 7,
-    "tests/whole_runs/test_tasks.py": 12,
+    "tests/whole_runs/test_tasks.py": 10,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
     "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 9,
     "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 7,
@@ -140,7 +141,10 @@ sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_o
 tracking/test_faults.py::test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost
 tracking/test_mlflow_model.py::test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
 whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
-device/test_other_accelerator.py::test_a_sweep_over_it_and_the_cpu_is_one_report
+cli/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
+experiment/test_last_batch.py::test_several_processes_are_told_at_once
+tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
+device/test_other_accelerator.py distributed/test_training.py
 training/step/test_on_device.py::test_a_graph_of_a_compiled_step
 runs/test_export.py::test_another_process_without_this_package_computes_the_same
 """

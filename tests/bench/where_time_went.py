@@ -14,13 +14,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
+import torch
 from page import ROOT, add_write, section
 from table import header
 
 sys.path.insert(0, str(ROOT))
+
+from runner.experiment import time_spent
+from runner.training.step.clock import ClockedEpochs, StepClock
+from runner.training.stopping import Limits
 
 PARTS = """
 import math, time
@@ -87,6 +95,10 @@ CONF = {
 USUAL = "model=net data=own tracking.enabled=false task.plots=false data.test_fraction=0 train.checkpoint_every_seconds=null"
 
 
+#: the run whose clocks are switched, and how many steps it has
+SWITCHED, SWITCH_STEPS = "model.layers=4 train.evaluate_every_steps=3000", 6000
+
+
 class Planted(NamedTuple):
     """A cause, in a training of some seconds (of less than one nothing is said): the words that plant it, the kind of its advice, and the words that follow the advice, from what it writes."""
 
@@ -125,6 +137,7 @@ class Ran(NamedTuple):
     summary: dict[str, Any]
     wall: float  # around it
     cpu: float  # of this process, all threads
+    look: float = 0.0  # of it, looking at the step once more at the end
 
     @property
     def training(self) -> float:
@@ -170,24 +183,64 @@ def causes(names: list[str], repeats: int, folder: Path) -> None:
 
 
 def switch(repeats: int, folder: Path) -> None:
-    """The same run with and without clocks, one after the other, beginning with each in turn."""
-    ways = {"clocked": "", "not": "train.clocked_steps=null", "not, again": "train.clocked_steps=null"}
+    """What the clocks cost of a run. Its usual 50 or so of 6,000 steps are less than the noise of a run, so that as many
+    are clocked as can be, in turns with a run of which none is; the look at the step at the end is timed by itself."""
+    usual, most = "", f"train.clocked_steps={SWITCH_STEPS}"
+    ways = {"usual": usual, "most": most, "none": "train.clocked_steps=null"}
     found: dict[str, list[Ran]] = {way: [] for way in ways}
-    for number in range(repeats):
-        for way in sorted(ways, key=lambda way: (list(ways).index(way) + number) % len(ways)):
-            words = f"model.layers=4 train.num_steps=6000 train.evaluate_every_steps=3000 {ways[way]}"
-            found[way].append(ran(words, folder / f"{way} {number}"))
+    looks: list[float] = []
+    of_training = time_spent.of_training
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = time.process_time()
+        try:
+            return of_training(*args, **kwargs)
+        finally:
+            looks.append(time.process_time() - began)
+
+    with mock.patch.object(time_spent, "of_training", timed):
+        ran(f"{SWITCHED} train.num_steps=200", folder / "first")
+        for number in range(repeats):
+            for way in sorted(ways, key=lambda way: (list(ways).index(way) + number) % len(ways)):
+                looks.clear()
+                one = ran(f"{SWITCHED} train.num_steps={SWITCH_STEPS} {ways[way]}", folder / f"{way} {number}")
+                found[way].append(one._replace(cpu=one.cpu - looks[0], look=looks[0]))
+    none = statistics.median(one.cpu for one in found["none"])
+    beyond = [one.cpu - other.cpu for one, other in zip(found["most"], found["none"], strict=True)]
+    clocked = {way: found[way][0].summary["step"]["clocked"] for way in ("usual", "most")}
+    of_steps = max(0.0, statistics.median(beyond)) * clocked["usual"] / clocked["most"]  # below nought it is noise
+    others = SWITCH_STEPS * _comparison()
+    look = statistics.median(one.look for one in found["usual"])
+    print("| of the run | CPU ms, median | share of the run |")
+    print("|---|---|---|")
+    print(f"| the run, {SWITCH_STEPS} steps, none clocked | {1e3 * none:.0f} | |")
+    low, middle, high = (f"{1e3 * value:.0f}" for value in (min(beyond), statistics.median(beyond), max(beyond)))
+    print(f"| {clocked['most']} steps clocked, beyond that | {middle} ({low} to {high}) | |")
     print(
-        "| clocks | CPU s of the run, median | times none, median of the turns | lowest to highest | wall, times none |"
+        f"| the {clocked['usual']} that are clocked usually, by these | {1e3 * of_steps:.2f} | {of_steps / none:.3%} |"
     )
-    print("|---|---|---|---|---|")
-    for way, runs in found.items():
-        cpu = [one.cpu / other.cpu for one, other in zip(runs, found["not"], strict=True)]
-        wall = statistics.median(one.wall / other.wall for one, other in zip(runs, found["not"], strict=True))
-        median = statistics.median(one.cpu for one in runs)
-        print(
-            f"| {way} | {median:.2f} | {statistics.median(cpu):.4f} | {min(cpu):.3f} to {max(cpu):.3f} | {wall:.3f} |"
-        )
+    print(f"| the comparison of each other step | {1e3 * others:.2f} | {others / none:.3%} |")
+    print(f"| the look at the step at the end | {1e3 * look:.2f} | {look / none:.3%} |")
+    print(f"| in all | {1e3 * (of_steps + others + look):.2f} | {(of_steps + others + look) / none:.3%} |")
+
+
+def _comparison() -> float:
+    """Seconds that a step pays of which no clock is read."""
+    bare = SimpleNamespace(steps=lambda epoch, first_step=0: repeat(1, SWITCH_STEPS))
+    limits = Limits(num_epochs=1, num_steps=SWITCH_STEPS)
+    clock = StepClock(1, first=0, limits=limits, device=torch.device("cpu"))
+    clock.due, clock.opens = SWITCH_STEPS, lambda: False  # type: ignore[method-assign]
+    nobody: Any = None
+    with_clock = ClockedEpochs(
+        cast("Any", bare), clock, progress=cast("Any", SimpleNamespace(step=0)), one_by_one=nobody, clocked=nobody
+    )
+    seconds: list[list[float]] = [[], []]
+    for number in range(20):
+        began = time.perf_counter()
+        for _ in (bare, with_clock)[number % 2].steps(0):
+            pass
+        seconds[number % 2].append(time.perf_counter() - began)
+    return float(min(seconds[1]) - min(seconds[0])) / SWITCH_STEPS
 
 
 def main() -> None:

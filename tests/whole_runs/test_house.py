@@ -1,6 +1,7 @@
 """The house stands as its plan says: what lies where, what imports what, and how much a function is handed."""
 
 import ast
+from functools import cache
 
 import pytest
 
@@ -19,7 +20,12 @@ def modules():
 
 
 MODULES = modules()
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@cache
+def trees():
+    """Of all modules: not at the import, which each process makes that collects the tests."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def imported(tree):
@@ -77,7 +83,7 @@ def handed():
     """Every function of the main path and how many parameters it has."""
     return {
         f"{name}.{node.name}": num_parameters(node)
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if room(name) in ("cli", "experiment", "training")
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -101,7 +107,7 @@ def test_each_folder_of_tests_is_one_of_a_package():
 def test_below_the_experiment_nobody_knows_a_configuration(package):
     knowing = {
         name
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if room(name) == package
         and (
             {each.partition(".")[0] for each in imported(tree)} & {"omegaconf", "hydra"}
@@ -112,13 +118,13 @@ def test_below_the_experiment_nobody_knows_a_configuration(package):
 
 
 def test_mlflow_is_imported_at_module_level_in_tracking_alone():
-    found = {name for name, tree in TREES.items() if "mlflow" in {each.partition(".")[0] for each in at_module_level(tree)}}  # fmt: skip
+    found = {name for name, tree in trees().items() if "mlflow" in {each.partition(".")[0] for each in at_module_level(tree)}}  # fmt: skip
     assert {room(name) for name in found} == {"tracking"}
 
 
 def test_the_way_to_help_loads_nothing_heavy():
     """Statically, over our own modules: tests/cli/test_dispatch.py measures it, with what these load in turn."""
-    graph = {name: at_module_level(tree) for name, tree in TREES.items()}
+    graph = {name: at_module_level(tree) for name, tree in trees().items()}
     seen, ahead = set(), ["runner", "runner.__main__", "runner.cli.dispatch"]
     while ahead:
         name = ahead.pop()
@@ -133,7 +139,7 @@ def test_the_way_to_help_loads_nothing_heavy():
 @pytest.mark.parametrize("package", sorted(ROOMS))
 def test_no_circle_within_a_package(package):
     own = {name for name in MODULES if room(name) == package}
-    assert not circles({name: set(imported(TREES[name])) & own - {name} for name in own})
+    assert not circles({name: set(imported(trees()[name])) & own - {name} for name in own})
 
 
 def test_a_circle_is_found():
