@@ -102,7 +102,7 @@ class Search:
         """Holds what leads against the run as it is once more: what does not win in the whole run's time is not taken."""
         if self.settings == self.needed:
             return
-        found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, 2 * SHARE * self.seconds))
+        found = compare(self.usual, self.holder, seconds=max(LEAST_SECONDS, SHARE * self.seconds))
         self.ratio = found.ratio
         if not (found.is_beyond_noise and self._gains(found, self.ahead, 0.0)):
             self._add(Row(self.settings, "at the end no faster than the run as it is", ratio=found.ratio))

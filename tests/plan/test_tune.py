@@ -1,6 +1,7 @@
 """tune: what is tried and why not, what wins and what does not, and the file that it leaves."""
 
 import json
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from runner.errors import Fault, RunnerError
 from runner.experiment.build import prepare, prepare_data
 from runner.plan import tune as command
 from runner.plan import tune_measure, tune_search
-from runner.plan.tune_measure import TURNS, Comparison, compare, difference, is_same
+from runner.plan.tune_measure import FEW_TURNS, TURNS, Comparison, compare, difference, is_same
 from runner.plan.tune_options import Option, in_words, options, with_settings
 
 STEP = {
@@ -105,7 +106,14 @@ def test_numbers_are_the_same_but_for_rounding_at_the_start():
 
 @pytest.mark.parametrize(
     ("ratios", "wins"),
-    [([0.9] * TURNS, True), ([0.9] * 5 + [1.5], True), ([0.9] * 4 + [1.1] * 2, False), ([0.99] * TURNS, False)],
+    [
+        ([0.9] * TURNS, True),
+        ([0.9] * 5 + [1.5], True),
+        ([0.9] * 4 + [1.1] * 2, False),
+        ([0.9] * 11 + [1.1] * 5, True),
+        ([0.9] * 10 + [1.1] * 6, False),
+        ([0.99] * TURNS, False),
+    ],
 )
 def test_a_gain_is_beyond_noise_or_none(ratios, wins):
     assert Comparison(tuple(ratios), 1.0).is_beyond_noise is wins
@@ -114,13 +122,13 @@ def test_a_gain_is_beyond_noise_or_none(ratios, wins):
 @pytest.mark.parametrize(
     ("ratios", "turns", "wins"),
     [
-        ([0.8] * TURNS, 3, True),
-        ([0.94] * TURNS, 3, True),
+        ([0.8] * TURNS, 5, True),
         ([0.97] * TURNS, TURNS, True),
-        ([0.8, 0.8, 0.97, 0.8, 0.8, 0.8], TURNS, True),
-        ([1.01] * TURNS, 2, False),
-        ([0.9, 1.1, 0.9, 1.1, 0.9, 0.9], 4, False),
-        ([2.0] + [0.8] * 5, TURNS, True),
+        ([0.8, 0.8, 1.2] + [0.8] * 13, 8, True),
+        ([0.8, 1.2, 1.2] + [0.8] * 13, 11, True),
+        ([1.01] * TURNS, 6, False),
+        ([0.9, 1.1] * 8, 12, False),
+        ([0.9, 1.1] * 5 + [0.9] * 6, TURNS, True),
     ],
 )
 def test_turns_end_once_it_is_decided(ratios, turns, wins):
@@ -132,6 +140,14 @@ def test_turns_end_once_it_is_decided(ratios, turns, wins):
     assert len(found.ratios) == turns and found.is_beyond_noise is wins
     found = compare(taking(*[1.0] * TURNS), taking(*ratios), seconds=1.0, to_the_end=True)
     assert list(found.ratios) == ratios
+
+
+def test_steps_that_take_longer_than_their_share_of_the_time_get_fewer_turns():
+    def taking(ratio):
+        return SimpleNamespace(seconds_a_step=lambda _: time.sleep(0.01) or ratio)
+
+    assert len(compare(taking(1.0), taking(0.97), seconds=0.02).ratios) == FEW_TURNS
+    assert len(compare(taking(1.0), taking(1.0), seconds=0.02).ratios) == 2
 
 
 def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps():
