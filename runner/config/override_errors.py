@@ -20,6 +20,8 @@ from runner.errors import Fault, RunnerError, first_line, nearest
 
 #: jobs of a sweep that are composed for their mistakes, 0.1 s each
 MOST_JOBS = 50
+#: groups whose options have keys of their own
+FREE = ("data", "model", "optimizer", "scheduler", "task")
 #: how Hydra's grammar begins its complaints
 SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternative", "missing ")
 LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
@@ -193,6 +195,11 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         groups = [
             hit for hit in hits if any(key.startswith(f"{hit}.") for key in known) and value in _options(hit, compose)
         ]
+        group = bare.partition(".")[0]
+        is_near = any(hit.startswith(f"{group}.") for hit in hits)
+        if group in FREE and not is_near and (having := _options_with(text, group, compose)):
+            named = " or ".join(f"{group}={option}" for option in having)
+            return Fault(text, f"there is no key {bare} here: it belongs to other options", f"{text} with {named}")
         fix = " or ".join(f"{hit}={value or '...'}" for hit in groups or hits) or "a key that --cfg job prints"
         return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
@@ -204,6 +211,19 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
         f"{key}=... with another value",
     )
+
+
+def _options_with(text: str, group: str, compose: Compose) -> list[str]:
+    """Those of a group that take an override; 0.1 s each."""
+
+    def takes_it(option: str) -> bool:
+        try:
+            compose([f"{group}={option}", text])
+        except Exception:
+            return False
+        return True
+
+    return list(filter(takes_it, sorted(_options(group, compose))))
 
 
 def _in_quotes(key: str, value: str) -> str:

@@ -149,7 +149,7 @@ class Comparison:
     def _by_chance(self, num: int) -> float:
         """How often no more than these turns were against the challenger of `num`, were both as fast (a sign test)."""
         num_against = sum(ratio >= 1 for ratio in self.ratios)
-        return sum(math.comb(num, against) for against in range(num_against + 1)) / 2**num
+        return sum(math.comb(num, against) for against in range(num_against + 1)) * 0.5**num
 
 
 def _keep_at_its_end(schedule: LRScheduler, num_steps: int) -> None:

@@ -7,8 +7,9 @@ same numbers, held against the run as it is for all turns of a comparison. No po
 is charged to the grid is that alone; tune is charged with its plan and with reading the rows, too. Each starts with no
 compiled code on disk.
 
-What tune took is then held against the grid's best once more, twice as long, since the least of many figures is too low;
-where both are the same settings that is 1 without a measurement.
+What tune took is then held against the grid's best five times more, twice as long each, and the median is told: the least of
+many figures is too low, and what another program does to one of two cores lasts longer than one comparison. Where both are the
+same settings that is 1 without a measurement.
 `--keep FILE` keeps what was measured, and goes on with it; `--for SECONDS` begins nothing new after that.
 """
 
@@ -20,6 +21,7 @@ import io
 import itertools
 import json
 import os
+import statistics
 import tempfile
 import time
 import warnings
@@ -49,6 +51,7 @@ THREADS, COMPILE, RESIDENCY, LAST = (
     "backends.cpu.channels_last",
 )
 SIZE, PARTS = "train.batch_size", "train.accumulate_steps"
+HOLDS = 5
 Kept = dict[str, Any]  # of one experiment: num_points, tune, points, held
 
 
@@ -120,9 +123,9 @@ class Grid:
                 found[name] = 1.0
                 continue
             other = self.built(settings) if settings else self.usual
-            result = compare(taken, other, seconds=2 * self.seconds, to_the_end=True)
+            results = [compare(taken, other, seconds=2 * self.seconds, to_the_end=True) for _ in range(HOLDS)]
             aheads = [points.get(self.named(each), {}).get("ahead", 0.0) for each in (settings, chosen)]
-            found[name] = _share(result, *aheads, num_steps=num_steps)
+            found[name] = statistics.median(_share(result, *aheads, num_steps=num_steps) for result in results)
             if other is not self.usual:
                 other.close()
         if taken is not self.usual:
