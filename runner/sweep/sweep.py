@@ -24,7 +24,7 @@ from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Composer, Prepared, examine, folder_faults
+from runner.sweep.jobs.prepare import Composer, Prepared, examine, folder_faults, used_faults
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
@@ -109,7 +109,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             table.say(f"jobs:   composing and checking {len(to_run):,}")
         composer = Composer(context.config_loader, config)
         prepared = [Prepared(job, composer.compose(job)) for job in to_run]
-        if not plan.objectives and (faults := folder_faults(list(sweep.jobs.values()))):
+        if faults := _folder_faults(plan, sweep, [job for job in to_run if job.number not in before]):
             raise RunnerError(*faults)
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
@@ -244,6 +244,15 @@ def _new_job(sweep: Sweep, overrides: tuple[str, ...], name: str) -> Job:
     number = max(sweep.jobs, default=-1) + 1
     sweep.jobs[number] = Job(number, overrides, name)  # its folder is named when it is composed
     return sweep.jobs[number]
+
+
+def _folder_faults(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Fault]:
+    """What is wrong with the names of the jobs' folders; else with what lies in those of jobs that are new."""
+    if plan.objectives:  # its jobs come one by one, and their folders are named by their numbers
+        known = {job.folder_name for job in sweep.jobs.values()}
+        numbered = (path for path in sweep.folder.glob("*") if path.name.isdecimal())
+        return used_faults(sorted(path for path in numbered if path.name not in known))
+    return folder_faults(list(sweep.jobs.values())) or used_faults(map(sweep.folder_of, new))
 
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:

@@ -21,8 +21,9 @@ from waiting import wait_for
 from runner import cli
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
-from runner.sweep.sweep import _end
-from runner.tracking.journal import read_points
+from runner.sweep.jobs.ledger import Job, Sweep
+from runner.sweep.sweep import Plan, _end, _folder_faults
+from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
 from runner.version import PACKAGES
@@ -128,6 +129,31 @@ def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, 
     stop.signal = what
     _end(ledger.read(made.close()), parent, stop)
     assert ended == [status]
+
+
+GOALS = ({"metric": "val/loss", "direction": "minimize"},)
+
+
+@pytest.mark.parametrize(
+    ("objectives", "new", "refused"),
+    [
+        ((), ["0", "1"], ["1"]),
+        ((), ["0", "2"], []),
+        (GOALS, [], ["1"]),  # whose trials come one by one
+    ],
+)
+def test_a_folder_that_holds_a_run_is_no_new_jobs(tmp_path, objectives, new, refused):
+    for name in ("1", "5", "mine"):
+        with Journal(tmp_path / name) as journal:
+            journal.event("start", uid=name)
+    (tmp_path / "3").mkdir()
+    jobs = [Job(index, (), name, folder_name=name) for index, name in enumerate(new)]
+    known = Job(5, (), "one that goes on", folder_name="5")
+    sweep = Sweep(tmp_path, "1", 0, (), objectives, jobs={job.number: job for job in [*jobs, known]})
+    found = _folder_faults(Plan((), [], lambda hands: None, objectives), sweep, jobs)
+    assert [fault.problem for fault in found] == [
+        f"a run is in {tmp_path / name}, and nothing of it is overwritten" for name in refused
+    ]
 
 
 def tree(process):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -20,6 +21,7 @@ from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
 from runner.errors import Fault, RunnerError, first_line
+from runner.experiment.claim import is_used
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.slots import DevicesFor
@@ -250,6 +252,16 @@ def folder_faults(jobs: Sequence[Job]) -> list[Fault]:
             found[name] = "several jobs would have this folder"
     fix = "hydra.sweep.subdir='${hydra.job.num}', or with hydra.job.config.override_dirname.exclude_keys=[KEY,...]"
     return [Fault(f"hydra.sweep.subdir={name or repr(name)}", problem, fix) for name, problem in found.items()]
+
+
+def used_faults(folders: Iterable[Path]) -> list[Fault]:
+    """What keeps new jobs out of their folders: a run that lies there."""
+    fix = "another hydra.sweep.dir (the usual one has the time in its name)"
+    return [
+        Fault(f"hydra.sweep.dir={folder.parent}", f"a run is in {folder}, and nothing of it is overwritten", fix)
+        for folder in folders
+        if is_used(folder)
+    ]
 
 
 def examine(
