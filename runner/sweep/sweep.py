@@ -33,6 +33,7 @@ from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
 from runner.sweep.scheduler import Books, Source, conduct
+from runner.sweep.until import twins
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
@@ -109,7 +110,10 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             table.say(f"jobs:   composing and checking {len(to_run):,}")
         composer = Composer(context.config_loader, config)
         prepared = [Prepared(job, composer.compose(job)) for job in to_run]
-        if faults := _folder_faults(plan, sweep, [job for job in to_run if job.number not in before]):
+        new = [job for job in to_run if job.number not in before]
+        if plan.adds_seeds and is_new:
+            new += _twins(plan, prepared, composer)
+        if faults := _folder_faults(plan, sweep, new):
             raise RunnerError(*faults)
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
@@ -252,7 +256,18 @@ def _folder_faults(plan: Plan, sweep: Sweep, new: Sequence[Job]) -> list[Fault]:
         known = {job.folder_name for job in sweep.jobs.values()}
         numbered = (path for path in sweep.folder.glob("*") if path.name.isdecimal())
         return used_faults(sorted(path for path in numbered if path.name not in known))
-    return folder_faults(list(sweep.jobs.values())) or used_faults(map(sweep.folder_of, new))
+    every = {**sweep.jobs, **{job.number: job for job in new}}
+    return folder_faults(list(every.values())) or used_faults(map(sweep.folder_of, new))
+
+
+def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list[Job]:
+    """A job of each configuration with a seed that none has, for what is to be added: in no ledger, and never run."""
+    seeds = [seed for each in prepared if isinstance(seed := OmegaConf.select(each.config, "seed"), int)]
+    numbers = itertools.count(1 + max(each.job.number for each in prepared))
+    found = [Job(next(numbers), words, "") for words in twins(plan.jobs, 1 + max(seeds, default=0))]
+    for job in found:
+        composer.compose(job)  # names its folder
+    return found
 
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from runner.errors import Fault, RunnerError
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared, name_of
+from runner.sweep.jobs.prepare import Prepared, folder_faults, name_of, used_faults
 from runner.sweep.report.comparisons import against_best, looks, num_looks, words_of
 from runner.sweep.report.ranking import find_goals
 from runner.sweep.report.results import read_results
@@ -30,6 +30,11 @@ SEED, SEED_AND_FOLD = ("seed",), ("seed", "data.fold")
 def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
     """The jobs' overrides without their seeds, each once: of one with folds there are as many."""
     return list(dict.fromkeys(_without(SEED, overrides) for overrides, _ in jobs))
+
+
+def twins(jobs: Sequence[tuple[Words, str]], seed: int) -> list[Words]:
+    """A job of each configuration, with this seed."""
+    return [(*words, f"seed={seed}") for words in configurations(jobs)]
 
 
 def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
@@ -137,12 +142,18 @@ class _Looks:
 
 
 def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepared]:
-    """New jobs in a sweep that runs, noted in its ledger; those that are trained together as one. swept: what they differ in."""
+    """New jobs in a sweep that runs, noted in its ledger; those that are trained together as one. swept: what they differ in.
+
+    Raises: RunnerError where their folders are others', before any of them is noted.
+    """
     prepared = []
     for overrides in jobs:
         job = Job(max(hands.sweep.jobs) + 1, overrides, name_of(overrides, swept))
         hands.sweep.jobs[job.number] = job
         prepared.append(hands.prepare(job))  # names its folder
+    every, new = list(hands.sweep.jobs.values()), [hands.sweep.folder_of(each.job) for each in prepared]
+    if faults := folder_faults(every) or used_faults(new):  # hydra.sweep.subdir, where the sweep goes on with another
+        raise RunnerError(*faults)
     hands.ledger.plan(*(each.job for each in prepared))
     return hands.in_groups(prepared)
 

@@ -14,7 +14,8 @@ from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report import build
 from runner.sweep.report.comparisons import looks
-from runner.sweep.until import check, until_decided
+from runner.sweep.until import add_jobs, check, until_decided
+from runner.tracking.journal import Journal
 
 MLP, CNN = ("model=mlp", "train.num_epochs=1"), ("model=cnn", "train.num_epochs=1")
 
@@ -174,6 +175,21 @@ def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_pa
         made.run()
         wins += made.said[-1].endswith("better")
     assert wins <= 5  # of 40; more than 5 come in 1 of 70 trials where the chance is one in twenty
+
+
+@pytest.mark.parametrize("what", ["the same as another's", "a run's"])
+def test_seeds_whose_folders_are_others_are_not_noted(tmp_path, what):
+    made = Made(tmp_path, lambda model, seed: 0.5)
+    if what == "a run's":
+        with Journal(tmp_path / "5") as journal:
+            journal.event("start", uid="1")
+    else:
+        made.hands.prepare = lambda job: setattr(job, "folder_name", job.overrides[0]) or Prepared(job, None)
+    before = made.ledger.path.read_text()
+    with pytest.raises(RunnerError, match="several jobs would have" if what != "a run's" else "a run is in"):
+        add_jobs(made.hands, [(*MLP, "seed=2"), (*MLP, "seed=3")], {"seed"})
+    assert made.ledger.path.read_text() == before
+    made.ledger.close()
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
 from runner.sweep import grid
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.jobs.prepare import Composer, combinations, examine, folder_faults, grid_params
+from runner.sweep.jobs.prepare import Composer, Prepared, combinations, examine, folder_faults, grid_params
 from runner.sweep.jobs.slots import anywhere, devices_for
 from runner.sweep.launchers.ray_devices import devices_in
-from runner.sweep.sweep import Plan, _jobs_to_run
+from runner.sweep.sweep import Plan, _folder_faults, _jobs_to_run, _twins
 
 GIB = 2**30
 GPU = Hardware(
@@ -220,6 +220,25 @@ def test_a_jobs_folder_is_named_as_hydra_is_told():
     assert [job.folder_name for job in jobs] == ["device=cuda:0", "device=cuda:1", "as it was"]
     assert [config.hydra.sweep.subdir for config in configs] == [job.folder_name for job in jobs]
     assert folder_faults(jobs) == []
+
+
+@pytest.mark.parametrize(("left_out", "shared"), [("seed", ["model=linear", "model=mlp"]), ("data", [])])
+def test_a_folder_without_the_seed_is_refused_where_seeds_are_to_be_added(left_out, shared, tmp_path):
+    named = [
+        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        f"hydra.job.config.override_dirname.exclude_keys=[{left_out}]",
+    ]
+    words = [((f"model={model}", "seed=3"), "") for model in ("linear", "mlp")]
+    jobs = {number: Job(number, overrides, "") for number, (overrides, _) in enumerate(words)}
+    with compose.hydra_session(["runner"]), compose.hydra.initialize_config_dir(str(compose.CONF), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        composer = Composer(loader, loader.load_configuration("config", named, RunMode.MULTIRUN))
+        prepared = [Prepared(job, composer.compose(job)) for job in jobs.values()]
+        plan = Plan((), words, lambda hands: None, adds_seeds=True)
+        twins = _twins(plan, prepared, composer)
+    assert [job.overrides[-1] for job in twins] == ["seed=4", "seed=4"]
+    found = _folder_faults(plan, Sweep(tmp_path, "1", 0, (), jobs=jobs), twins)
+    assert [fault.asked.partition("subdir=")[2] for fault in found] == shared
 
 
 def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
