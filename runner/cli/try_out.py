@@ -21,7 +21,7 @@ from runner.cli.arguments import sorted_words
 from runner.cli.tried_against import reference
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, hydra_session, sweep_context
-from runner.config.identity import key_of
+from runner.config.identity import key_of, quoted
 from runner.errors import Fault, RunnerError, without_password
 from runner.experiment.provenance import code
 from runner.experiment.terminal import say
@@ -76,7 +76,7 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
         else:
             left = [] if budget is None else [f"sweep.max_seconds={max(budget - (time.monotonic() - began), 1)}"]
             limits = ["sweep.strict=true", f"sweep.batch={'off' if by == 'seconds' else 'auto'}", *left]
-            found = _found(own, other, [*limits, *settings, f"hydra.sweep.dir={folder.absolute()}"], is_new=is_new)
+            found = _found(own, other, [*limits, *settings], folder, is_new=is_new)
         fair = {"by": by, "length": length, "budget": budget, "seconds": round(time.monotonic() - began, 3)}
         line = _line(number, overrides, own, other, found) | {"fair": fair, "folder": str(folder)}
         tries.write(tries.LEDGER, line)
@@ -84,7 +84,7 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
     return line
 
 
-def _found(own: Side, other: Side, settings: list[str], *, is_new: bool) -> Decision:
+def _found(own: Side, other: Side, settings: list[str], folder: Path, *, is_new: bool) -> Decision:
     """Measures and decides; where there is nothing new, the other side's seeds alone, to begin with."""
     seeds = _seeds(other)
     size = next((size for size in tries.LOOKS[1:] if size > len(other.values)), tries.LOOKS[-1])
@@ -99,7 +99,8 @@ def _found(own: Side, other: Side, settings: list[str], *, is_new: bool) -> Deci
         return seeds[:size]
 
     hydra_plugins.register()
-    with sweep_context(own.flags, [*own.words, *settings]) as (context, config):
+    place = f"hydra.sweep.dir={quoted(str(folder.absolute()))}"
+    with sweep_context(own.flags, [*own.words, *settings, place]) as (context, config):
         if faults := hydra_plugins.part_faults(config.hydra):
             raise RunnerError(*faults)
         found = measure(sides, look, context, config)

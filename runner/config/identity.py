@@ -10,6 +10,8 @@ from omegaconf import DictConfig
 
 from runner.config.secrets import for_disk
 
+#: of a value, what Hydra's grammar reads without quotes
+READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
 #: what a resumed run may change: how long it is, what it notes, where it runs; all else would be another experiment
 MAY_CHANGE = (
     "train.num_epochs",
@@ -70,6 +72,11 @@ def quoted(text: str, mark: str = "'") -> str:
     """A text in quotes as Hydra's grammar reads it back: a backslash is one by itself, but in front of a quote."""
     escaped = re.sub(rf"(\\*){mark}", lambda found: f"{2 * found[1]}\\{mark}", text)
     return mark + re.sub(r"(\\+)$", r"\1\1", escaped) + mark
+
+
+def as_read(text: str, mark: str = "'") -> str:
+    """A text as it is where Hydra's grammar reads it so, else in quotes."""
+    return text if READ.fullmatch(text) else quoted(text, mark)
 
 
 def may_change(key: str) -> bool:

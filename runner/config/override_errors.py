@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 from runner.config import validate
 from runner.config.compose import CONF, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
-from runner.config.identity import key_of, quoted
+from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
@@ -27,7 +27,6 @@ SYNTAX = ("mismatched", "extraneous", "token recognition", "no viable alternativ
 LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
 #: what Hydra reads without quotes: a key, and a value
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
-READ = re.compile(r"[\w./:\-+%*@?|= \\$]+", re.ASCII)
 MARK = '"'  # in which a value stands that a shell gets in '...'
 WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
 
@@ -231,7 +230,7 @@ def _in_quotes(key: str, value: str) -> str:
     if WHOLE.search(value):
         return shlex.quote(f"{key}={quoted(value, MARK)}")
     between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
-    within = re.sub(between, lambda found: found[0] if READ.fullmatch(found[0]) else quoted(found[0], MARK), value)
+    within = re.sub(between, lambda found: as_read(found[0], MARK), value)
     return shlex.quote(f"{key}={within}")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
+from runner.config.identity import as_read
 from runner.config.validate import without_password
 from runner.device import Hardware
 from runner.device.benchmark import cache
@@ -81,11 +82,16 @@ def measured(prepared: Sequence[Prepared], hardware: Hardware) -> str:
     return f"measured: {line}" if line else ""
 
 
+def to_resume(folder: str) -> str:
+    """The word that goes on with a folder's sweep, as it can be typed: a shell reads it first, and then Hydra."""
+    return shlex.quote("sweep.resume=" + as_read(folder, '"'))
+
+
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     """Where everything lies and what to type next."""
     states = [job.state for job in sweep.jobs.values()]
     folder = shown(sweep.folder)
-    again = shlex.quote(f"sweep.resume={folder}")
+    again = to_resume(folder)
     table.say(f"folder  {folder}")
     table.say(f"report  {folder}/report.html")
     if config.tracking.enabled:

@@ -6,7 +6,6 @@ sweep.resume goes on with a sweep, by its ledger. Hands is what a source of jobs
 from __future__ import annotations
 
 import itertools
-import shlex
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -157,7 +156,7 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
                 Fault(
                     f"hydra.sweep.dir={config.hydra.sweep.dir}",
                     problem,
-                    shlex.quote(f"sweep.resume={config.hydra.sweep.dir}"),
+                    messages.to_resume(config.hydra.sweep.dir),
                 )
             )
         config.hydra.sweep.dir = str(planned)

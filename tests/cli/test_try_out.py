@@ -7,7 +7,12 @@ import pytest
 from seeded import drawn
 
 from runner import cli
+from runner.cli import try_out
 from runner.runs.find import find
+from runner.sweep import tries
+from runner.sweep.report.ranking import Goal
+from runner.sweep.tries import Decision
+from runner.sweep.trying import Side
 
 SHORT = ("data=iris", "model=linear", "train.num_epochs=2", "tracking.enabled=false", "task.plots=false", "device=cpu")
 MODEL = """
@@ -113,6 +118,16 @@ def test_the_budget_and_what_would_not_run(answer):
     code, found, said = answer("try", "optimizer.lr=0.02", "--budget", "0.5", "--against", "last")
     assert (code, found["verdict"]) == (1, "undecided") and found["why"].startswith("the time was up"), said
     assert found["fair"]["budget"] == 0.5
+
+
+def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(try_out, "measure", lambda sides, look, context, config: found.append(config) or decided)
+    decided = Decision(tries.KEPT, "", {}, {})
+    own, other = (Side(name, [], [], Goal("val/loss", "min"), {}) for name in ("try 1", "last"))
+    folder = tmp_path / "it's übung, 1 & (2)"
+    assert try_out._found(own, other, [], folder, is_new=True) is decided
+    assert found[0].hydra.sweep.dir == str(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """What a sweep says before its first job about devices that were measured."""
 
+import shlex
 from types import SimpleNamespace
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from machine_figures import MACHINE, facts, keep_facts
 from pretended_gpus import sweep
 from simulated import run_simulated
@@ -59,6 +61,12 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(own_folder, state
     off = SimpleNamespace(tracking=SimpleNamespace(enabled=False))
     messages.what_next(SimpleNamespace(say=lines.append), found, off)
     assert lines[-1] == next_line
+
+
+@pytest.mark.parametrize("folder", ["multirun/2026-11-25/10-00-00", "/my runs/a", "übung, 1", 'it\'s (a) & "b"', "a,b"])
+def test_hydra_reads_the_folder_that_is_to_be_typed(folder):
+    (word,) = shlex.split(messages.to_resume(folder))
+    assert OverridesParser.create().parse_override(word).value() == folder
 
 
 @pytest.mark.slow

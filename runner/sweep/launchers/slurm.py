@@ -164,7 +164,7 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
     return [
         *words,
         *([] if is_named else [f"tracking.uri={quoted(_written(prepared.config.tracking, 'uri'))}"]),
-        f"hydra.sweep.dir={folder}",
+        f"hydra.sweep.dir={quoted(str(folder))}",
         f"hydra.sweep.subdir='{prepared.job.folder_name}'",
         f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
     ]

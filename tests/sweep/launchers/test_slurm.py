@@ -153,6 +153,14 @@ def test_a_job_that_is_composed_again_is_told_the_store(uri):
     ]
 
 
+def test_a_job_that_is_composed_again_is_told_its_folder():
+    config = OmegaConf.create({"tracking": {"uri": "http://mine"}})
+    folder = "/home/j. o'neil/übung, 1 & (2)"
+    words = overrides_of(Prepared(Job(0, (), ""), config), Assignment("sweep", "1", "digits", "seed=1"), Path(folder))
+    (word,) = [word for word in words if word.startswith("hydra.sweep.dir=")]
+    assert OverridesParser.create().parse_override(word).value() == folder
+
+
 def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_path):
     """The jobs for a CPU are in the queue by then, and those for a GPU are not."""
     from submitit.core.utils import FailedJobError
