@@ -61,7 +61,8 @@ class Uploader:
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
         self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
-        self._answers: dict[tuple[str, int, int], Answers] = {}  # what is known of the records that are being sent
+        #: what is known of the records that are being sent, by the values of each call: of params it are fewer the next time
+        self._answers: dict[tuple[Any, ...], Answers] = {}
 
     @property
     def ack(self) -> Ack:
@@ -83,6 +84,7 @@ class Uploader:
         except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
+            self._answers.clear()  # they are of the run that is gone
             return False
         except Exception as error:
             self._progress.fail(error)
@@ -238,8 +240,8 @@ class Uploader:
         refused = []
         for begin in range(0, len(values), most):
             part = values[begin : begin + most]
-            answers = self._answers.setdefault((kind, begin, len(part)), {})
-            refused += send_in_halves(send, part, answers=answers)
+            which = (kind, begin, *((each.key, getattr(each, "step", None)) for each in part))
+            refused += send_in_halves(send, part, answers=self._answers.setdefault(which, {}))
         return refused
 
     def _send_event(self, client: MlflowClient, record: Record) -> None:

@@ -199,6 +199,32 @@ def test_a_poison_point_is_found_on_a_line_that_breaks_at_each_second_call(
     assert uploader.ack.is_complete and uploader.ack.points_rejected == 1 and uploader.ack.points_written == 999
 
 
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_params_whose_second_call_breaks_off_all_arrive(folder, journal, write, client, uri, monkeypatch, is_gone):
+    """Those of the first call are there then, and are not sent again; or the run is gone, and with it what it had."""
+
+    class Breaking(Picky):
+        calls = 0
+
+        def log_batch(self, run_id, params=(), **others):
+            self.calls += bool(params)
+            if params and self.calls == 2:
+                if is_gone:
+                    client.set_tag(run_id, "runner.uid", "of another")
+                    raise mlflow_store.RunGoneError("gone")
+                raise ConnectionError("cut")
+            super().log_batch(run_id, params=params, **others)
+
+    breaking = Breaking(client, poison=())
+    monkeypatch.setattr(mlflow_store, "open_store", lambda uri: breaking)
+    params = {f"p{n}": str(n) for n in range(250)}
+    write.start(journal, params=params)
+    write.end(journal)
+    uploader = Uploader(folder, uri)
+    assert not uploader.attempt() and uploader.attempt() and uploader.ack.is_complete
+    assert client.get_run(uploader.ack.run_id).data.params == params
+
+
 def test_a_store_that_was_made_anew_gets_everything_again(folder, journal, write, upload, uri, empty_store):
     write.start(journal)
     write.rows(journal, 1, 50)
