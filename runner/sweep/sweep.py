@@ -165,7 +165,9 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
         return Sweep(planned, uuid.uuid4().hex, int(time.time() * 1000), words, plan.objectives), True
     given = Path(config.hydra.sweep.dir)
     root = given.parent if given.is_absolute() else Path(given.parts[0])
-    folder = ledger.find_last(root) if wanted == "last" else Path(wanted)
+    # the usual hydra.sweep.dir has the time in its name: one that holds a sweep is a person's own
+    last = planned if (planned / ledger.FILE).exists() else ledger.find_last(root)
+    folder = last if wanted == "last" else Path(wanted)
     if folder is None:
         problem = f"no sweep has run below {root} yet"
         raise RunnerError(Fault(f"sweep.resume={wanted}", problem, "the same line without sweep.resume"))

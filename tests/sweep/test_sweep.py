@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import seeded
+from omegaconf import OmegaConf
 from synthetic_sweep import Folder
 from waiting import wait_for
 
@@ -22,7 +23,7 @@ from runner import cli
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.sweep import Plan, _end, _folder_faults
+from runner.sweep.sweep import Plan, _end, _folder_faults, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
@@ -154,6 +155,17 @@ def test_a_folder_that_holds_a_run_is_no_new_jobs(tmp_path, objectives, new, ref
     assert [fault.problem for fault in found] == [
         f"a run is in {tmp_path / name}, and nothing of it is overwritten" for name in refused
     ]
+
+
+@pytest.mark.parametrize(("named", "last"), [("runs/a", "a"), ("runs/b", "b"), ("runs/new", "b")])
+def test_the_last_sweep_is_the_one_of_the_folder_that_is_named(tmp_path, monkeypatch, named, last):
+    monkeypatch.chdir(tmp_path)
+    for at, name in enumerate("ab"):
+        path = Folder(tmp_path / "runs" / name, ("seed=1,2",)).close() / ledger.FILE
+        os.utime(path, (at, at))
+    settings = {"sweep": {"resume": "last"}, "hydra": {"sweep": {"dir": named}}, "tracking": {"enabled": False}}
+    found, is_new = _sweep_of(Plan((), [], lambda hands: None), OmegaConf.create(settings))
+    assert (found.folder, is_new) == (tmp_path / "runs" / last, False)
 
 
 def tree(process):
