@@ -1,5 +1,7 @@
-"""The version and the name that the metadata is made of, where the package lies, and when it was imported: before all else."""
+"""The version, the name that the metadata is made of, where the package is found, and when it was imported: before all else."""
 
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -13,3 +15,12 @@ PACKAGES = HERE.parent
 
 #: on perf_counter's clock: of `python -m runner`, when its command began
 IMPORTED = time.perf_counter()
+
+
+def python_path(*, own: bool) -> str:
+    """PYTHONPATH of a process that we start with -P, where a folder `runner` of the person's does not take our place.
+
+    own: whether the person's modules in the current folder are for it, behind ours, as far as this process has them.
+    """
+    here = [str(Path.cwd())] if own and not sys.flags.safe_path else []
+    return os.pathsep.join([str(PACKAGES), *here, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -6,6 +6,7 @@ Called by cli/commands.py; what_fits() by cli/train.py, after a run that the mem
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from runner.device import Hardware, probe
 from runner.errors import Fault, RunnerError
 from runner.plan.planned_device import Target, find
 from runner.plan.report import report, request
+from runner.version import python_path
 
 SECONDS_TO_SEARCH = 6.0  # from the start of a plan, for the largest batch sizes
 SECONDS_FOR_A_PLAN = 300.0
@@ -96,7 +98,9 @@ class Child:
         self._folder = tempfile.TemporaryDirectory(prefix="runner-plan-")
         self._answer = Path(self._folder.name) / "answer.json"
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "runner.plan.worker", str(self._answer)],
+            # -P: a folder `runner` of the person's must not take this package's place
+            [sys.executable, "-P", "-W", "ignore", "-m", "runner.plan.worker", str(self._answer)],
+            env={**os.environ, "PYTHONPATH": python_path(own=True)},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

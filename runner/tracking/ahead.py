@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 
-from runner.version import PACKAGES
+from runner.version import python_path
 
 
 class Ahead:
@@ -55,9 +55,8 @@ def end_untold(process: subprocess.Popen[bytes]) -> None:
 
 def _environment() -> dict[str, str]:
     """One thread and no device: the cores and the memory on the GPU are the training's."""
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"} | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(own=False),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }

@@ -11,6 +11,7 @@ from waiting import LONGEST, wait_for
 
 from runner import cli
 from runner.plan import command
+from runner.version import PACKAGES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 LARGE = (
@@ -200,6 +201,29 @@ def test_where_the_device_cant_be_simulated_the_cpus_step_is_told(own_folder, ca
     assert code == 0
     assert "could not be simulated here" in found["fallback"]
     assert found["memory"]["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_runner_in_the_current_folder_is_not_taken_for_this_one(as_file, own_folder, monkeypatch):
+    (own_folder / "runner").mkdir()
+    theirs = own_folder / "runner.py" if as_file else own_folder / "runner" / "__init__.py"
+    theirs.write_text("raise SystemExit('a person's own')")
+    (own_folder / "my_models.py").touch()
+    started = []
+    popen = subprocess.Popen
+
+    def start(words, **more):
+        started.append((words, more["env"]))
+        return popen([sys.executable, "-c", ""], **more)
+
+    monkeypatch.setattr(command.subprocess, "Popen", start)
+    with command.Child():
+        pass
+    ((words, environment),) = started
+    asked = [*words[:-3], "-c", "import runner.version, my_models; print(runner.version.HERE, my_models.__file__)"]
+    monkeypatch.undo()
+    said = subprocess.run(asked, cwd=own_folder, env=environment, capture_output=True, text=True).stdout
+    assert said.split() == [str(PACKAGES / "runner"), str(own_folder / "my_models.py")]
 
 
 def test_ctrl_c_ends_it_and_its_process(own_folder):

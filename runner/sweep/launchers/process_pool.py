@@ -22,7 +22,7 @@ from typing import Any
 
 from runner.errors import Fault, RunnerError
 from runner.sweep.launchers.worker import LENGTH, Request
-from runner.version import PACKAGES
+from runner.version import python_path
 
 #: a fork copies a process with its locks as they are: Apple's libraries do not bear that, and Windows has none
 FORKS = sys.platform == "linux"
@@ -140,9 +140,7 @@ class ProcessPool:
             str(self._lifeline),
             *(["fork"] if self._forks else []),
         ]
-        own = [] if sys.flags.safe_path else [str(Path.cwd())]  # the person's modules; our package comes first
-        paths = [str(PACKAGES), *own, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment}
+        environment = {**os.environ, "PYTHONPATH": python_path(own=True), **self._environment}
         return subprocess.Popen(
             # -P: a folder `runner` of the person's must not take this package's place
             [sys.executable, "-P", "-W", "ignore", "-m", "runner.sweep.launchers.worker", *arguments],
