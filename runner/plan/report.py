@@ -97,7 +97,7 @@ def report(
     memory, step, num = answer.get("memory"), answer.get("step"), num_processes(cfg, target)
     sizes = {name: size and size * num for name, size in answer.get("largest_batch_size", {}).items()}
     evaluated = (answer.get("largest_eval_batch_size") or 0) * (num if _shares_evaluation(cfg, num) else 1)
-    usable = usable_bytes(cfg, target, kind)
+    usable, loaders = usable_bytes(cfg, target, kind), answer.get("own_loaders", [])
     fits = None
     if memory is not None and answer["is_whole"]:
         memory["usable_bytes"] = usable
@@ -105,9 +105,12 @@ def report(
         memory["fits_on"] = device_catalogue.fits(memory["peak_bytes"], kind=kind, share=USABLE)
         if fits is False:
             if max(_taken(memory, "step_bytes").values()) > (usable or 0):
-                findings.append(_too_big(memory, usable or 0, cfg, sizes, num, recompute=answer.get("recompute")))
+                own = step["batch_size"] if step and "train" in loaders else None
+                more = {"recompute": answer.get("recompute"), "own_batch_size": own}
+                findings.append(_too_big(memory, usable or 0, cfg, sizes, num, **more))
             if max(_taken(memory, "evaluation_bytes").values()) > (usable or 0):
-                findings.append(_evaluation_too_big(memory, usable or 0, evaluated))
+                is_own = bool({"val", "test"} & set(loaders))
+                findings.append(_evaluation_too_big(memory, usable or 0, evaluated, is_own=is_own))
     if step is not None:
         step |= _time(step, target)
     verdict = _verdict(findings, fits=fits, unknown=answer["unknown"])
@@ -167,14 +170,18 @@ def _too_big(
     num_processes: int,
     *,
     recompute: str | None,
+    own_batch_size: int | None,
 ) -> Finding:
-    """recompute: the modules with whose recomputation it would fit."""
+    """recompute: the modules with whose recomputation it would fit. own_batch_size: of a person's DataLoader, None: it is
+    train.batch_size."""
+    asked = cfg.train.batch_size if own_batch_size is None else own_batch_size
+    words = "train.batch_size={}" if own_batch_size is None else "batch_size={} in your DataLoader"
     own = cfg.train.precision
     writes = [f"train.recompute=[{recompute}] (the same numbers, a longer backward pass)"] if recompute else []
     if sizes.get(own):
-        writes.append(f"train.batch_size={sizes[own]}")
+        writes.append(words.format(sizes[own]))
     writes += [
-        f"train.precision={name} train.batch_size={min(size, cfg.train.batch_size)}"
+        f"train.precision={name} {words.format(min(size, asked))}"
         for name, size in sizes.items()
         if name in ("bf16", "fp16") and size and size > (sizes.get(own) or 0)
     ][:1]
@@ -188,14 +195,14 @@ def _too_big(
     return Finding(ESTIMATE, "memory", what, write=" or ".join(writes) or "a smaller model, or another device")
 
 
-def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int) -> Finding:
-    """size: of the largest batch with which it would fit; 0 where none does, or there was no time to find out."""
+def _evaluation_too_big(memory: dict[str, Any], usable: int, size: int, *, is_own: bool) -> Finding:
+    """size: of the largest batch with which it would fit; 0 where none does, or there was no time to find out. is_own:
+    whether it is that of a person's DataLoader."""
     taken = _taken(memory, "evaluation_bytes")
     where = max(taken, key=lambda at: taken[at])
     what = f"an evaluation takes {size_in_words(taken[where])}{where}, and {size_in_words(usable)} are there to be used"
-    return Finding(
-        ESTIMATE, "memory", what, write=f"train.eval_batch_size={size}" if size else "a smaller train.eval_batch_size"
-    )
+    name, where = ("batch_size", " in your DataLoader") if is_own else ("train.eval_batch_size", "")
+    return Finding(ESTIMATE, "memory", what, write=f"{name}={size}{where}" if size else f"a smaller {name}{where}")
 
 
 def _taken(memory: dict[str, Any], of: str = "peak_bytes") -> dict[str, int]:

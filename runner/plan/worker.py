@@ -21,6 +21,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from runner.data.own_loader import OwnLoader
 from runner.device.placement import move, place, tensors
 from runner.errors import RunnerError
 from runner.inspection import call_site
@@ -96,6 +97,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         "num_parameters": trial.parts.num_parameters,
         "residency": trial.parts.residency,
         "largest_batch_size": {},
+        "own_loaders": [name for name in ("train", "val", "test") if _is_own(getattr(trial.parts.splits, name))],
     }
     if not findings and request["usable_bytes"] is not None:
         # where the data took long to read, there is still half of the time to search
@@ -106,6 +108,11 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         if answer["memory"]["step_bytes"] > request["usable_bytes"]:
             answer["recompute"] = _recomputed(trial, request["usable_bytes"])
     return answer
+
+
+def _is_own(rows: Any) -> bool:
+    """Whether a person's DataLoader makes the batches, of a size of its own."""
+    return isinstance(rows, OwnLoader) and rows.is_loader
 
 
 def _try(device: torch.device) -> None:
@@ -203,7 +210,7 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
     if not pattern or train.recompute or train.compile or train.cuda_graph:
         return None
     recompute(trial.parts.model, [pattern], device=trial.device, prefix=prefix)
-    peak = trial.peak_bytes(int(train.batch_size), precision=train.precision)
+    peak = trial.peak_bytes(trial.parts.train.batch_size, precision=train.precision)
     return pattern if peak <= usable_bytes else None
 
 
@@ -221,7 +228,7 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
             found[precision] = batch_size.largest(
                 lambda size, precision=precision: trial.peak_bytes(size, precision=precision),  # type: ignore[misc]
                 request["usable_bytes"],
-                start=int(trial.cfg.train.batch_size),
+                start=trial.parts.train.batch_size,
                 deadline=deadline,
             )
         except (batch_size.OutOfTime, NotSimulated):

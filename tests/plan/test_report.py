@@ -102,6 +102,16 @@ def test_what_does_not_fit_says_what_would(sizes, write):
     assert (finding["kind"], finding["grade"], finding["write"]) == ("memory", "estimate", write)
 
 
+def test_of_a_persons_own_loader_it_says_where_the_size_stands():
+    given = answer(peak=20 * GIB, evaluation=20 * GIB, sizes={"fp32": 30, "bf16": 500}) | {"largest_eval_batch_size": 9}
+    given["step"]["batch_size"] = 256
+    found = judged(given | {"own_loaders": ["train", "val"]})
+    assert [finding["write"] for finding in found["findings"]] == [
+        "batch_size=30 in your DataLoader or train.precision=bf16 batch_size=256 in your DataLoader",
+        "batch_size=9 in your DataLoader",
+    ]
+
+
 def test_an_evaluation_that_does_not_fit_is_told_with_the_batch_that_would():
     sizes = {"fp32": 500, "bf16": 1000}
     given = answer(evaluation=20 * GIB, sizes=sizes) | {"largest_eval_batch_size": 300}
