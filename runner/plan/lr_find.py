@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
+from torch.optim import Optimizer
 
 from runner.data.loading.loaders import Batches
 from runner.device import probe
@@ -55,6 +57,7 @@ def find_rate(
     made = build.prepare(cfg, torch.device(choice.here))
     rates, losses = _tried(
         made,
+        _moved(cfg.optimizer, made.optimizer),
         np.geomspace(lowest, highest, num_steps),
         accumulate_steps=cfg.train.accumulate_steps,
         clip_grad_norm=cfg.train.clip_grad_norm,
@@ -71,13 +74,36 @@ def find_rate(
     return {**report, "folder": short(folder)}
 
 
-def _tried(made: Parts, schedule: Any, *, accumulate_steps: int, clip_grad_norm: float | None) -> tuple[Any, Any]:
-    """The rates that were tried and the loss at each, (n,): until the loss has run away, or the schedule ends."""
+def _moved(settings: DictConfig, optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The optimizer's groups whose rate is optimizer.lr. Raises: RunnerError where there is none."""
+    asked = [f"optimizer.groups[{at}].lr" for at, group in enumerate(settings.get("groups") or []) if "lr" in group]
+    asked += ["optimizer.adamw_lr"] if settings.get("adamw_lr") is not None else []
+    if not asked:
+        return optimizer.param_groups
+    usual = float(optimizer.defaults["lr"])
+    # as it is before a schedule has begun to move it
+    found = [group for group in optimizer.param_groups if float(group.get("initial_lr", group["lr"])) == usual]
+    if not found:
+        problem = "each parameter has a rate of its own there, and optimizer.lr moves none"
+        raise RunnerError(Fault(f"lr-find with {', '.join(asked)}", problem, f"the same without {' or '.join(asked)}"))
+    return found
+
+
+def _tried(
+    made: Parts,
+    groups: Sequence[dict[str, Any]],
+    schedule: Any,
+    *,
+    accumulate_steps: int,
+    clip_grad_norm: float | None,
+) -> tuple[Any, Any]:
+    """The rates that were tried and the loss at each, (n,): until the loss has run away, or the schedule ends.
+
+    groups: of the optimizer, those that get the rate; the others keep theirs, as they do in the run.
+    """
     step = make_step(
         made.model, made.task, optimizer=made.optimizer, precision=made.precision, clip_grad_norm=clip_grad_norm
     )
-    groups = made.optimizer.param_groups
-    shares = [float(group["lr"]) / float(groups[0]["lr"]) if float(groups[0]["lr"]) else 1.0 for group in groups]
     windows: list[Any] = []
     is_away = threading.Event()
 
@@ -90,18 +116,18 @@ def _tried(made: Parts, schedule: Any, *, accumulate_steps: int, clip_grad_norm:
     buffer = MetricBuffer(made.device, take, background=background, pull_every=PULL_EVERY, watch="")
     made.model.train()
     try:
-        for rate, group in zip(schedule, _groups(made.train, accumulate_steps), strict=False):
-            for settings, share in zip(groups, shares, strict=True):
-                settings["lr"] = float(rate) * share
-            buffer.write(step(group))
+        for rate, batches in zip(schedule, _groups(made.train, accumulate_steps), strict=False):
+            for group in groups:
+                group["lr"] = float(rate)
+            buffer.write(step(batches))
             if is_away.is_set():
                 break
         buffer.pull()
     finally:
         background.close()
-        for batches in (made.train, made.val, made.test):
-            if batches is not None:
-                batches.close()
+        for split in (made.train, made.val, made.test):
+            if split is not None:
+                split.close()
     losses = np.concatenate(windows)
     return np.asarray(schedule[: len(losses)]), losses
 

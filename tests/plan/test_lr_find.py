@@ -5,9 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
 from runner.errors import RunnerError
 from runner.plan.lr_curve import smoothed, suggest
+from runner.plan.lr_find import _moved
+from runner.training.muon import Muon
 
 RATES = np.geomspace(1e-6, 10, 141)  # 20 a decade
 
@@ -47,6 +53,44 @@ def test_a_loss_that_never_falls_is_told(losses):
 def test_the_running_mean_begins_with_the_first_value():
     assert smoothed(np.full(5, 3.0)) == pytest.approx([3.0] * 5)
     assert smoothed(np.array([1.0, 2.0])) == pytest.approx([1.0, (0.9 * 0.1 + 0.2) / 0.19])
+
+
+def groups_of(made, *settings):
+    """An optimizer's rates, and those of them that optimizer.lr moves; its schedule begins at a tenth."""
+    LinearLR(made, start_factor=0.1)
+    moved = _moved(OmegaConf.create({"lr": 0.01, "groups": [], **dict(settings)}), made)
+    return [group["initial_lr"] for group in moved]
+
+
+def parameters(num):
+    return [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(num)]
+
+
+def test_what_has_a_rate_of_its_own_keeps_it():
+    one, other, third = parameters(3)
+    own = {"params": [other], "lr": 1.0}
+    named = ("groups", [{"match": "a", "lr": 1.0}, {"match": "b", "weight_decay": 0.1}])
+    assert groups_of(SGD([{"params": [one]}, own, {"params": [third], "weight_decay": 0.1}], lr=0.01), named) == [
+        0.01,
+        0.01,
+    ]
+    muon = [{"params": [one], "muon": True}, {"params": [other], "muon": False}]
+    assert groups_of(Muon(muon, lr=0.01, adamw_lr=0.002), ("adamw_lr", 0.002)) == [0.01]
+    assert groups_of(Muon(muon, lr=0.01), ("adamw_lr", None)) == [0.01, 0.01]
+
+
+def test_where_all_rates_are_the_groups_own_there_is_none_to_find():
+    own = {"params": parameters(1), "lr": 1.0}
+    with pytest.raises(RunnerError, match=r"optimizer.lr moves none") as error:
+        groups_of(SGD([own], lr=0.01), ("groups", [{"match": "*", "lr": 1.0}]))
+    assert error.value.faults[0].asked == "lr-find with optimizer.groups[0].lr"
+    assert error.value.faults[0].fix == "the same without optimizer.groups[0].lr"
+
+
+def test_a_schedule_that_sets_all_rates_leaves_nothing_out():
+    made = SGD([{"params": parameters(1)}, {"params": parameters(1), "weight_decay": 0.1}], lr=0.01)
+    OneCycleLR(made, max_lr=0.5, total_steps=10)
+    assert _moved(OmegaConf.create({"lr": 0.01}), made) == made.param_groups
 
 
 @pytest.fixture(autouse=True)
