@@ -172,7 +172,7 @@ def as_word(value: Any) -> str:
         return "{" + ",".join(f"{key}:{as_word(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(as_word, value)) + "]"
-    if isinstance(value, str) and not (re.fullmatch(PLAIN_WORD, value) and value.lower() not in NO_TEXTS):
+    if isinstance(value, str) and not (re.fullmatch(PLAIN_WORD, value, re.ASCII) and value.lower() not in NO_TEXTS):
         return quoted(value)
     return str(value)
 

@@ -14,7 +14,7 @@ from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
 from runner.sweep import grid
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.jobs.prepare import Composer, Prepared, combinations, examine, folder_faults, grid_params
+from runner.sweep.jobs.prepare import Composer, Prepared, as_word, combinations, examine, folder_faults, grid_params
 from runner.sweep.jobs.slots import anywhere, devices_for
 from runner.sweep.launchers.ray_devices import devices_in
 from runner.sweep.sweep import Plan, _folder_faults, _jobs_to_run, _twins
@@ -263,6 +263,13 @@ def test_a_job_that_differs_in_numbers_is_composed_as_hydra_would():
             found, wanted = composer.compose(job), Composer(loader, master).compose(alone)
             assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
             assert job.folder_name == alone.folder_name
+
+
+@pytest.mark.parametrize(
+    "value", ["müll", "data/übung.csv", "plain/word", "it's", "true", None, 0.5, [1, "ä,b"], {"a": "é"}]
+)
+def test_a_value_of_a_file_is_a_word_that_hydra_reads_back(value):
+    assert OverridesParser.create().parse_override(f"a={as_word(value)}").value() == value
 
 
 def test_folders_that_no_job_can_have_are_refused_each_once():
