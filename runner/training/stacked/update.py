@@ -123,7 +123,7 @@ def clip(lanes: Sequence[Lane], largest: Sequence[float | None]) -> Tensor | Non
     norms = []
     for lane, most in zip(lanes, largest, strict=True):
         gradients = lane.gradients()
-        each = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients])
+        each = torch.stack([torch.linalg.vector_norm(_flat(gradient), dim=1) for gradient in gradients])
         norm = torch.linalg.vector_norm(each, dim=0)
         scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
         for gradient in gradients:
@@ -144,7 +144,7 @@ def _average_of(members: Sequence[Parts], stack: Stack, at: slice) -> Callable[[
         means[name] = torch.stack([tensor.detach() for tensor in own])
         for tensor, view in zip(own, means[name], strict=True):
             tensor.data = view
-    floating = [name for name in now if now[name].is_floating_point()]
+    floating = [name for name in now if now[name].is_floating_point() or now[name].is_complex()]
     moved, towards = [means[name] for name in floating], [now[name] for name in floating]
     rate = 1 - averages[0].decay
 
@@ -155,6 +155,11 @@ def _average_of(members: Sequence[Parts], stack: Stack, at: slice) -> Callable[[
             means[name].copy_(now[name])
 
     return update
+
+
+def _flat(stacked: Tensor) -> Tensor:
+    """(M, n): a member's numbers in a row, also of a weight without a dimension, which flatten(1) refuses."""
+    return stacked.reshape(len(stacked), -1)
 
 
 def _parameters(parts: Parts) -> list[Tensor]:

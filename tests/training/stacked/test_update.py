@@ -1,0 +1,63 @@
+"""The optimizers' steps of stacked weights: of weights without a dimension, and of complex ones."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from runner.training.optimizer import AveragedWeights
+from runner.training.stacked.stack import Stack
+from runner.training.stacked.update import Lane, clip
+
+
+class Scaled(nn.Module):
+    """With a learnt temperature, and complex phases."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(start))
+        self.layer = nn.Linear(2, 3)
+        self.phases = nn.Parameter(torch.full((3,), complex(start, 1.0)))
+
+    def forward(self, inputs):
+        return (self.scale * self.layer(inputs) * self.phases).real
+
+
+def member(seed):
+    torch.manual_seed(seed)
+    model = Scaled(1.0 + seed)
+    return SimpleNamespace(
+        model=model,
+        task=nn.Identity(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        schedule=None,
+        average=AveragedWeights(model, decay=0.5),
+        device=torch.device("cpu"),
+        precision=SimpleNamespace(autocast=None),
+    )
+
+
+@pytest.mark.parametrize("largest", [0.1, 1e9])
+def test_clipping_and_averages_are_those_of_each_alone(largest):
+    rows, seeds = torch.randn(4, 2, generator=torch.Generator().manual_seed(0)), (0, 1)
+    alone, together = [member(seed) for seed in seeds], [member(seed) for seed in seeds]
+    norms = []
+    for each in alone:
+        each.model(rows).square().sum().backward()
+        norms.append(nn.utils.clip_grad_norm_(each.model.parameters(), largest))
+        each.optimizer.step()
+        each.average.update()
+    stack = Stack(together)
+    lane = Lane(stack, together, slice(0, 2))
+    for number, each in enumerate(together):
+        each.model(rows).square().sum().backward()
+        for name, parameter in each.model.named_parameters():
+            stacked = stack.parameters[f"model.{name}"]
+            stacked.grad = torch.zeros_like(stacked) if stacked.grad is None else stacked.grad
+            stacked.grad[number] = parameter.grad
+    torch.testing.assert_close(clip([lane], [largest]), torch.stack(norms))
+    lane.update()
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(other.model.state_dict(), one.model.state_dict())
+        torch.testing.assert_close(other.average.model.state_dict(), one.average.model.state_dict())
