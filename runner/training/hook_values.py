@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +70,33 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
         value = value.to_dict("list")
     if isinstance(value, Mapping):
         columns = {str(name): list(column) for name, column in value.items()}
+        _check_columns(columns)
         if len({len(column) for column in columns.values()}) > 1:
             raise ValueError("its columns are not of one length")
         return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, Mapping) for row in value):
-        return [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
+        rows = [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
+        for row in rows:
+            _check_columns(row)
+        return rows
     return None
 
 
+def _check_columns(names: Container[str]) -> None:
+    """Raises: ValueError."""
+    if "step" in names:  # rows are kept or written anew by it
+        raise ValueError("a table's column step is the run's own; call it otherwise")
+
+
 def _plain(value: Any) -> Any:
-    """What JSON holds."""
+    """What JSON holds; it knows no NaN and no infinity, and browsers read none."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         value = value.tolist()
-    return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _image(value: Any) -> Image.Image | None:

@@ -65,6 +65,13 @@ def test_tables_of_every_kind(table):
     assert sorted_out({"t": table}).tables == {"t": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]}
 
 
+def test_what_json_lacks_is_none_in_a_table():
+    nan = float("nan")
+    rows = [{"x": nan, "y": [1.0, float("inf"), [nan, "a"]], "z": torch.tensor([0.5, nan]), "w": [np.float32(2)]}]
+    plain = [{"x": None, "y": [1.0, None, [None, "a"]], "z": [0.5, None], "w": [2.0]}]
+    assert sorted_out({"t": rows}).tables == sorted_out({"t": pd.DataFrame(rows)}).tables == {"t": plain}
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
@@ -73,6 +80,9 @@ def test_tables_of_every_kind(table):
         ({"a": torch.zeros(2, 2, 2, 2, 2)}, r"a is a Tensor of \(2, 2, 2, 2, 2\)"),
         ({"a": torch.zeros(5, 2, 2)}, r"of \(5, 2, 2\)"),
         ({"a": {"x": [1], "y": [1, 2]}}, "not of one length"),
+        ({"a": [{"x": 1}, {"x": 2, "step": 7}]}, "column step is the run's own; call it otherwise"),
+        ({"a": {"step": ["warm"]}}, "column step is the run's own"),
+        ({"a": pd.DataFrame({"step": [1]})}, "column step is the run's own"),
         ({"a?": 1}, "no name for MLflow"),
         ({"../a": torch.zeros(2, 2)}, "no name for MLflow"),
         ({"/a": torch.zeros(2, 2)}, "no name for MLflow"),
