@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,11 @@ class Shown:
     images: dict[str, Image.Image] = field(default_factory=dict)
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def with_(self, other: Shown, *, taken: Mapping[str, float]) -> Shown:
-        """Both. Raises: ValueError for a name that the run itself, or another hook, has."""
-        for ours, theirs in ((taken, other.numbers), (self.images, other.images), (self.tables, other.tables)):
-            if twice := sorted(ours.keys() & theirs.keys()):
+    def with_(self, other: Shown, *, taken: Set[str]) -> Shown:
+        """Both. taken: names of numbers. Raises: ValueError for a name that the run itself, or another hook, has."""
+        images, tables = self.images.keys(), self.tables.keys()
+        for ours, theirs in ((taken, other.numbers), (images, other.images), (tables, other.tables)):
+            if twice := sorted(ours & theirs.keys()):
                 raise ValueError(f"there is {', '.join(twice)} already")
         return Shown(self.numbers | other.numbers, self.images | other.images, self.tables | other.tables)
 

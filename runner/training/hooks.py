@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +19,10 @@ from runner.training.parts import Parts
 from runner.training.view import Hook, View
 
 log = logging.getLogger("runner")
+
+#: names of numbers that begin so are the run's own; the test's are until it is over, when they are known
+RESERVED = ("train/", "speed/", "system/")
+BEFORE_THE_END = (*RESERVED, "test/")
 
 
 class Hooks:
@@ -37,9 +41,12 @@ class Hooks:
         self.seconds = 0.0
         self._must_work = must_work
         self._hooks, self._parts, self._folder, self._say = list(hooks), parts, folder, say
+        self._measured: set[str] = set()  # names of the validation's values, at any time
 
     def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
         """What they return now, by name. The model and all generators are as before, whatever they do and draw."""
+        if when == "epoch":
+            self._measured |= values.keys()
         due = [hook for hook in self._hooks if when in hook.at]
         if not due:
             return Shown()
@@ -56,7 +63,9 @@ class Hooks:
                 view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
                 try:
                     with torch.no_grad():
-                        found = found.with_(sorted_out(hook.call(view)), taken=known)
+                        shown = sorted_out(hook.call(view))
+                    _check_names(shown.numbers, when)
+                    found = found.with_(shown, taken=known.keys() | self._measured)
                 except Exception as error:
                     if self._must_work:
                         raise
@@ -70,3 +79,11 @@ class Hooks:
             backends.set_generator_states(generators, *devices)
             self.seconds += time.perf_counter() - began
         return found
+
+
+def _check_names(names: Iterable[str], when: str) -> None:
+    """Raises: ValueError."""
+    reserved = RESERVED if when == "end" else BEFORE_THE_END
+    for name in names:
+        if begin := next((each for each in reserved if name.startswith(each)), ""):
+            raise ValueError(f"{name} is a name of the run's own, as all with {begin} are; call it otherwise")

@@ -113,10 +113,12 @@ def called(tmp_path):
     )
     said = []
 
-    def call(*functions, when="epoch", at=("epoch",)):
+    def call(*functions, when="epoch", at=("epoch",), values=(("val/loss", 0.5),), epochs=0):
         hooks = Hooks([Hook(each.__name__, each, at) for each in functions], parts, tmp_path, say=said.append)
+        for step in range(epochs):
+            hooks.call("epoch", epoch=0, step=step, values={"val/loss": 0.5})
         return (
-            [hooks.call(when, epoch=1, step=step, values={"val/loss": 0.5}) for step in (3, 4)],
+            [hooks.call(when, epoch=1, step=step, values=dict(values)) for step in (3, 4)],
             said,
             parts.kept_model,
         )
@@ -161,6 +163,34 @@ def test_one_that_fails_is_told_once_and_the_others_go_on(called, caplog):
         "hook:   is_taken failed at step 3, and is not called any more: ValueError: there is val/loss already",
     ]
     assert "of what?" in caplog.text and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [("train/loss", "epoch"), ("speed/mine", "end"), ("system/mine", "start"), ("test/loss", "epoch")],
+)
+def test_a_series_of_the_runs_own_is_no_hooks(called, name, when):
+    def takes(view):
+        return {name: 99.0}
+
+    found, said, _ = called(takes, when=when, at=(when,))
+    assert not found[0].numbers and not found[1].numbers
+    begin = name.partition("/")[0]
+    assert said[0].endswith(
+        f"ValueError: {name} is a name of the run's own, as all with {begin}/ are; call it otherwise"
+    )
+
+
+def test_nor_is_what_the_validation_has_measured_before(called):
+    def takes(view):
+        return {"val/loss": 1e-4} if view.when == "end" else {}
+
+    def own(view):
+        return {f"{'test' if view.when == 'end' else 'val'}/own": 1.0}
+
+    assert called(takes, own, at=("epoch", "end"))[0][1].numbers == {"val/own": 1.0}
+    found, said, _ = called(takes, own, when="end", at=("end",), values=[("test/loss", 0.5)], epochs=1)
+    assert found[0].numbers == {"test/own": 1.0} and "there is val/loss already" in said[0]
 
 
 def test_they_are_called_when_they_are_to_be(called):
