@@ -6,7 +6,8 @@ The step (train_step.py, stacked/update.py) calls the first; FixedUpdate is for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
@@ -136,6 +137,20 @@ class FixedUpdate:
             return [list(step) for step in zip(*(kernel.numbers(since, num) for kernel in self._kernels), strict=True)]
         return [[[float(kernel.group["lr"])] for kernel in self._kernels]] * num
 
+    @contextmanager
+    def settings_as_fixed(self) -> Iterator[None]:
+        """Has the groups what they had when this was made, where a schedule has moved it since: a step that was compiled
+        with one value of weight_decay is compiled anew with another."""
+        pairs = [(kernel.group, fixed) for kernel, fixed in zip(self._kernels, self._fixed, strict=True)]
+        moved = [{name: group[name] for name in fixed} for group, fixed in pairs]
+        for group, fixed in pairs:
+            group.update(fixed)
+        try:
+            yield
+        finally:
+            for (group, _), settings in zip(pairs, moved, strict=True):
+                group.update(settings)
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Whose gradients a GradScaler divides."""
@@ -164,7 +179,7 @@ class FixedUpdate:
 class _Kernel:
     """What one parameter group hands to its fused kernel."""
 
-    group: Mapping[str, Any]
+    group: dict[str, Any]
     parameters: list[Tensor]
     others: list[Tensor]  # of the group, without a state: they never had a gradient
     states: Mapping[str, list[Tensor]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,13 +153,16 @@ class OnDevice:
             return 1
         num = self._repeater.at_once(sizes, room)
         times = min(self._times, room // num) if num > 1 else 1
-        self._bring_numbers(num * times)
-        for at in range(0, num * times, num):
-            if self._now is not self._table:
-                self._now[:num].copy_(self._table[at : at + num])
-            self._repeater.take(sizes, num)
-        self._rates.go_on()
-        return num * times
+        fit, is_past_them = self._bring_numbers(num * times)
+        with self._update.settings_as_fixed() if is_past_them else nullcontext():
+            for at in range(0, fit, num):
+                some = min(num, fit - at)
+                if self._now is not self._table:
+                    self._now[:some].copy_(self._table[at : at + some])
+                self._repeater.take(sizes, some)
+        if not is_past_them:
+            self._rates.go_on()
+        return fit
 
     def _take_as_written(self, sizes: Sizes) -> None:
         self._rates.note()
@@ -210,22 +213,35 @@ class OnDevice:
             steps += [found[at : at + len(sizes)] for at in range(0, len(found), len(sizes))]
         return steps
 
-    def _bring_numbers(self, num: int) -> None:
-        """Notes the rates of the next steps, and writes their numbers to the table if they are others; the schedule is
-        then at the last."""
+    def _bring_numbers(self, num: int) -> tuple[int, bool]:
+        """Notes the rates of the next steps, and writes their numbers to the table if they are others. Returns for how many
+        it did so, and whether the schedule is past them: it is at the last of them, or, where it has moved something that is
+        no rate for the step after it, there.
+
+        Raises: CannotTraceError where it has for the next step.
+        """
         assert self._update is not None
         numbers: list[list[list[float]]] = []
         since = self._progress.step - self._fixed_at + 1
         # steps with the same rates are asked for together: one by one it is 5 us of a step of 150 (2026-11)
         alike = 1 if self._rates.are_scheduled else num
+        is_past_them = False
         for ahead in range(0, num, alike):
             if ahead:
                 self._rates.go_on()
-            numbers += self._update.ahead(since + ahead, alike)
+            try:
+                numbers += self._update.ahead(since + ahead, alike)
+            except CannotTraceError:
+                if not ahead:
+                    raise
+                is_past_them = True  # a schedule takes no step back, so the steps that it is ahead are taken first
+                break
             self._rates.note(ahead=ahead)
-        if numbers != self._sent[:num]:
+        fit = len(numbers)
+        if numbers != self._sent[:fit]:
             self._sent = numbers
-            self._table[:num].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
+            self._table[:fit].copy_(sent(torch.tensor(numbers, dtype=self._table.dtype), self._device))
+        return fit, is_past_them
 
     @contextmanager
     def _rounded_rates(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from steps_on_device import SETTINGS, trained
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
@@ -165,6 +165,28 @@ def test_what_can_not_be_repeated_is_taken_step_by_step(settings):
     """And no step, rate or row is lost where the change is."""
     ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, **settings)
     assert_close(ours, trained(CPU, **settings))  # one step was compiled before the schedule had moved its betas
+
+
+class Late(LambdaLR):
+    """Its rates fall, and at the 30th step it moves the weight decay."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer, lambda step: 1 - step / 400)
+
+    def step(self, epoch=None):
+        super().step(epoch)
+        if self.last_epoch >= 30:
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] = 0.5
+
+
+def test_a_schedule_that_moves_more_than_rates_later_on_loses_no_step():
+    """It was asked for the rates of several steps at once, and is at none but the first of those that are left."""
+    watched = Watched()
+    ours = trained(CPU, repeater=watched, as_formula=True, has_instead=True, schedule=Late)
+    assert_close(ours, trained(CPU, schedule=Late))
+    assert 1 < max(watched.nums) < 30 and sum(watched.nums) == 29  # the first step makes the optimizer's state
+    assert [step for step, _ in ours["notes"]] == list(range(1, ours["steps"] + 1))
 
 
 class Deciding(Classification):
