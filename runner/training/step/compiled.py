@@ -169,9 +169,10 @@ class Repeated:
         self._functions: dict[Sizes, _Function] = {}
 
     def at_once(self, sizes: Sizes, room: int) -> int:
-        """See Repeater: as many as take SECONDS_A_CALL, which is how long a signal may have to wait."""
+        """See Repeater: as many as take SECONDS_A_CALL, which is how long a signal may have to wait. One that take() refuses
+        is one step, as the schedule would have gone on for more."""
         function = self._functions.get(sizes)
-        if function is None or function.is_looked_at:
+        if function is None or function.is_looked_at or function.of_host:
             return 1
         return max(1, min(room, int(SECONDS_A_CALL / function.seconds)))
 

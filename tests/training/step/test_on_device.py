@@ -189,6 +189,12 @@ def test_a_schedule_that_moves_more_than_rates_later_on_loses_no_step():
     assert [step for step, _ in ours["notes"]] == list(range(1, ours["steps"] + 1))
 
 
+def test_no_rate_is_lost_where_a_step_turns_out_to_have_something_of_the_host():
+    settings = SETTINGS["a schedule"]
+    ours = trained(CPU, repeater=Watched(), as_formula=True, has_instead=True, task=Counting(), **settings)
+    assert_close(ours, trained(CPU, task=Counting(), **settings))
+
+
 class Deciding(Classification):
     """Reads the device: no one function."""
 
