@@ -47,11 +47,18 @@ def give(folder: Path, rerun: str, given: Handover) -> Path:
     """Lays down what launched processes start from, and takes away what those of an earlier time have left."""
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
-    for old in [*place.glob("*.pid"), *place.glob("*.words"), *place.glob("*.log"), place / STOPPING]:
+    forget(folder)
+    for old in [*place.glob("*.pid"), *place.glob("*.log"), place / STOPPING]:
         old.unlink(missing_ok=True)
     (place / "rerun.yaml").write_text(rerun)
     (place / GIVEN).write_text(json.dumps(asdict(given)))
     return place
+
+
+def forget(folder: Path) -> None:
+    """Takes away the last words of an earlier time."""
+    for old in (folder / FOLDER).glob("*.words"):
+        old.unlink(missing_ok=True)
 
 
 def handover_in(folder: Path) -> Handover:

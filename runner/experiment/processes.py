@@ -81,6 +81,13 @@ def joined(place: RankInfo | None, choice: Choice) -> Ranks:
     return join(place, backend=backend_of(choice.here), device=torch.device(choice.here))
 
 
+def give_folder(ranks: Ranks, folder: Path, *, is_launched: bool) -> None:
+    """Tells the others where the run lies. is_launched: by our own launcher, which has made the folder ready."""
+    if ranks.num > 1 and not is_launched:
+        messages.forget(folder)  # nobody else knows the folder yet: all words in it are of a part of the run before
+    ranks.broadcast_object(str(folder.absolute()))
+
+
 def prepare_in_turn(
     cfg: DictConfig, ranks: Ranks, device: torch.device, *, folder: Path, place: RankInfo | None
 ) -> Parts:

@@ -48,7 +48,7 @@ def run(cfg: DictConfig, folder: Path, *, given: Given | None = None) -> dict[st
             return processes.run_in_several(cfg, folder, choices, given=given)
         machine = Checked(checked.hardware, choices[0])
         ranks = processes.joined(place, choices[0])  # alone, or the first of several
-        ranks.broadcast_object(str(folder.absolute()))
+        processes.give_folder(ranks, folder, is_launched=given.is_launched)
         settings = Settings.of(cfg)  # frozen and typed: whoever trains sees no cfg
         with Session.open(cfg, folder, settings=settings, machine=machine, given=given) as session:
             device = torch.device(choices[0].here)

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from runner.config.compose import composer, hydra_session
 from runner.device import Choice, Gpu, Hardware
+from runner.distributed import messages
 from runner.distributed.environment import RankInfo
 from runner.errors import RunnerError
 from runner.experiment import launch, processes
@@ -89,3 +91,22 @@ def test_processes_of_one_mac_meet_on_its_own_network(platform, own, found, monk
     with launch._environment({}):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == found
     assert os.environ.get("GLOO_SOCKET_IFNAME") == own
+
+
+@pytest.mark.parametrize(
+    ("num", "is_launched", "error"),
+    [
+        (2, False, "ValueError: today's"),
+        (2, True, "RuntimeError: last week's"),
+        (1, False, "RuntimeError: last week's"),
+    ],
+)
+def test_last_words_of_a_part_before_are_gone_when_the_others_know_the_folder(tmp_path, num, is_launched, error):
+    """srun begins the count of attempts anew, and nobody has given the folder to a launcher of ours."""
+
+    def failing(folder):
+        messages.tell(Path(folder), 1, "ValueError: today's")
+
+    messages.tell(tmp_path, 0, "RuntimeError: last week's")
+    processes.give_folder(SimpleNamespace(num=num, broadcast_object=failing), tmp_path, is_launched=is_launched)
+    assert messages.first_failure(tmp_path).text == error
