@@ -143,7 +143,7 @@ class MembersFunctions(TorchFunctionMode):
         elif attn_mask is not None:
             is_word = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, float("-inf")) if is_word else scores + attn_mask
-        weights = scores.softmax(-1)
+        weights = scores.softmax(-1) if attn_mask is None else _safe_softmax(scores)
         return self._drop(weights, dropout_p) @ value
 
 
@@ -169,6 +169,12 @@ class OneMembersFunctions(TorchFunctionMode):
         is_last = not values.is_contiguous() and values.is_contiguous(memory_format=torch.channels_last)
         mask = _mask(values.detach(), p, of_channels, is_last, None)
         return values.mul_(mask) if inplace else values * mask
+
+
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """As torch's attention has it: a row whose mask hides every position has weights of 0, which are NaN by softmax()."""
+    hidden = (scores == float("-inf")).all(-1, keepdim=True)
+    return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
