@@ -148,7 +148,12 @@ def _compile(run: Trained) -> Advice | None:
     has_python = run.costs.own is not None and run.costs.own.share >= MUCH_PYTHON
     if train.compile or train.cuda_graph or has_python or isinstance(parts.optimizer, Turns) or run.result.findings:
         return None
+    is_watched = run.settings.placement.guard == "always"
+    if train.recompute or parts.elsewhere or parts.shards is not None or is_watched:  # both are refused beside these
+        return None
     if parts.device.type == "cuda" and parts.train.indexed() is not None:
+        if train.on_oom == "split" or run.result.num_processes > 1:  # so is a graph, and compiled in part it saves less
+            return None
         return Advice("launch-bound", "train.cuda_graph=true", GRAPH_SAVES * launch)
     if parts.device.type not in ("cpu", "cuda") or not _has_compiler():
         return None

@@ -81,7 +81,7 @@ class Training:
         """Starts the background thread, which finish() ends. place: among trainings that take their steps together."""
         self.parts, self.settings, self.folder = parts, settings, folder
         self.observer, self.stop, self.ranks = observer, stop, ranks
-        self.result = Result(best=parts.best)
+        self.result = Result(best=parts.best, num_processes=ranks.num)
         self.values: Mapping[str, float] = {}  # that were measured last
         self.profiled: Profiled | None = None
         self.background = Background(observer.settle, begin=partial(use_in_thread, parts.device))

@@ -20,6 +20,7 @@ class Result:
     num_steps: int = 0
     num_epochs: int = 0
     num_samples: int = 0
+    num_processes: int = 1  # that trained it together
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
     #: of this part of the run: what its steps took, and what went on beside them, by name
     steps: StepTimes | None = None

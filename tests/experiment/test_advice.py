@@ -36,7 +36,12 @@ def four_cpus(monkeypatch):
 def trained(spent=None, *, device="cpu", batch_size=128, rows=None, costs=None, limits=None, **more):
     spent = {**USUAL, **(spent or {})}
     train = SimpleNamespace(
-        batch_size=batch_size, accumulate_steps=1, compile=more.get("compile", False), cuda_graph=False
+        batch_size=batch_size,
+        accumulate_steps=1,
+        compile=more.get("compile", False),
+        cuda_graph=False,
+        recompute=more.get("recompute", []),
+        on_oom=more.get("on_oom", "fail"),
     )
     batches = SimpleNamespace(num_rows=10_000, num_batches=100, batch_size=batch_size, indexed=lambda: object())
     parts = SimpleNamespace(
@@ -45,10 +50,14 @@ def trained(spent=None, *, device="cpu", batch_size=128, rows=None, costs=None, 
         train=batches,
         optimizer=None,
         limits=limits or Limits(10, 1000),
+        elsewhere=more.get("elsewhere", ()),
+        shards=more.get("shards"),
     )
     result = Result(best=None, findings=more.get("findings", []), times=more.get("times", {}))
+    result.num_processes = more.get("num_processes", 1)
     result.steps = StepTimes(1000, 50, 0.0, {"data": spent["data"], "forward": 40.0, "backward": 50.0})
-    settings = SimpleNamespace(train=train, experiment=more.get("experiment", {}))
+    placement = SimpleNamespace(guard=more.get("guard", "first_step"))
+    settings = SimpleNamespace(train=train, placement=placement, experiment=more.get("experiment", {}))
     return Trained(parts, settings, result, costs or StepCosts(), spent)
 
 
@@ -117,6 +126,18 @@ def test_readers_and_what_they_can_not_do(monkeypatch):
         trained(),
         trained({"launch": 100.0}, compile=True),
         trained({"launch": 100.0}, device="mps"),
+        *(
+            trained({"launch": 100.0}, device=device, **refused)
+            for device in ("cpu", "cuda")
+            for refused in (
+                {"recompute": ["blocks.*"]},
+                {"elsewhere": (torch.device("cuda:1"),)},
+                {"shards": object()},
+                {"guard": "always"},
+            )
+        ),
+        trained({"launch": 100.0}, device="cuda", on_oom="split"),
+        trained({"launch": 100.0}, device="cuda", num_processes=2),
         trained({"validation": 100.0}, times={"validation": 1}),
         trained({"checkpoints": 100.0}, times={"best": 1000, "last": 1}),
         trained(costs=StepCosts(with_threads=(4, 1.2))),
