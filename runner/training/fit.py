@@ -149,7 +149,7 @@ class Training:
             self.failed(error)
             if is_out_of_memory(error):
                 result.ending = "out_of_memory"
-                result.error = explain(error, parts, may_split=self.settings.train.on_oom != "split")
+                result.error = explain(error, parts, self.settings, num_processes=self.ranks.num)
         self.finish()
         for batches in (parts.train, parts.val, parts.test):
             if batches is not None:

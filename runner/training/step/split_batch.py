@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from runner.config.settings import Settings
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.device.torch_private import foreach_copy_
@@ -87,8 +88,13 @@ def _rows(batch: Any, chosen: slice, rows: int) -> Any:
     return map_tensors(batch, lambda tensor: tensor[chosen] if tensor.dim() and len(tensor) == rows else tensor)
 
 
-def explain(error: BaseException, parts: Parts, *, may_split: bool) -> str:
-    """What torch said, what takes the memory as far as it can be named, and what to write."""
+def explain(error: BaseException, parts: Parts, settings: Settings, *, num_processes: int) -> str:
+    """What torch said, what takes the memory as far as it can be named, and what to write.
+
+    Several processes repeat no step in parts, and a captured step neither does nor reads rows that come to it.
+    """
+    is_captured = settings.train.cuda_graph
+    may_split = settings.train.on_oom != "split" and num_processes == 1 and not is_captured
     said = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
     weights = _num_bytes(parts.model.state_dict())
     taken = {
@@ -102,7 +108,8 @@ def explain(error: BaseException, parts: Parts, *, may_split: bool) -> str:
     fix = [f"train.batch_size={batch_size // 2}"] if batch_size > 1 else []
     fix += ["train.on_oom=split (the same step, in parts)"] if may_split else []
     fix += ["train.precision=bf16"] if parts.precision.name == "fp32" else []
-    fix += ["data.residency=stream"] if taken["data set"] > weights else []
+    fix += ["data.residency=stream"] if taken["data set"] > weights and not is_captured else []
+    fix = fix or ["a smaller model"]
     return f"out of memory on {parts.device}: {said} There: {named}; the rest is activations. Write {' or '.join(fix)}"
 
 

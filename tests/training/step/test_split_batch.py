@@ -13,7 +13,7 @@ from runner.device import backends
 from runner.tasks.classification import Classification
 from runner.tracking.journal import read_points
 from runner.training.progress import Best, Progress
-from runner.training.step.split_batch import SplitBatch, in_parts
+from runner.training.step.split_batch import SplitBatch, explain, in_parts
 from runner.training.step.train_step import StepOptions, make_step
 
 CPU = torch.device("cpu")
@@ -82,6 +82,36 @@ def test_what_is_no_lack_of_memory_or_can_not_be_split_is_raised():
     assert backends.is_out_of_memory(RuntimeError(words))
     assert backends.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB, max allowed: 2 GB)"))
     assert not backends.is_out_of_memory(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize(
+    ("on_oom", "cuda_graph", "num_processes", "split", "stream"),
+    [
+        ("fail", False, 1, True, True),
+        ("split", False, 1, False, True),
+        ("fail", False, 2, False, True),
+        ("fail", True, 1, False, False),
+    ],
+)
+def test_nothing_is_advised_that_the_check_refuses(on_oom, cuda_graph, num_processes, split, stream):
+    model = nn.Linear(2, 2)
+    parts = SimpleNamespace(
+        model=model,
+        average=None,
+        optimizer=torch.optim.SGD(model.parameters()),
+        train=SimpleNamespace(batch_size=8, device_bytes=2**20),
+        val=None,
+        test=None,
+        device=CPU,
+        precision=SimpleNamespace(name="bf16"),
+    )
+    settings = SimpleNamespace(train=SimpleNamespace(on_oom=on_oom, cuda_graph=cuda_graph))
+    words = explain(torch.OutOfMemoryError("no memory"), parts, settings, num_processes=num_processes)
+    assert "Write train.batch_size=4" in words
+    assert ("train.on_oom=split" in words, "data.residency=stream" in words) == (split, stream)
+    parts.train = SimpleNamespace(batch_size=1, device_bytes=0)
+    words = explain(torch.OutOfMemoryError("no memory"), parts, settings, num_processes=num_processes)
+    assert words.endswith("Write train.on_oom=split (the same step, in parts)" if split else "Write a smaller model")
 
 
 #: a network with much between its layers, that lowers its process's limit once it runs (where a plan only has shapes)
