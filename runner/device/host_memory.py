@@ -10,10 +10,12 @@ import functools
 from contextlib import suppress
 from pathlib import Path
 
-#: of the container that the process runs in, by version 2 and 1 of control groups
-GROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+#: where Linux has its control groups, and which of them the process is in
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+#: by version 2 and 1 of them: a group's limit, what it has taken, and what of that is cached files (memory.stat)
+FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 #: glibc's names of what mallopt() sets (malloc.h), and from which size on a piece of memory is the system's own
@@ -33,12 +35,7 @@ def memory_left() -> tuple[int, str]:
     """Bytes, and what holds them to that."""
     import psutil
 
-    left = [(int(psutil.virtual_memory().available), "free")]
-    for most, now in GROUPS:
-        try:
-            left.append((int(most.read_text()) - int(now.read_text()), "left to this container"))
-        except (OSError, ValueError):  # no such group, or "max"
-            continue
+    left = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
     left = [(free // _num_processes, why) for free, why in left]
     try:
         import resource  # not on Windows
@@ -53,6 +50,42 @@ def memory_left() -> tuple[int, str]:
         if soft != resource.RLIM_INFINITY:
             left.append((max(0, soft - now_bytes), f"left by {name}"))
     return min(left)
+
+
+def left_in_groups(mount: Path, own: Path) -> list[tuple[int, str]]:
+    """Bytes, and whose they are, of each control group with a limit that the process is in: the container's, which is all
+    that a container sees, and those below it, one in the other, as a job of Slurm has them."""
+    paths = {mount: "", mount / "memory": ""}
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                paths[mount / "memory" if controllers else mount] = path
+    found = []
+    for top, path in paths.items():
+        names = [name for name in path.split("/") if name]
+        if ".." in names:  # the process is in a group outside of what is seen here
+            names = []
+        for group in (top.joinpath(*names[:count]) for count in range(len(names) + 1)):
+            if (left := _left_in(group)) is not None:
+                found.append(
+                    (left, "left to this container" if group == top else f"left by control group {group.name}")
+                )
+    return found
+
+
+def _left_in(group: Path) -> int | None:
+    """None: there is no such group, or it has no limit."""
+    for most, now, cached in FILES:
+        try:
+            limit, taken = int((group / most).read_text()), int((group / now).read_text())
+        except (OSError, ValueError):  # "max"
+            continue
+        with suppress(OSError, ValueError):  # files that were read count as taken, and go when memory is asked for
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            taken -= int(stat.get(cached, 0))
+        return max(0, limit - max(0, taken))
+    return None
 
 
 @functools.cache

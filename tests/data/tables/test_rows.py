@@ -153,11 +153,11 @@ def test_auto_takes_the_disk_where_memory_is_short(monkeypatch):
 
 
 def test_a_container_and_a_limit_count(tmp_path, monkeypatch):
-    (tmp_path / "max").write_text("5000\n")
-    (tmp_path / "now").write_text("2000\n")
-    monkeypatch.setattr(host_memory, "GROUPS", ((tmp_path / "max", tmp_path / "now"),))
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    monkeypatch.setattr(host_memory, "GROUPS", tmp_path)
     assert host_memory.memory_left() == (3000, "left to this container")
-    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "memory.max").write_text("max\n")
     assert host_memory.memory_left()[0] > 3000
 
 
