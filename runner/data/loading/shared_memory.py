@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ PLACE = Path("/dev/shm")
 #: batches that each process reads ahead (torch's own default)
 PREFETCH = 2
 BIGGER = "a larger /dev/shm (docker run --shm-size=8g)"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a process that reads hands over in a batch's place: torch would send of a RunnerError its words alone."""
+
+    faults: tuple[Fault, ...]
 
 
 def free_room() -> int | None:
@@ -66,9 +74,12 @@ def with_room(workers: int, batch_bytes: int, free: int | None, *, is_asked: boo
 
 
 def told(batches: Iterator[Any], workers: int) -> Iterator[Any]:
-    """The batches; where the processes find no room in the midst of it, that is told. Raises: RunnerError."""
+    """The batches; where the processes find faults, or no room in the midst of it, that is told. Raises: RunnerError."""
     try:
-        yield from batches
+        for batch in batches:
+            if isinstance(batch, Refused):
+                raise RunnerError(*batch.faults)
+            yield batch
     except (RuntimeError, RunnerError) as error:  # torch's own, or where rows became no batch for want of it
         if not workers or "shared memory" not in str(error):
             raise

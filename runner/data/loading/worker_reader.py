@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from runner.data.loading.order import generator
-from runner.data.loading.shared_memory import PREFETCH, told
+from runner.data.loading.shared_memory import PREFETCH, Refused, told
 from runner.data.map_style import batch_of
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Fault, RunnerError
@@ -94,11 +94,18 @@ class _FromDataset(Dataset[Any]):
         return len(self._dataset)
 
     def __getitems__(self, planned: Planned) -> Any:
-        seed, chosen = planned
+        try:
+            return _shared(self._batch(*planned))
+        except RunnerError as error:
+            if get_worker_info() is None:
+                raise
+            return Refused(error.faults)
+
+    def _batch(self, seed: int, chosen: list[int]) -> Any:
         with _drawing_from(seed):
             several = getattr(self._dataset, "__getitems__", None)
             rows = several(chosen) if several else [self._dataset[index] for index in chosen]
-            return _shared(batch_of(self._dataset, rows))
+            return batch_of(self._dataset, rows)
 
 
 def _shared(batch: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from runner.data.loading.worker_reader import Reader
+from runner.errors import Fault, RunnerError
 from runner.version import PACKAGES
 
 # Python 3.12 and later warn of forks beside torch's own threads; torch's workers are made for that
@@ -118,6 +119,23 @@ def test_an_error_in_a_row_is_told_where_it_is_read(num_workers):
     with pytest.raises(ZeroDivisionError, match="row 0 is broken"):
         next(reader.read(iter(PLAN)))
     reader.close()
+
+
+FAULTS = (Fault("data.path=a", "3.png can't be read", "a whole file"), Fault("data.path=a", "no 4.png", "that file"))
+
+
+class Faulty(Drawing):
+    def __getitem__(self, index):
+        raise RunnerError(*FAULTS)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_faults_of_a_row_are_those_that_were_found(num_workers):
+    reader = Reader(Faulty(), num_workers=num_workers, pin_memory=False)
+    with pytest.raises(RunnerError) as caught:
+        next(reader.read(iter(PLAN)))
+    reader.close()
+    assert caught.value.faults == FAULTS
 
 
 CAN_NOT_BE_SENT = """
