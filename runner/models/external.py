@@ -159,7 +159,7 @@ class Logits(nn.Module):
         self._has_no_mask = "create_causal_mask" in theirs and (
             "create_bidirectional_mask" not in theirs or bool(getattr(model.config, "is_decoder", False))
         )  # what stands behind a text is not looked at from within
-        self._takes_whole_masks = "create_bidirectional_mask" in theirs
+        self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(model.config, theirs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.model(**{self.argument: inputs}, **self._masks(inputs)).logits
@@ -174,6 +174,17 @@ class Logits(nn.Module):
             return {"attention_mask": is_there.long()}
         # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
         return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
+
+
+def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:
+    """Whether a model makes more of a mask (B, T) than one for all layers: eager attention adds to the scores, others
+    look a few tokens far, and some take means over what is there (compared with 5.23 for all kinds that classify)."""
+    return (
+        config._attn_implementation != "sdpa"
+        or "create_bidirectional_sliding_window_mask" in theirs
+        or hasattr(config, "classifier_pooling")
+        or hasattr(config, "token_dropout")
+    )
 
 
 def _settings(

@@ -249,6 +249,35 @@ def test_an_encoder_does_not_look_at_padding(kind):
     assert said.isfinite().all() and not reads.found
 
 
+LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "config",
+    [
+        BERT,
+        {**BERT, "attn_implementation": "eager"},
+        {"model_type": "mpnet", **TINY},
+        {"model_type": "esm", **TINY, "mask_token_id": 7, "token_dropout": True},
+        {"model_type": "modernbert", **LOCAL},
+        {"model_type": "modernbert", **LOCAL, "classifier_pooling": "mean"},
+        {"model_type": "eurobert", **TINY, "classifier_pooling": "mean"},
+    ],
+    ids=["bert", "eager", "mpnet", "esm", "modernbert", "modernbert's mean", "eurobert's mean"],
+)
+def test_a_mask_does_what_the_models_own_does(config):
+    torch.manual_seed(0)
+    model = external.transformers_model((24,), 3, config=config, vocab_size=9, padding_token=8).eval()
+    with torch.no_grad():
+        for values in model.parameters():
+            values *= 20 if values.dim() > 1 else 1
+    texts = torch.randint(0, 7, (2, 24))
+    texts[1, 20:] = 8
+    theirs = model.model(input_ids=texts, attention_mask=(texts != 8).long()).logits
+    torch.testing.assert_close(model(texts), theirs, atol=1e-4, rtol=1e-4)
+
+
 @needs_transformers
 def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
     model = external.transformers_model((7,), 3, config=GPT, vocab_size=9, padding_token=8).eval()
