@@ -157,7 +157,7 @@ class Logits(nn.Module):
         self.padding_token = padding_token
         theirs = vars(sys.modules[type(model).__module__])
         self._has_no_mask = "create_causal_mask" in theirs and (
-            "create_bidirectional_mask" not in theirs or bool(getattr(model.config, "is_decoder", False))
+            "create_bidirectional_mask" not in theirs or _is_decoder(model)
         )  # what stands behind a text is not looked at from within
         self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(model.config, theirs)
 
@@ -174,6 +174,15 @@ class Logits(nn.Module):
             return {"attention_mask": is_there.long()}
         # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
         return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
+
+
+def _is_decoder(model: nn.Module) -> bool:
+    """Whether a text's tokens look at those before them alone; GPT-2 is one without saying is_decoder."""
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
+    return looks_back or bool(getattr(config, "is_decoder", False))
 
 
 def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:

@@ -257,6 +257,7 @@ LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_ever
     "config",
     [
         BERT,
+        {**GPT, "n_positions": 24, "n_layer": 2},
         {**BERT, "attn_implementation": "eager"},
         {"model_type": "mpnet", **TINY},
         {"model_type": "esm", **TINY, "mask_token_id": 7, "token_dropout": True},
@@ -264,7 +265,7 @@ LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_ever
         {"model_type": "modernbert", **LOCAL, "classifier_pooling": "mean"},
         {"model_type": "eurobert", **TINY, "classifier_pooling": "mean"},
     ],
-    ids=["bert", "eager", "mpnet", "esm", "modernbert", "modernbert's mean", "eurobert's mean"],
+    ids=["bert", "gpt", "eager", "mpnet", "esm", "modernbert", "modernbert's mean", "eurobert's mean"],
 )
 def test_a_mask_does_what_the_models_own_does(config):
     torch.manual_seed(0)
