@@ -141,6 +141,8 @@ def transformers_model(
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
     sizes["padding_token"] = padding_token
     made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
+    if padding_token is None and head == "sequence_classification":
+        _take_each_token(made.model, is_new=not pretrained)
     return made
 
 
@@ -174,6 +176,16 @@ class Logits(nn.Module):
             return {"attention_mask": is_there.long()}
         # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
         return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
+
+
+def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
+    """Where no token fills texts up, none is taken for one that does. After made_anywhere: the sizes go by the old number."""
+    if _is_decoder(model):  # answers at the last token that is none; encoders may fill rows up themselves
+        config: Any = model.config
+        config.get_text_config().pad_token_id = -1
+    for module in model.modules() if is_new else ():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None  # else its row is never learned
 
 
 def _is_decoder(model: nn.Module) -> bool:

@@ -286,3 +286,24 @@ def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
     torch.testing.assert_close(model(texts), model(texts[:, :3]), atol=1e-6, rtol=1e-5)
     again = build(model.made_anywhere, key="model")
     assert again.model.config.pad_token_id == 8
+
+
+@needs_transformers
+@pytest.mark.parametrize("config", [GPT, {"model_type": "llama", **TINY}], ids=["gpt2", "llama"])
+def test_where_nothing_is_padding_a_decoder_answers_at_the_last_token(config):
+    model = external.transformers_model((4,), 3, config=config, vocab_size=9).eval()
+    texts = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 4]])
+    model_again = build(json.loads(json.dumps(model.made_anywhere)))
+    model_again.load_state_dict(model.state_dict())
+    for each in (model, model_again.eval()):
+        assert (each(texts)[0] - each(texts[:, :3])[0]).abs().max() > 1e-6
+        torch.testing.assert_close(each(texts)[:1], each(texts[:1]), atol=1e-6, rtol=1e-5)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_where_nothing_is_padding_each_token_is_learned(kind):
+    model = external.transformers_model((4,), 3, config={"model_type": kind, **TINY}, vocab_size=4)
+    model(torch.tensor([[0, 1, 2, 3]])).sum().backward()
+    gradients = model.model.base_model.embeddings.word_embeddings.weight.grad
+    assert (gradients.abs().sum(1) > 0).all()
