@@ -25,6 +25,18 @@ HEADS = {
     "causal_lm": ("AutoModelForCausalLM", "input_ids"),
     "image_classification": ("AutoModelForImageClassification", "pixel_values"),
 }
+#: kinds whose positions are numbered from the padding token on
+NUMBERED_FROM_PADDING = (
+    "camembert",
+    "data2vec-text",
+    "ibert",
+    "longformer",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 #: arguments of timm.create_model that name files and addresses
 NO_SETTINGS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes", "in_chans")
 
@@ -112,6 +124,8 @@ def transformers_model(
         settings.pad_token_id = padding_token
     elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = padding_token or 0
+    if head != "image_classification" and not pretrained:
+        _make_room_for_positions(settings, dict(config or {}), input_shape)
     has = getattr(settings, "vocab_size", None)
     if vocab_size is not None and head != "image_classification" and isinstance(has, int) and has < vocab_size:
         problem = f"the model knows {has:,} tokens, and the data has {vocab_size:,}"
@@ -237,6 +251,13 @@ def _settings(
     else:
         found = library.AutoConfig.for_model(_known(library, kind), **config)
     return found
+
+
+def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:
+    """For a full row of kinds that number its places from pad_token_id + 1 on; what the person asked for stays."""
+    if settings.model_type in NUMBERED_FROM_PADDING and "max_position_embeddings" not in asked:
+        needed = shape[0] + (settings.pad_token_id or 0) + 1
+        settings.max_position_embeddings = max(settings.max_position_embeddings, needed)
 
 
 def _known(library: Any, kind: Any) -> str:

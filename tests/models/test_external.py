@@ -307,3 +307,16 @@ def test_where_nothing_is_padding_each_token_is_learned(kind):
     model(torch.tensor([[0, 1, 2, 3]])).sum().backward()
     gradients = model.model.base_model.embeddings.word_embeddings.weight.grad
     assert (gradients.abs().sum(1) > 0).all()
+
+
+@needs_transformers
+def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
+    config = {"model_type": "roberta", **TINY}
+    model = external.transformers_model((256,), 3, config=config, vocab_size=257, padding_token=256)
+    texts = torch.full((1, 256), 65)
+    assert model(texts).shape == (1, 3)
+    again = build(json.loads(json.dumps(model.made_anywhere)))
+    again.load_state_dict(model.state_dict())
+    config["max_position_embeddings"] = 520
+    asked = external.transformers_model((9,), 3, config=config, vocab_size=257, padding_token=256)
+    assert asked.model.config.max_position_embeddings == 520
