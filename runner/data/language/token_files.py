@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ TOKENS_A_PASS = 2**22
 
 @dataclass(frozen=True)
 class Known:
-    """What FILE.json says. It counts as long as the file has this size and this time of change."""
+    """What FILE.json says. It counts as long as the file has this size: a copy has another time of change, for which its
+    greatest token is found anew."""
 
     num_bytes: int
     modified_ns: int
@@ -54,7 +55,7 @@ def opened(file: Path, dtype: str | None, *, asked: str) -> tuple[NDArray[Any], 
         raise RunnerError(Fault(asked, problem, "data=text for text files, or a file of runner.data.write_tokens"))
     if file.suffix == ".npy":
         return _opened_npy(file, asked)
-    told = remembered(file)
+    told = _of_this_size(file, None if dtype else asked)
     dtype = dtype or (told.dtype if told else "uint16")
     if dtype not in DTYPES:
         problem = f"tokens in a .bin are {', '.join(DTYPES)}"
@@ -73,8 +74,8 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
 
     Raises: RunnerError for a number below 0.
     """
-    told = remembered(file)
-    if told is not None and told.dtype == dtype:
+    told = remembered(file, dtype)
+    if told is not None and told.modified_ns == _state(file)[1]:
         return told
     greatest, at = -1, 0
     for start in range(0, len(tokens), TOKENS_A_PASS):
@@ -85,24 +86,29 @@ def known(file: Path, tokens: NDArray[Any], dtype: str, *, asked: str) -> Known:
             raise RunnerError(Fault(asked, problem, "tokens of 0 or more"))
         if (most := int(part.max())) > greatest:
             greatest, at = most, start + int(part.argmax())
-    found = Known(*_state(file), dtype, greatest, at)
-    if not os.path.lexists(_beside(file)) or _noted(file) is not None:  # a file of that name may be another program's
+    state = _state(file)
+    found = replace(told, modified_ns=state[1], greatest=greatest, greatest_at=at) if told else None
+    found = found or Known(*state, dtype, greatest, at)
+    if _may_keep(file, found):
         with suppress(OSError):
             remember(file, found)
     return found
 
 
-def remembered(file: Path) -> Known | None:
+def remembered(file: Path, dtype: str) -> Known | None:
     """None where there is no FILE.json, or one of another file."""
-    found = _noted(file)
-    if found is None:
-        return None
-    is_whole = found.reader is None or {"tokens", "entries"} <= set(found.reader)
-    return found if is_whole and (found.num_bytes, found.modified_ns) == _state(file) else None
+    found = _of_this_size(file)
+    return found if found is not None and found.dtype == dtype else None
 
 
 def remember(file: Path, found: Known) -> None:
-    _beside(file).write_text(json.dumps(asdict(found)) + "\n")
+    """Whole, or as it was: a vocabulary lies nowhere else."""
+    part = _beside(file).with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(asdict(found)) + "\n")
+        part.replace(_beside(file))
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def written(file: Path, dtype: str, greatest: tuple[int, int], **more: Any) -> None:
@@ -128,6 +134,33 @@ def _noted(file: Path) -> Known | None:
         return Known(**json.loads(_beside(file).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _of_this_size(file: Path, asked: str | None = None) -> Known | None:
+    """What FILE.json says, where it is of a file of this size.
+
+    asked: by a person who says nothing of the type. Raises: RunnerError where the type that was written is of another file.
+    """
+    found, num_bytes = _noted(file), file.stat().st_size
+    if found is None or (found.reader is not None and not {"tokens", "entries"} <= set(found.reader)):
+        return None
+    if found.num_bytes == num_bytes:
+        return found
+    if found.reader is not None and asked is not None:
+        problem = (
+            f"{_beside(file).name} was written with a file of {found.num_bytes:,} bytes, and this one has {num_bytes:,}"
+        )
+        fix = f"the file that it was written with, or data.dtype={found.dtype} if this one's tokens are of that type"
+        raise RunnerError(Fault(asked, problem, fix))
+    return None
+
+
+def _may_keep(file: Path, found: Known) -> bool:
+    """Not over a file of that name that may be another program's, nor over a vocabulary."""
+    before = _noted(file)
+    if before is None:
+        return not os.path.lexists(_beside(file))
+    return before.reader is None or found.reader is not None
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import torch
 from waiting import LONGEST
 
 from runner.config.instantiate import build
+from runner.data.language.token_files import written
 from runner.data.language.tokens import tokens, write_tokens
 from runner.data.split import fingerprint, split
 from runner.errors import RunnerError
@@ -103,6 +104,41 @@ def test_texts_are_written_and_read_again(tmp_path):
     assert reader.decode(reader.encode("blau")) == "blau"
     assert write_tokens(iter(["ü"] * 30), path) == 60
     assert tokens(str(path), context_length=4).facts["vocab_size"] == 256, "of the vocabulary, not of the text"
+
+
+def test_a_type_asked_for_by_mistake_leaves_the_vocabulary_where_it_is(tmp_path):
+    path = tmp_path / "a.bin"
+    write_tokens(["grün ", "und blau"] * 30, path, "characters")
+    before = Path(f"{path}.json").read_text()
+    tokens(str(path), dtype="uint8", context_length=13)
+    assert Path(f"{path}.json").read_text() == before
+
+
+def test_a_copy_is_read_as_it_was_written(tmp_path):
+    """Whoever copies a file changes its time."""
+    path, numbers = tmp_path / "a.bin", [*range(9), 70_000]
+    path.write_bytes(np.array(numbers, "<u4").tobytes())
+    node = {"tokens": "characters", "entries": "abc"}
+    written(path, "uint32", (70_000, 9), reader=node, bytes_per_token=1.5)
+    os.utime(path, ns=(5, 5))
+    for _ in range(2):
+        source = tokens(str(path), context_length=4, windows="sequential")
+        assert source.rows[0][0].tolist() == [0, 1, 2, 3, 4]
+        assert (source.facts["vocab_size"], source.facts["bytes_per_token"]) == (70_001, 1.5)
+        kept = json.loads(Path(f"{path}.json").read_text())
+        assert (kept["modified_ns"], kept["reader"], kept["dtype"]) == (5, node, "uint32")
+    assert [file.name for file in tmp_path.iterdir() if "part" in file.name] == []
+
+
+def test_of_another_files_vocabulary_the_type_is_asked_for(tmp_path):
+    path = tmp_path / "a.bin"
+    write_tokens(["grün ", "und blau"] * 30, path)
+    before = Path(f"{path}.json").read_text()
+    path.write_bytes(np.arange(300, dtype="<u4").tobytes())
+    fault = fault_of(tokens, str(path), context_length=4)
+    assert "a.bin.json" in fault.problem and "1,200" in fault.problem and "data.dtype=uint16" in fault.fix
+    assert tokens(str(path), dtype="uint32", context_length=4).facts["vocab_size"] == 300
+    assert Path(f"{path}.json").read_text() == before
 
 
 def test_what_a_tokenizer_of_the_library_makes_is_written_in_the_type_that_it_needs(tmp_path):
