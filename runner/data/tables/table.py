@@ -110,7 +110,8 @@ def table(
 
 def _rows(files: Sequence[TableFile], found: Table, asked: str | bool, key: str, *, complete: bool) -> tuple[Any, str]:
     """(inputs, targets) in memory, or MappedRows; and which of them and why."""
-    row_bytes = 4 * (found.columns.num_floats + max(2, found.target.num_outputs))
+    target_floats = 2 if found.target.classes else len(found.target.names)  # a class is one int64
+    row_bytes = 4 * (found.columns.num_floats + target_floats)
     known = found.num_rows
     size = known * row_bytes if known is not None else sum(file.num_bytes(found.columns.num_floats) for file in files)
     fits, why = fits_in_memory(size, asked)

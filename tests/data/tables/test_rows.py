@@ -143,6 +143,17 @@ def test_memory_decides(left, asked, fits, monkeypatch):
     assert fits_in_memory(1_000, asked)[0] is fits
 
 
+@pytest.mark.parametrize(("target", "num_bytes"), [("c", 30 * 3 * 4), ("x", 30 * 2 * 4)])
+def test_a_rows_size_is_that_of_its_numbers(folder, monkeypatch, target, num_bytes):
+    """A class is one of them, however many there are."""
+    rows = "".join(f"{row}.5,{row}\n" for row in range(30))
+    (folder / "u.csv").write_text(f"x,c\n{rows}")
+    asked = []
+    monkeypatch.setattr("runner.data.tables.table.fits_in_memory", lambda size, how: (asked.append(size) or True, "so"))
+    source = table("u.csv", target=target)
+    assert asked == [num_bytes] == [sum(part.nbytes for part in source.rows)]
+
+
 def test_auto_takes_the_disk_where_memory_is_short(monkeypatch):
     monkeypatch.setattr(table_rows, "memory_left", lambda: (9_000, "left by ulimit -d"))
     source = table("t.csv")
