@@ -12,7 +12,15 @@ from torch import Tensor
 
 from runner.data.hub.columns import IMAGE, TEXT, Chosen, chosen
 from runner.data.hub.load import Files, loaded
-from runner.data.hub.rows import Reading, TableRows, all_inputs, image_size, row_shape, target_values
+from runner.data.hub.rows import (
+    Reading,
+    TableRows,
+    all_inputs,
+    fingerprint_of_all,
+    image_size,
+    row_shape,
+    target_values,
+)
 from runner.data.language.text_rows import TextRows, entries_of
 from runner.data.source import Source
 from runner.data.tables.values import to_targets
@@ -80,7 +88,8 @@ def huggingface(
     num_bytes = sum(map(len, tables.values())) * math.prod(shape) * width
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
     targets, classes = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
-    rows = {name: _rows(tables[name], reading, targets.get(name), once=once) for name in tables if name in targets}
+    read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
+    rows = {name: some for name, (some, _) in read.items()}
     source = Source(
         subset or path,
         rows.pop("train"),
@@ -90,6 +99,7 @@ def huggingface(
         origin=f"{path} (datasets): {len(tables['train']):,} rows, {reason}",
         classes=classes,
         around=normalised if picked.form == IMAGE else None,
+        told=f"{shape} {[mark for _, mark in read.values()]}",
         reader=_reader(reading, classes),
     )
     return augmented(source, augment)
@@ -151,10 +161,13 @@ def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> 
     return np.array(names)[numbers]
 
 
-def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> Any:
+def _rows(table: Any, reading: Reading, targets: Tensor | None, *, once: bool) -> tuple[Any, str]:
+    """A split's rows, and their fingerprint, which is the same wherever they lie."""
     if once:
-        return reading.batch(all_inputs(table, reading), targets)
-    return TableRows(table, reading, targets)
+        inputs = all_inputs(table, reading)
+        return reading.batch(inputs, targets), fingerprint_of_all(inputs, targets)
+    rows = TableRows(table, reading, targets)
+    return rows, rows.fingerprint
 
 
 def _facts(shape: list[int], targets: Tensor | None, classes: tuple[str, ...], reading: Reading) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class TableRows(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(self, table: Any, reading: Reading, targets: Tensor | None) -> None:
         self._table, self._reading, self._targets = table.with_format("arrow"), reading, targets
-        self.fingerprint = self._read_fingerprint()
+        self.fingerprint = fingerprint_of(self._inputs(_spread(len(self))), targets)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -89,14 +89,23 @@ class TableRows(Dataset[tuple[Tensor, Tensor]]):
                 raise RunnerError(Fault(reading.asked, f"the image of row {index}: {error}", fix)) from None
         return torch.stack(images)
 
-    def _read_fingerprint(self) -> str:
-        """Of some rows as they are read, and of all targets."""
-        count = min(len(self), FINGERPRINT_ROWS)
-        some = torch.linspace(0, len(self) - 1, count).round().long().tolist()
-        digest = hashlib.sha256(self._inputs(some).contiguous().numpy().data)
-        if self._targets is not None:
-            digest.update(self._targets.contiguous().numpy().data)
-        return digest.hexdigest()
+
+def fingerprint_of_all(inputs: Tensor, targets: Tensor | None) -> str:
+    """The same of rows in memory."""
+    return fingerprint_of(inputs[torch.tensor(_spread(len(inputs)))], targets)
+
+
+def fingerprint_of(some: Tensor, targets: Tensor | None) -> str:
+    """Of some rows as they are read, and of all targets."""
+    digest = hashlib.sha256(some.contiguous().numpy().data)
+    if targets is not None:
+        digest.update(targets.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _spread(count: int) -> list[int]:
+    places: list[int] = torch.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).round().long().tolist()
+    return places
 
 
 def all_inputs(table: Any, reading: Reading) -> Tensor:

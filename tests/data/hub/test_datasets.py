@@ -104,6 +104,24 @@ def test_from_the_mapped_file_it_is_the_same(tmp_path):
     assert fingerprint(huggingface(file, decode="workers")) != before
 
 
+@pytest.mark.parametrize("form", ["numbers", "images", "texts", "a text to go on with"])
+def test_the_fingerprint_is_the_same_wherever_the_rows_lie(tmp_path, form):
+    """decode=auto goes by the memory that is free at that moment."""
+    how = {"path": "csv", "data_files": write_csv(tmp_path / "a.csv")}
+    if form == "images":
+        how = {"path": "imagefolder", "data_dir": write_images(tmp_path / "set")}
+    elif form == "texts":
+        (tmp_path / "t.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
+        how = {"path": str(tmp_path / "t.csv"), "context_length": 5}
+    elif form == "a text to go on with":
+        (tmp_path / "t.txt").write_text("one line\nanother\n")
+        how = {"path": str(tmp_path / "t.txt"), "context_length": 5}
+    prints = {fingerprint(huggingface(**how, decode=decode)) for decode in ("once", "workers")}
+    assert len(prints) == 1
+    other = {"size": 4} if form == "images" else {"inputs": "width"} if form == "numbers" else {"context_length": 4}
+    assert prints != {fingerprint(huggingface(**{**how, **other}))}
+
+
 def test_rows_go_to_workers_that_are_started_anew(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\ngood bad,1\nwhat good,0\n")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
