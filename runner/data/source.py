@@ -159,7 +159,7 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
 
     Raises: RunnerError for a Dataset whose classes have other numbers there.
     """
-    if isinstance(found, TensorDataset):
+    if isinstance(found, TensorDataset) and len(found.tensors) == 2:
         found = found.tensors
     if not isinstance(found, list | tuple) or len(found) != 2:
         given = as_source(found, name=split)

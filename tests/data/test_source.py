@@ -55,6 +55,12 @@ def test_a_tensor_dataset_is_its_tensors():
     assert [tuple(part.shape) for part in source.rows] == [(6, 4), (6,)]
 
 
+def test_a_tensor_dataset_of_other_parts_is_a_dataset_in_each_split():
+    three = TensorDataset(torch.tensor(X), torch.ones(6, 1), torch.tensor(Y))
+    source = as_source({"train": three, "val": three}, name="mine")
+    assert source.rows is three and source.given["val"] is three
+
+
 def test_a_dataset_stays_one():
     rows = Rows()
     source = as_source(rows, name="mine")
