@@ -25,6 +25,7 @@ class OwnLoader(IterableDataset[Any]):
         self.found = found
         self.dataset: Any = found.dataset if isinstance(found, DataLoader) else found
         self.rows_a_batch = 1  # of the first one, once it was read
+        self.has_integers = False  # in its inputs, once it was read
         #: that the person gave, and their first seeds: each epoch seeds them anew
         self.generators = [(each, each.initial_seed()) for each in self._own("generator", torch.Generator)]
         try:

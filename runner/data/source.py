@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from runner.data.loading.served import Served
-from runner.data.map_style import labels_of, look_at, told_by
+from runner.data.map_style import batch_of, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import are_texts, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
@@ -136,6 +136,7 @@ def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
     served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0)
     first = next(iter(served.epoch(0)))
     rows.rows_a_batch = num_rows(first)
+    rows.has_integers = not tensors(first)[0].is_floating_point()
     told = told_by(first, rows.dataset, labels=labels_of(rows.dataset))
     note = "rows come as your DataLoader gives them: val and test are what your function returns beside them"
     origin = type(rows.dataset).__name__
@@ -168,9 +169,19 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
         return given.rows
     called = (f"the inputs of {split}", f"the targets of {split}")
     if isinstance(train.rows, Dataset):
-        return _beside_a_dataset(found, split, train, partial(from_arrays, name=split, asked=asked, called=called))
+        integers = _has_integers(train.rows, asked)
+        read = partial(from_arrays, name=split, keep_integers=integers, asked=asked, called=called)
+        return _beside_a_dataset(found, split, train, read)
     integers = not tensors(train.rows)[0].is_floating_point()
     return from_arrays(*found, name=split, keep_integers=integers, like=train, asked=asked, called=called).rows
+
+
+def _has_integers(dataset: Any, asked: str) -> bool:
+    """Whether its inputs are tokens or bytes, by its row 0."""
+    if isinstance(dataset, OwnLoader):
+        return dataset.has_integers
+    parts = tensors(batch_of(dataset, [dataset[0]], asked=asked))
+    return bool(parts) and not parts[0].is_floating_point()
 
 
 def _beside_a_dataset(found: Sequence[Any], split: str, train: Source, read: Callable[..., Source]) -> Any:

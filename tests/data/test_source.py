@@ -61,6 +61,25 @@ def test_a_tensor_dataset_of_other_parts_is_a_dataset_in_each_split():
     assert source.rows is three and source.given["val"] is three
 
 
+class Tokens(Dataset):
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.full((4,), index, dtype=self.dtype), index % 2
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_arrays_beside_a_dataset_are_numbers_of_its_kind(dtype, loaded):
+    train = DataLoader(Tokens(dtype), 2) if loaded else Tokens(dtype)
+    source = as_source({"train": train, "val": (np.arange(8).reshape(2, 4), [0, 1])}, name="mine")
+    assert source.given["val"][0].dtype == dtype
+
+
 def test_a_dataset_stays_one():
     rows = Rows()
     source = as_source(rows, name="mine")
