@@ -61,8 +61,9 @@ class Tally:
         if self.counts or (is_text and self.counted >= 0):
             self._count(values)
 
-    def kind(self) -> str:
-        """number, boolean, date, category; or "" for a column without values. Raises: RunnerError for a mixture."""
+    def kind(self, *, fix: str = "") -> str:
+        """number, boolean, date, category; or "" for a column without values. fix: what helps with a mixture, where that
+        is not what helps with an input. Raises: RunnerError for a mixture."""
         if self.present == 0:
             return ""
         for kind, count, like, words in (
@@ -73,14 +74,13 @@ class Tally:
                 return kind
             if (count + like) * 2 >= self.present and kind in self.odd:
                 place, row, value = self.odd[kind]
-                if fix := suggested(self.texts):
-                    means = "decimal commas" if "decimal" in fix else "dates"
+                if form := suggested(self.texts):
+                    means = "decimal commas" if "decimal" in form else "dates"
                     problem = f"column {self.name!r} holds {means}, {value!r} for one"
-                    raise RunnerError(Fault(place.file.asked, problem, fix))
-                by_name = f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
-                fix = f"that line mended (3.5, 2026-11-21), {by_name}"
+                    raise RunnerError(Fault(place.file.asked, problem, form))
+                fix = fix or f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
                 problem = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
-                raise RunnerError(Fault(place.file.asked, problem, fix))
+                raise RunnerError(Fault(place.file.asked, problem, f"that line mended (3.5, 2026-11-21), {fix}"))
         return "boolean" if self.booleans == self.present else "category"
 
     def column(self, kind: str, *, most: int) -> Column:

@@ -60,7 +60,8 @@ class Target:
                 found = as_numbers(values)
         except BadValue as bad:
             holds = "labels, 0 or 1" if self.kind == "multilabel" else "the numbers of a regression"
-            fix = "that line mended, or data.kind=classification"
+            instead = "data.kind=classification" if len(self.names) == 1 else f"data.target=... without {name}"
+            fix = f"that line mended, or {instead}"
             raise RunnerError(bad_value(name, holds, bad, place, fix)) from None
         return found.astype(np.float32)
 
@@ -101,8 +102,9 @@ def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
         are_labels = all(set(tally.texts) <= {"0", "1", "true", "false"} for tally in tallies)
         return ("multilabel", "all of them are 0 and 1") if are_labels else ("regression", "they hold numbers")
     (tally,) = tallies
-    if tally.kind() != "number":
-        return "classification", f"they are {'texts' if tally.kind() != 'boolean' else 'true and false'}"
+    kind = tally.kind(fix="or data.kind=classification to take them as classes")
+    if kind != "number":
+        return "classification", f"they are {'texts' if kind != 'boolean' else 'true and false'}"
     are_whole = not tally.is_cut and all(text.lstrip("+-").isdecimal() for text in tally.texts)
     if are_whole and len(tally.texts) <= MOST_CLASSES:
         return "classification", f"up to {MOST_CLASSES} whole numbers are"

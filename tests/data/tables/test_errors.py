@@ -101,6 +101,22 @@ def test_what_is_wrong_in_the_settings(settings, asked, so, write):
     assert write in fault.fix
 
 
+@pytest.mark.parametrize(
+    ("target", "mend", "gone"),
+    [
+        ("y", "or data.kind=classification to take them as classes", "categorical"),
+        (["y", "z"], "or data.target=... without y", "classification"),
+    ],
+)
+def test_a_text_among_the_numbers_of_a_target(folder, target, mend, gone):
+    (folder / "t.csv").write_text("x,z,y\n" + "".join(f"{row},{row}.5,{row}.5\n" for row in range(9)) + "9,1,oops\n")
+    (fault,) = faults("t.csv", target)
+    assert "line 11, column 'y', is 'oops'" in fault.problem
+    assert "that line mended" in fault.fix and fault.fix.endswith(mend) and gone not in fault.fix
+    if target == "y":
+        assert table("t.csv", target, kind="classification").facts["num_classes"] == 10
+
+
 def test_all_unknown_names_at_once():
     assert len(faults("good.csv", "yy", drop=["a1"], columns=["b1"])) == 3
 
