@@ -49,7 +49,7 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
             return list(asked)
         problem = f"that is {len(asked)} weights, and {name} has {len(classes)} classes: {_listed(classes)}"
         raise RunnerError(Fault(_shown(asked), problem, "a weight for each, in this order, or data.sampler=balanced"))
-    weights = {str(each): weight for each, weight in asked.items()}
+    weights = {_called(each, classes): weight for each, weight in asked.items()}
     faults = []
     for unknown in (each for each in weights if each not in classes):
         fix = " or ".join(nearest(unknown, classes)) or _listed(classes)
@@ -60,6 +60,12 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
     if faults:
         raise RunnerError(*faults)
     return [weights[each] for each in classes]
+
+
+def _called(each: Any, classes: Sequence[str]) -> str:
+    """A class as the data calls it: a configuration reads true as a truth value."""
+    names = (str(each), str(each).lower()) if isinstance(each, bool) else (str(each),)
+    return next((name for name in names if name in classes), names[-1])
 
 
 def _shown(asked: Any) -> str:

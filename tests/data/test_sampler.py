@@ -54,6 +54,12 @@ def test_the_rows_are_those_of_a_loop_by_hand(asked, weights):
         )
 
 
+@pytest.mark.parametrize("names", [("false", "true"), ("False", "True")])
+def test_truth_values_are_classes_as_the_data_calls_them(names):
+    of = source({names[0]: 3, names[1]: 5})
+    assert drawn({True: 1, False: 0}, of=of).min() == 3
+
+
 def unlikely(counts, expected):
     """Whether chance would give such counts less than once in a thousand times (Pearson's test)."""
     return float(((counts - expected) ** 2 / expected).sum()) > chi2.ppf(0.999, len(counts) - 1)
