@@ -130,6 +130,13 @@ def _inputs(
         faults.append(Fault(f"data.drop=[{both[0]}]", "that column is the target", "data.target=... another column"))
     if both := [name for name in _texts(columns) if name in targets]:
         faults.append(Fault(f"data.columns=[{both[0]},...]", "that column is the target", "the other columns alone"))
+    left_out = {*_texts(drop), *(known.difference(_texts(columns)) if columns is not None else ())} - {*targets}
+    if lost := [name for name in _texts(categorical) if name in left_out]:
+        key, fix = ("drop", "without it") if lost[0] in _texts(drop) else ("columns", f"with {lost[0]} among them")
+        problem = f"data.{key} leaves that column out"
+        faults.append(
+            Fault(f"data.categorical=[{lost[0]}]", problem, f"data.{key} {fix}, or data.categorical without it")
+        )
     if faults:
         raise RunnerError(*faults)
     taken = {*targets, *_texts(drop)}

@@ -70,6 +70,18 @@ def test_what_is_wrong_in_a_file(content, so, write, folder):
         ({"categorical": ["ages"]}, "data.categorical=ages", "no column", "data.categorical=[age]"),
         ({"target": "y", "drop": ["y"]}, "data.drop=[y]", "the target", "data.target"),
         ({"target": "y", "columns": ["y"]}, "data.columns=[y,...]", "the target", "the other columns"),
+        (
+            {"columns": ["age"], "categorical": ["city"]},
+            "data.categorical=[city]",
+            "data.columns leaves",
+            "data.columns with city among them",
+        ),
+        (
+            {"drop": ["city"], "categorical": ["city"]},
+            "data.categorical=[city]",
+            "data.drop leaves",
+            "data.drop without",
+        ),
         ({"kind": "classes"}, "data.kind=classes", "auto, classification", "data.kind=regression"),
         ({"missing": "zero"}, "data.missing=zero", "mean", "data.missing=refuse"),
         ({"max_categories": 0}, "data.max_categories=0", "1 or more", "data.max_categories=100"),
