@@ -7,6 +7,7 @@ by name is not fetched again: a built model tells in `made_anywhere` the node th
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ HEADS = {
     "causal_lm": ("AutoModelForCausalLM", "input_ids"),
     "image_classification": ("AutoModelForImageClassification", "pixel_values"),
 }
+#: how alike two keys are of which one is taken for the other misspelt
+MISSPELT = 0.9
 #: kinds whose positions are numbered from the padding token on
 NUMBERED_FROM_PADDING = (
     "camembert",
@@ -120,6 +123,7 @@ def transformers_model(
         raise RunnerError(Fault(f"model=huggingface on inputs of shape {tuple(input_shape)}", problem, "model=mlp"))
     kind, argument = HEADS[head]
     settings = _settings(library, dict(config or {}), input_shape, out_features, head, vocab_size, pretrained)
+    _check_keys(settings, dict(config or {}))
     if padding_token is not None and not pretrained:
         settings.pad_token_id = padding_token
     elif head == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
@@ -175,7 +179,9 @@ class Logits(nn.Module):
         self._has_no_mask = "create_causal_mask" in theirs and (
             "create_bidirectional_mask" not in theirs or _is_decoder(model)
         )  # what stands behind a text is not looked at from within
-        self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(model.config, theirs)
+        self._takes_whole_masks = "create_bidirectional_mask" in theirs and not _needs_its_own_masks(
+            model.config, theirs
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.model(**{self.argument: inputs}, **self._masks(inputs)).logits
@@ -251,6 +257,27 @@ def _settings(
     else:
         found = library.AutoConfig.for_model(_known(library, kind), **config)
     return found
+
+
+def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
+    """Raises: RunnerError for misspelt keys, which the library keeps and looks at nowhere.
+
+    Those that look like none of its own may be among what some kinds make settings of without naming it.
+    """
+    if "architectures" in asked:  # of a model that was made: whole, and as the library wrote it
+        return
+    kind = type(settings)
+    makers = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each)]
+    known = {name for make in makers for name in inspect.signature(make).parameters}
+    known |= {name for name in dir(kind) if not name.startswith("_")} | set(kind.attribute_map)
+    faults = []
+    for key in (key for key in asked if key in set(vars(settings)) - known):
+        if hits := nearest(key, known, cutoff=MISSPELT):
+            problem = f"the configuration of {settings.model_type} has no {key}"
+            fix = " or ".join(f"model.config.{hit}=..." for hit in hits)
+            faults.append(Fault(f"model.config.{key}={asked[key]}", problem, fix))
+    if faults:
+        raise RunnerError(*faults)
 
 
 def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:

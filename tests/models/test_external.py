@@ -320,3 +320,38 @@ def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
     config["max_position_embeddings"] = 520
     asked = external.transformers_model((9,), 3, config=config, vocab_size=257, padding_token=256)
     assert asked.model.config.max_position_embeddings == 520
+
+
+@needs_transformers
+def test_misspelt_keys_are_told_all_at_once():
+    config = {**BERT, "num_hidden_layer": 3, "hiden_size": 16, "theirs_alone": 1}
+    with pytest.raises(RunnerError) as caught:
+        external.transformers_model((7,), 3, config=config, vocab_size=9)
+    first, second = caught.value.faults
+    assert first.asked == "model.config.num_hidden_layer=3" and "bert has no num_hidden_layer" in first.problem
+    assert "model.config.num_hidden_layers=..." in first.fix
+    assert (second.asked, second.fix) == ("model.config.hiden_size=16", "model.config.hidden_size=...")
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**BERT, "attn_implementation": "eager", "dtype": "float32", "problem_type": None, "num_labels": 3},
+        {"model_type": "llama", **TINY, "rope_theta": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"model_type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    ],
+    ids=["words of the library", "rotary", "names that stand for others"],
+)
+def test_keys_that_a_configuration_takes_are_no_mistake(config):
+    assert external.transformers_model((7,), 3, config=config, vocab_size=9).model.config.num_hidden_layers == 1
+
+
+@needs_transformers
+def test_a_folder_whose_configuration_says_more_can_be_made_again(tmp_path):
+    made("bert")[0].model.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "theirs_alone": 1}))
+    model = external.transformers_model((7,), 3, pretrained=str(tmp_path), vocab_size=11)
+    assert "theirs_alone" in model.made_anywhere["config"]
+    build(json.loads(json.dumps(model.made_anywhere)))
