@@ -48,6 +48,12 @@ def loaded(
     if streaming and num_rows is None:
         problem = "a stream has no length, and rows are drawn by their number here"
         raise RunnerError(Fault("data.streaming=true", problem, "data.num_rows=10000, the rows of each split to fetch"))
+    if num_rows is not None and not streaming:
+        problem = "that is what is fetched of a stream, and without one all rows are read"
+        fix = f"data.streaming=true, or data.limit={num_rows} for so many rows in all"
+        raise RunnerError(Fault(f"data.num_rows={num_rows}", problem, fix))
+    if faults := _beside(path, subset=subset, data_files=data_files, data_dir=data_dir):
+        raise RunnerError(*faults)
     with _quiet(datasets), _explained(asked):
         if _is_saved(path):
             found = datasets.load_from_disk(str(Path(path).expanduser()))
@@ -60,6 +66,16 @@ def loaded(
         if streaming:
             return {name: _first_rows(table, num_rows, datasets) for name, table in tables.items()}
         return tables
+
+
+def _beside(path: str, **settings: Any) -> list[Fault]:
+    """What is said beside a file, or a set that was saved: they are read whole, as they are."""
+    is_file = Path(path).expanduser().is_file()
+    if not is_file and not _is_saved(path):
+        return []
+    problem = f"{path} is {'one file' if is_file else 'a set of save_to_disk()'}, which is read whole"
+    said = {name: value for name, value in settings.items() if value is not None}
+    return [Fault(f"data.{name}={value}", problem, f"data.{name}=null") for name, value in said.items()]
 
 
 def _library() -> Any:

@@ -367,6 +367,23 @@ def test_columns_and_settings_that_are_none(tmp_path, table, settings, asked, so
     assert write in fault.fix
 
 
+def test_what_would_not_be_looked_at_is_a_fault(tmp_path):
+    file = write_csv(tmp_path / "a.csv")
+    fault = refused(file, num_rows=10)
+    assert fault.asked == "data.num_rows=10" and "data.streaming=true, or data.limit=10" in fault.fix
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    for path, what in ((file, "one file"), (str(tmp_path / "saved"), "save_to_disk()")):
+        with pytest.raises(RunnerError) as caught:
+            huggingface(path, "small", data_files="b.csv", data_dir="c")
+        assert [fault.asked for fault in caught.value.faults] == [
+            "data.subset=small",
+            "data.data_files=b.csv",
+            "data.data_dir=c",
+        ]
+        assert all(what in fault.problem for fault in caught.value.faults)
+
+
 def test_sets_that_are_not_there(own_folder):
     write_csv(own_folder / "table.csv")
     fault = refused("owner/no_such_set")
