@@ -149,6 +149,9 @@ def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
             yield from _faults(child, f"{key}[{index}]", whose, write)
     elif isinstance(node, str) and re.fullmatch(r"train\.hooks\[\d+\]", key):
         yield from _faults({"_target_": node}, key, whose, write)
+    elif isinstance(node, str) and key in ("train", "train.hooks"):
+        problem = f"{whose}, and names its hooks by a reference, behind which any code may stand"
+        yield Fault(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {write}")
     elif isinstance(node, str) and node not in OWN_RESOLVERS and (_is_resolver(node) or f"<{ENVIRONMENT}:" in node):
         yield Fault(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
 

@@ -27,6 +27,16 @@ HOSTILE = {
     "the environment": (("seed: 0", "name: '${oc.env:SECRET}'"), "name=${oc.env:SECRET}"),
     "in a text": (("seed: 0", "name: 'a ${oc.env:SECRET} b'"), "name=a ${oc.env:SECRET} b"),
     "made from text": (("[8]", "'${oc.decode:\"{_target_: os.system}\"}'"), "model.hidden_sizes=${oc.decode"),
+    "a hook": (("seed: 0", "train: {hooks: [hostile.f]}"), "train.hooks[0]._target_=hostile.f"),
+    "hooks by reference": (
+        ("seed: 0", "train: {hooks: '${sweep.zip.a}'}\nsweep: {zip: {a: [hostile.f]}}"),
+        "train.hooks=${sweep.zip.a}",
+    ),
+    "a hook by reference": (
+        ("seed: 0", "train: {hooks: ['${name}']}\nname: hostile.f"),
+        "train.hooks[0]._target_=${name}",
+    ),
+    "all of train by reference": (("seed: 0", "train: '${name}'\nname: {hooks: [hostile.f]}"), "train=${name}"),
     "a resolver by reference": (("[8]", "'${oc.${seed}:SECRET}'"), "model.hidden_sizes=${oc."),
 }
 #: refused whether it is trusted or not
