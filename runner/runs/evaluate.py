@@ -22,7 +22,7 @@ from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import say, short
-from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, measured
+from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, leave_own_rows, measured
 from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_measured
@@ -39,6 +39,8 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     folder, weights = find_run(wanted, verb="evaluate")
     cfg = of_run(folder, overrides)
     other = is_other(overrides, target=str(OmegaConf.select(cfg, "data._target_")))
+    if other:
+        leave_own_rows(cfg, overrides)
     if not any(key_of(word) == "device" for word in overrides):
         with open_dict(cfg):
             cfg.device = "auto"  # the run's own need not be here

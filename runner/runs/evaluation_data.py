@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
 from runner.config import validate
@@ -28,6 +28,8 @@ OF_READING = ("data.residency", "data.num_workers", "data.name")
 OF_OWN_READING = ("data.in_memory", "data.decode", "data.augment")
 OF_CUTTING = ("data.limit", "data.val_fraction", "data.test_fraction", "data.fold", "data.num_folds")
 OF_TRAINING = "data.sampler"
+#: files of the run's own rows, which are not those of another data.path
+OF_OWN_ROWS = ("val_path", "test_path")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,26 @@ def is_other(overrides: Sequence[str], *, target: str) -> bool:
         problem = "other data is measured whole, unless it brings splits of its own"
         raise RunnerError(*(Fault(key, problem, f"evaluate without {key}") for key in fractions))
     return bool(of_data)
+
+
+def leave_own_rows(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Takes out of the configuration what goes with the run's own rows alone, where the words name others.
+
+    Raises: RunnerError for rows whose targets would be those of the run's own.
+    """
+    typed = {key_of(word) for word in overrides}
+    with open_dict(cfg):
+        if cfg.data.get("limit") is not None and "data.limit" not in typed:
+            cfg.data.limit = None  # other data is measured whole
+        if "data.path" not in typed or not str(cfg.data._target_).startswith("runner.data."):
+            return
+        for name in OF_OWN_ROWS:
+            if cfg.data.get(name) is not None and f"data.{name}" not in typed:
+                cfg.data[name] = None
+    if (targets := cfg.data.get("targets_path")) is not None and "data.targets_path" not in typed:
+        problem = f"the run's targets lie in another file, {targets}, which is of its own rows"
+        fix = "data.targets_path=FILE, of these rows, or data.targets_path=null where they lie in the same file"
+        raise RunnerError(Fault(f"data.path={cfg.data.path}", problem, fix))
 
 
 def measured(cfg: DictConfig, card: Card, *, other: bool) -> Measured:
@@ -127,6 +149,9 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:
     if source.given:
+        if limit is not None:
+            problem = f"it brings splits of its own, {' and '.join(source.given)}, which are measured whole"
+            raise RunnerError(Fault(f"data.limit={limit}", problem, "evaluate without data.limit"))
         return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
     rows = split(source, val_fraction=0.0, test_fraction=0.0, limit=limit, seed=seed).train
     return {"test": rows}, "all of it, as one split"

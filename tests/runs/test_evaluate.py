@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate
-from runner.runs.evaluation_data import is_other
+from runner.runs.evaluation_data import _whole, is_other, leave_own_rows
 from runner.runs.load import BEST
 from runner.tracking.ack import Ack, write_ack
 from runner.tracking.journal import Journal
@@ -75,6 +76,35 @@ def test_other_rows_are_measured_whole_with_the_classes_in_the_runs_order(run, t
     assert json.loads(out)["rows"] == {"test": 10}
 
 
+class CheckedError(Exception):
+    """What would be done next is of no interest."""
+
+
+@pytest.fixture
+def checked(monkeypatch, tmp_path):
+    """What `evaluate` would have checked of a run with this configuration."""
+
+    def call(cfg, *words):
+        def stop(*_):
+            raise CheckedError
+
+        cfg = OmegaConf.create(cfg)
+        monkeypatch.setattr(evaluate, "find_run", lambda *_, **__: (tmp_path, BEST))
+        monkeypatch.setattr(evaluate, "of_run", lambda *_: cfg)
+        monkeypatch.setattr(evaluate, "check", stop)
+        with pytest.raises(CheckedError):
+            evaluate.evaluate("run", list(words), tracked=False)
+        return cfg
+
+    return call
+
+
+def test_the_test_file_of_a_run_is_not_measured_in_the_place_of_other_rows(checked):
+    cfg = {"data": {"_target_": "runner.data.table", "path": "old.csv", "test_path": "old-test.csv"}}
+    assert checked(cfg, "data.path=new.csv", "device=cpu").data.test_path is None
+    assert checked(cfg, "device=cpu").data.test_path == "old-test.csv"
+
+
 @pytest.mark.parametrize(
     ("words", "of_ours", "of_another"),
     [
@@ -89,6 +119,33 @@ def test_where_the_rows_lie_makes_no_other_data_of_them(words, of_ours, of_anoth
     """Else the rows that the run has trained on would be measured as a test."""
     assert is_other(words, target="runner.data.table") == of_ours
     assert is_other(words, target="my_data.table") == of_another
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["data.path=new.csv"], {"test_path": None, "limit": None}),
+        (["data.path=new.csv", "data.test_path=old.csv", "data.limit=5"], {"test_path": "old.csv", "limit": 5}),
+        (["data.target=kind"], {"test_path": "old.csv", "limit": None}),
+    ],
+)
+def test_the_runs_own_test_file_is_none_of_other_rows(words, left):
+    """Else that would be measured, and not what was asked for."""
+    cfg = OmegaConf.create({"data": {"_target_": "runner.data.table", "test_path": "old.csv", "limit": 5}})
+    leave_own_rows(cfg, words)
+    assert {name: cfg.data[name] for name in left} == left
+
+
+def test_other_rows_need_targets_of_their_own():
+    cfg = OmegaConf.create({"data": {"_target_": "runner.data.arrays", "path": "x.npy", "targets_path": "y.npy"}})
+    with pytest.raises(RunnerError, match=r"y\.npy.*\n.*data\.targets_path=FILE"):
+        leave_own_rows(cfg, ["data.path=x.npy"])
+    leave_own_rows(cfg, ["data.path=x.npy", "data.targets_path=y.npy"])
+
+
+def test_a_limit_of_splits_that_data_brings_is_refused():
+    with pytest.raises(RunnerError, match=r"evaluate without data\.limit"):
+        _whole(SimpleNamespace(given={"val": [1], "test": [2]}), 5, 0)
 
 
 def test_the_columns_of_then_are_read_of_a_table_that_has_more(run):
