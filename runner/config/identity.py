@@ -27,6 +27,7 @@ MAY_CHANGE = (
     "train.clocked_steps",
     "train.num_processes",
     "train.compile",
+    "train.cuda_graph",
     "train.recompute",
     "metrics.pull_every",
     "placement.",

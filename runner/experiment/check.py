@@ -115,7 +115,7 @@ def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
     asked, found = "train.cuda_graph=true", []
     if choice is not None and not choice.device.startswith("cuda"):
         problem = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"
-        found.append(Fault(asked, problem, "train.compile=true, or device=cuda"))
+        found.append(Fault(asked, problem, "train.cuda_graph=false, or device=cuda"))
     for setting, value, problem, fix in (
         ("train.on_oom", "split", "a captured step is of one size", "train.on_oom=fail"),
         ("data.residency", "stream", "a captured step reads its rows on the device", "data.residency=auto"),

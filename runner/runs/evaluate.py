@@ -44,6 +44,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     if not any(key_of(word) == "device" for word in overrides):
         with open_dict(cfg):
             cfg.device = "auto"  # the run's own need not be here
+    _leave_steps(cfg)
     choice = check(cfg, probe())
     device = torch.device(choice.here)
     build.set_switches(cfg, device)
@@ -56,6 +57,13 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
         report["tracked"] = _track(folder, report, overrides)
     _show(trained, report)
     return report
+
+
+def _leave_steps(cfg: DictConfig) -> None:
+    """Takes out how its steps were taken, and on which devices: nothing is trained, and the model lies on one device."""
+    with open_dict(cfg):
+        cfg.train.compile = cfg.train.cuda_graph = False
+        cfg.placement.map = None
 
 
 def _values(trained: Trained, found: Measured, cfg: DictConfig) -> dict[str, float]:

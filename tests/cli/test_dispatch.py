@@ -58,7 +58,7 @@ MISTAKES = [
     ("train.num_processes=0", "train.num_processes=auto"),
     ("train.num_processes=2 train.on_oom=split device=cpu", "train.num_processes=1"),
     ("train.max_restarts=-1", "train.max_restarts=1"),
-    ("train.cuda_graph=true device=cpu", "train.compile=true, or device=cuda"),
+    ("train.cuda_graph=true device=cpu", "train.cuda_graph=false, or device=cuda"),
     ("train.batch_size=null", "train.batch_size"),
     ("train=5", "train=default"),
     ("metrics.every=0", "metrics.every=1"),

@@ -12,6 +12,7 @@ from runner.config.identity import changes, chosen, may_change
         *(("train.num_epochs", True), ("data.num_workers", True), ("data.residency", True), ("tracking.uri", True)),
         *(("seed", False), ("data.limit", False), ("train.batch_size", False), ("optimizer.lr", False)),
         *(("train.early_stopping.metric", False), ("train.early_stopping.patience", True), ("model.width", False)),
+        *(("train.compile", True), ("train.cuda_graph", True)),  # of NVIDIA's GPUs alone: another device has none
     ],
 )
 def test_what_a_resumed_run_may_change(key, may):

@@ -88,7 +88,7 @@ def checked(monkeypatch, tmp_path):
         def stop(*_):
             raise CheckedError
 
-        cfg = OmegaConf.create(cfg)
+        cfg = OmegaConf.create({"data": {}, "train": {}, "placement": {}} | cfg)
         monkeypatch.setattr(evaluate, "find_run", lambda *_, **__: (tmp_path, BEST))
         monkeypatch.setattr(evaluate, "of_run", lambda *_: cfg)
         monkeypatch.setattr(evaluate, "check", stop)
@@ -103,6 +103,11 @@ def test_the_test_file_of_a_run_is_not_measured_in_the_place_of_other_rows(check
     cfg = {"data": {"_target_": "runner.data.table", "path": "old.csv", "test_path": "old-test.csv"}}
     assert checked(cfg, "data.path=new.csv", "device=cpu").data.test_path is None
     assert checked(cfg, "device=cpu").data.test_path == "old-test.csv"
+
+
+def test_how_the_steps_were_taken_and_where_keeps_nobody_from_measuring(checked):
+    cfg = checked({"train": {"compile": True, "cuda_graph": True}, "placement": {"map": {"head": "cuda:1"}}})
+    assert (cfg.train.compile, cfg.train.cuda_graph, cfg.placement.map) == (False, False, None)
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,13 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     folder = find.find(wanted, verb="explain").absolute()
     cfg = of_run(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)
+    was_compiled = bool(cfg.train.compile or cfg.train.cuda_graph)
+    cfg.train.cuda_graph = False  # they are replayed as they are written, wherever
     choice = check(cfg, probe())
     say(f"run     {short(folder)}: {asked.in_words}")
     start, moment, seen = _replayed(asked, cfg, torch.device(choice.here))
     found = _found(asked, cfg, start, moment, seen)
-    found["notes"] = _notes(asked, cfg, choice.device, moment)
+    found["notes"] = _notes(asked, choice.device, moment, was_compiled=was_compiled)
     if found["replay"]["first_difference"] and not found["notes"]:
         found["notes"].append("other threads round otherwise, and so do jobs of a sweep that were trained as one")
     for line in text.lines(found):
@@ -56,12 +58,12 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
     return found
 
 
-def _notes(asked: Wanted, cfg: DictConfig, device: str, moment: Moment) -> list[str]:
+def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) -> list[str]:
     """Why the replay may have other bits than the run had."""
     summary, found = read_summary(asked.folder), []
     if (num := summary.get("num_processes") or 1) > 1:
         found.append(f"{num} processes trained it, and one replays it: sums are rounded otherwise")
-    if cfg.train.compile or cfg.train.cuda_graph:
+    if was_compiled:
         found.append("its steps were compiled, and are replayed as they are written: they are rounded otherwise")
     if (then := summary.get("device")) not in (None, device):
         found.append(f"it ran on {then}, and is replayed on {device}")

@@ -20,6 +20,7 @@ from runner.inspection.not_finite import Watch
 from runner.inspection.tensor_names import Names
 from runner.runs.explain.advice import Case, advice
 from runner.runs.explain.advice import _domain as of_its_domain
+from runner.runs.explain.explain import explain as explain_run
 from runner.training.checkpoint import load
 
 LOG = words_of(CAUSES[0])
@@ -164,15 +165,17 @@ def test_a_replay_that_stays_finite_says_so(here, capsys):
     assert "replayed, it stays finite" in found["faults"][0]["so"]
 
 
-def test_notes_say_why_the_bits_may_differ(here, capsys):
+def test_notes_say_why_the_bits_may_differ(here):
+    """A run of CUDA graphs is replayed without them, on a device that has none, too."""
     assert cli.main([*LOG, "hydra.run.dir=run"]) == 1
     summary = json.loads(Path("run/summary.json").read_text())
     summary |= {"num_processes": 2, "device": "cuda:3", "versions": {"torch": "2.0"}}
     Path("run/summary.json").write_text(json.dumps(summary))
     rewrite("+ 0.1", "+ 0.2")
-    found = explain(capsys, "run")[1]
+    found = explain_run("run", ["train.cuda_graph=true"], step=None)
     assert [note.partition(",")[0] for note in found["notes"]] == [
         "2 processes trained it",
+        "its steps were compiled",
         "it ran on cuda:3",
         "it ran with torch 2.0",
         "the data is not what it was: its fingerprint is another one",
