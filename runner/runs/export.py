@@ -137,7 +137,8 @@ def _target(trained: Trained, form: str, output: str | None) -> Path:
     path = Path(output).expanduser()
     if path.is_dir() and form != "mlflow":
         return path / name
-    if path.exists() and form == "mlflow" and not (path / BESIDE).is_file():
+    is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a person's own may have the one
+    if path.exists() and form == "mlflow" and not is_export:
         problem = "it is there, and no model that was exported"
         raise RunnerError(
             Fault(f"--output {output}", problem, f"--output {path / 'model'}" if path.is_dir() else "another path")

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from runner.config.instantiate import build
+from runner.errors import RunnerError
 from runner.models.card import read_card
-from runner.runs import export_formats
+from runner.runs import export, export_formats
 from runner.training import checkpoint
 from runner.version import HERE
 
@@ -173,3 +174,12 @@ def test_a_model_without_a_graph_is_pickled_by_mlflow(own_model, run, tmp_path):
         [sys.executable, "-I", "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.split() == ["(3,", "10)"], done.stderr
+
+
+def test_a_persons_folder_is_no_earlier_export(tmp_path):
+    """It would be taken away with all that is in it."""
+    (tmp_path / "about.json").write_text("{}")
+    with pytest.raises(RunnerError, match="no model that was exported"):
+        export._target(None, "mlflow", str(tmp_path))
+    (tmp_path / "MLmodel").write_text("")
+    assert export._target(None, "mlflow", str(tmp_path)) == tmp_path
