@@ -69,7 +69,8 @@ def _out_of_the_ordinary(batch: Any, row: int, names: Sequence[str]) -> tuple[st
     others = torch.cat([values[:row], values[row + 1 :]]).abs()
     others = torch.where(others.isfinite(), others, 0).amax(0)
     mine = values[row]
-    ratio = torch.where(mine.isfinite(), mine.abs() / others.clamp_min(1e-30), torch.inf)
+    scale = torch.where(others > 0, others, 1.0)  # beside 0 alone its own size counts: a rare flag is 1
+    ratio = torch.where(mine.isfinite(), mine.abs() / scale, torch.inf)
     place = int(ratio.argmax())
     if ratio[place] < FAR_OUT or not mine[place]:
         return "", None
