@@ -249,6 +249,10 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
         if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
             fix = "that import as this version has it, or take it out"
         raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
+    except SystemExit as error:  # a script's, which would end this program, and well
+        problem = f"importing {name} ended the program (exit code {error.code or 0}){_where(error)}"
+        fix = 'if __name__ == "__main__": before what it does as a script'
+        raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
     except Exception as error:
         problem = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
         raise RunnerError(Fault(f"_target_={target}", problem, "the same once that line is mended")) from error

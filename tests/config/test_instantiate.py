@@ -160,6 +160,13 @@ def test_a_module_that_does_not_import_tells_the_real_cause_and_line(own_folder)
     assert "my_models.py:2" in text
 
 
+def test_a_module_that_ends_the_program_is_told(own_folder):
+    (own_folder / "my_models.py").write_text("import sys\n\nsys.exit()\n")
+    text = refused({"_target_": "my_models.Net"})
+    assert "importing my_models ended the program (exit code 0) (my_models.py:3)" in text
+    assert 'write: if __name__ == "__main__":' in text
+
+
 def test_a_module_of_ours_that_is_not_there_is_not_to_be_installed(own_folder):
     (own_folder / "my_models.py").write_text("from runner.models.nothing import Net\n")
     text = refused({"_target_": "my_models.Net"})
