@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from runner.cli import answer, unexpected
 from runner.cli.arguments import MULTIRUN, ONE_RUN, refuse_flags, sorted_words
 from runner.cli.check_first import CheckFirst, check
+from runner.cli.options import is_a_runs_path
 from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, untrusted, validate
 from runner.config.compose import (
@@ -378,8 +379,8 @@ def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:
 
 
 def _may_be_a_folder(word: str) -> bool:
-    """A word that names a run or a folder; a sweep's job may have a folder with = in its name."""
-    return word[:1] not in ("-", "~") and ("=" not in word or Path(word).is_dir())
+    """A word that names a run or a folder."""
+    return word[:1] not in ("-", "~") and ("=" not in word or is_a_runs_path(word))
 
 
 #: by the name that is typed; cli/arguments.py knows the names

@@ -90,7 +90,7 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
             faults.append(_unknown(verb, word))
         elif word == "--allow" and rest:
             left += [word, rest.pop(0)]
-        elif takes.is_of_a_run and word[0] not in "-~" and (not equals or Path(word).is_dir()):
+        elif takes.is_of_a_run and word[0] not in "-~" and (not equals or is_a_runs_path(word)):
             runs.append(word)
         else:
             left.append(word)
@@ -102,6 +102,15 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
     if faults:
         raise RunnerError(*faults)
     return ParsedWords(verb, (runs or ["last"])[0] if takes.is_of_a_run else "", flags, left)
+
+
+def is_a_runs_path(word: str) -> bool:
+    """Whether there is such a folder or checkpoint: a job's folder may have a = in its name, as a setting has."""
+    path = Path(word)
+    try:
+        return path.is_dir() or (path.suffix == ".pt" and path.is_file())
+    except OSError:  # a setting may be longer than a name
+        return False
 
 
 def check_keys(verb: str, overrides: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.cli.commands import _may_be_a_folder
 from runner.cli.options import parse
 from runner.cli.verbs import VERBS
 from runner.version import PACKAGES
@@ -105,6 +106,16 @@ def test_flags_and_overrides_may_stand_anywhere():
     assert (found.run, found.rest) == ("outputs/a", ["device=cpu", "--allow", "timm"])
     assert found.flags == {"--output": "o.csv", "--keep": "", "--input": "i.csv"}
     assert parse("evaluate", []).run == "last"
+
+
+def test_what_has_a_sign_of_equality_is_a_run_where_there_is_one(own_folder):
+    (checkpoint := own_folder / "seed=1" / "checkpoints" / "best.pt").parent.mkdir(parents=True)
+    checkpoint.write_text("")
+    long = f"data.drop=[{','.join(['a_column'] * 40)}]"  # longer than the name of a file may be
+    for word in ("seed=1", "seed=1/checkpoints/best.pt"):
+        found = parse("evaluate", [word, long, "seed=2"])
+        assert (found.run, found.rest) == (word, [long, "seed=2"])
+        assert [each for each in (word, long, "seed=2") if _may_be_a_folder(each)] == [word]
 
 
 def test_help_of_each_verb_imports_nothing_heavy():
