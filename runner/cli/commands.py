@@ -39,6 +39,8 @@ from runner.experiment.summary import is_over, length_key, read_summary
 from runner.experiment.terminal import short
 from runner.tracking import stores
 
+#: settings that a trace may have otherwise than its run: the steps are the same
+OF_TRACES = ("train.compile", "train.cuda_graph")
 PORT = 5000  # of MLflow's page, where nobody answers at it
 
 
@@ -259,7 +261,13 @@ def explain(words: list[str]) -> int:
 
     asked = options.parse("explain", words)
     _, settings = sorted_words(asked.rest)
-    if "--trace" in asked.flags:
+    kind = "--trace" if "--trace" in asked.flags else "--time"
+    if beside := [flag for flag in asked.flags if flag != kind]:
+        problem = f"{kind} is of the whole run" if kind == "--time" else f"{kind} is of the run's first steps"
+        write = f"explain {asked.run} {kind}, or explain {asked.run} {beside[0]}"
+        raise RunnerError(Fault(f"explain {kind} {beside[0]}", problem, write))
+    if kind == "--trace":
+        options.check_keys("explain", [word for word in settings if key_of(word) not in OF_TRACES])
         answer.give(trace(asked.run, settings))
     else:
         _only(settings, "explain --time", ("RUN",))
