@@ -152,6 +152,7 @@ def _signals() -> Iterator[list[int]]:
         got.append(number)
 
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [each for each in numbers if each == signal.SIGINT or signal.getsignal(each) != signal.SIG_IGN]  # nohup's
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield got

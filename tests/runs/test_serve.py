@@ -19,6 +19,7 @@ from waiting import LONGEST
 
 from runner.config.instantiate import build
 from runner.models.card import read_card
+from runner.runs import serve
 from runner.training import checkpoint
 
 RUN = "outputs/digits/run"
@@ -30,6 +31,17 @@ def a_free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
+
+
+def test_a_terminal_that_is_lost_ends_no_server_of_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serve._signals() as got:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert got == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_made(run):
