@@ -6,6 +6,7 @@ A column is a NumPy array, or an Arrow ChunkedArray, whose type and gaps stay wh
 from __future__ import annotations
 
 import json
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 def check_output(path: str, *, inputs: Path) -> Path:
-    """The file to write. Raises: RunnerError for an ending that is not written, and for the input itself."""
+    """The file to write. Raises: RunnerError for an ending that is not written, the input itself, and a place that can't be written."""
     file = Path(path).expanduser()
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
@@ -37,6 +38,12 @@ def check_output(path: str, *, inputs: Path) -> Path:
     if not file.parent.is_dir():
         problem = f"there is no folder {file.parent}"
         raise RunnerError(Fault(f"--output {path}", problem, f"mkdir -p {file.parent}"))
+    try:
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        problem = f"nothing can be written in {file.parent}: {error.strerror}"
+        write = f"--output {file.name}, say: a path in a folder that you may write to"
+        raise RunnerError(Fault(f"--output {path}", problem, write)) from None
     return file
 
 

@@ -49,6 +49,7 @@ def test_as_a_file(run, tmp_path, ending):
         (["nowhere"], "there is no folder nowhere"),
         (["outputs/digits/run", "--output", "x.txt"], "what ends in .txt is not written"),
         (["outputs/digits/run", "--output"], "it has no value"),
+        (["outputs/digits/run", "--output", "/proc/x.csv"], "nothing can be written in /proc: "),
         (["outputs/digits/run", "--rows=3"], "history does not take --rows=3"),
         (["0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
     ],
