@@ -84,19 +84,22 @@ def _pickled(trained: Trained) -> int:
 
 def _reached(uri: str) -> str:
     """Whether a run could be tracked there, in words; nothing is made or asked of it."""
-    path, parts = sqlite_path(uri), urlsplit(uri)
+    path = sqlite_path(uri)
     if path is not None:
         is_free = os.access(path if path.exists() else path.parent, os.W_OK)
         return (
             "it can be written" if is_free else "it can't be written: the run goes on without, and sync sends it later"
         )
-    if parts.scheme not in ("http", "https") or parts.hostname is None:
-        return "not asked"
     try:
+        parts = urlsplit(uri)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            return "not asked"
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), SECONDS_FOR_STORE).close()
     except OSError as error:
         return f"nobody answers ({error.strerror or error}): the run goes on without, and sync sends it later"
+    except ValueError as error:
+        return f"that is no address ({error}): the run goes on without, and sync sends it later"
     return "it answers"
 
 

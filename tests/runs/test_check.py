@@ -8,6 +8,7 @@ import pytest
 
 from runner import cli, run
 from runner.errors import RunnerError
+from runner.runs.check import _reached
 
 PARTS = """
 import torch
@@ -198,6 +199,12 @@ def test_a_store_that_is_not_there_is_told_and_no_fault(here, capsys, uri):
     assert cli.main([*NET, f"tracking.uri={uri}"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("check:  store"))
     assert line.endswith("the run goes on without, and sync sends it later")
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:50OO", "http://[::1"])
+def test_a_store_of_no_address_is_told(uri):
+    said = _reached(uri)
+    assert said.startswith("that is no address (") and said.endswith("the run goes on without, and sync sends it later")
 
 
 @pytest.mark.slow
