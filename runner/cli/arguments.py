@@ -214,9 +214,11 @@ def _has_bare_comma(word: str) -> bool:
 
 def _parts(text: str) -> list[str]:
     """What stands between commas outside of quotes, brackets and parentheses."""
-    parts, depth, quote = [""], 0, ""
+    parts, depth, quote, is_escaped = [""], 0, "", False
     for char in text:
-        if quote:
+        if is_escaped or char == "\\":  # the one behind it is taken as it is
+            is_escaped = not is_escaped
+        elif quote:
             quote = "" if char == quote else quote
         elif char in "'\"":
             quote = char

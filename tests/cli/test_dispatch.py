@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import runner
 from runner import cli
 from runner.cli import check_first
+from runner.cli.arguments import _has_bare_comma
 from runner.cli.options import parse
 from runner.errors import RunnerError
 from runner.version import DISTRIBUTION, PACKAGES
@@ -233,6 +234,20 @@ def test_letters_that_hydra_reads_in_quotes_only_are_told_once(word, mend, own_f
 def test_a_key_with_a_letter_that_no_key_has_is_none(own_folder, capfd):
     assert cli.main(["größe=3"]) == 2
     assert "there is no key größe" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "has_one"),
+    [
+        (r"name=a\,b", False),
+        (r"name='it\'s, ok'", False),
+        (r"name=a\\,b", True),
+        (r"name='a\\','b'", True),
+        (r"name=a\'b,c", True),
+    ],
+)
+def test_a_comma_behind_a_backslash_is_no_sweep(word, has_one):
+    assert _has_bare_comma(word) is has_one
 
 
 def test_there_are_sixty_mistakes_and_more():
