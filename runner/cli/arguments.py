@@ -189,6 +189,9 @@ def _value_faults(name: str, value: str) -> list[Fault]:
     if not value or value.startswith("-"):
         return [Fault(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}")]
     asked = f"{name} {value}"
+    if name in ("--config-path", "-cp"):
+        problem = "what the runner's own files say would be missing: a folder of yours stands beside theirs"
+        return [Fault(asked, problem, f"-cd {value}")]
     if name in ("--config-dir", "-cd") and not Path(value).is_dir():
         return [Fault(asked, "there is no such folder", f"{name} FOLDER, with one that is there")]
     if name in ("--cfg", "-c") and value not in SHOWN:

@@ -153,6 +153,8 @@ MISTAKES = [
     ("plan -cn ", "it needs a value"),
     ("--info searchpath -cn=", "it needs a value"),
     ("-cd -cn mine", "asked: -cd\n"),
+    ("-cp conf -cn mine", "write: -cd conf\n"),
+    ("--config-path=conf", "write: -cd conf\n"),
     ("-cd nonsuch", "so:    there is no such folder"),
     ("--json --cfg jobs", "so:    --cfg is job, hydra or all\n  write: --cfg job"),
     ("-m seed=1,x", "seed=10"),
