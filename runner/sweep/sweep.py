@@ -23,7 +23,7 @@ from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Composer, Prepared, examine, folder_faults, used_faults
+from runner.sweep.jobs.prepare import Composer, Prepared, configurations, examine, folder_faults, used_faults
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
@@ -32,7 +32,6 @@ from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
 from runner.sweep.scheduler import Books, Source, conduct
-from runner.sweep.until import twins
 from runner.tracking import recipes
 from runner.tracking.journal import is_being_written
 from runner.training.signals import Stop, listening
@@ -265,7 +264,8 @@ def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list
     """A job of each configuration with a seed that none has, for what is to be added: in no ledger, and never run."""
     seeds = [seed for each in prepared if isinstance(seed := OmegaConf.select(each.config, "seed"), int)]
     numbers = itertools.count(1 + max(each.job.number for each in prepared))
-    found = [Job(next(numbers), words, "") for words in twins(plan.jobs, 1 + max(seeds, default=0))]
+    seed = f"seed={1 + max(seeds, default=0)}"
+    found = [Job(next(numbers), (*words, seed), "") for words in configurations(plan.jobs)]
     for job in found:
         composer.compose(job)  # names its folder
     return found

@@ -14,7 +14,16 @@ from omegaconf import DictConfig
 
 from runner.errors import Fault, RunnerError
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared, folder_faults, name_of, used_faults
+from runner.sweep.jobs.prepare import (
+    SEED,
+    Prepared,
+    Words,
+    configurations,
+    folder_faults,
+    name_of,
+    used_faults,
+    without,
+)
 from runner.sweep.report.comparisons import against_best, looks, num_looks, words_of
 from runner.sweep.report.ranking import find_goals
 from runner.sweep.report.results import read_results
@@ -23,23 +32,12 @@ from runner.sweep.report.seeds import configurations as by_configuration
 if TYPE_CHECKING:
     from runner.sweep.sweep import Hands
 
-Words = tuple[str, ...]
-SEED, SEED_AND_FOLD = ("seed",), ("seed", "data.fold")
-
-
-def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
-    """The jobs' overrides without their seeds, each once: of one with folds there are as many."""
-    return list(dict.fromkeys(_without(SEED, overrides) for overrides, _ in jobs))
-
-
-def twins(jobs: Sequence[tuple[Words, str]], seed: int) -> list[Words]:
-    """A job of each configuration, with this seed."""
-    return [(*words, f"seed={seed}") for words in configurations(jobs)]
+SEED_AND_FOLD = (*SEED, "data.fold")
 
 
 def check(jobs: Sequence[tuple[Words, str]], settings: DictConfig) -> None:
     """settings: config.sweep. Raises: RunnerError where there is nothing to decide, or no room for a look."""
-    found, asked = {_without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
+    found, asked = {without(SEED_AND_FOLD, overrides) for overrides, _ in jobs}, "sweep.until=decided"
     faults = []
     if len(found) < 2:
         fix = "model=mlp,cnn beside it, say; or seed='range(8)' without it"
@@ -97,7 +95,7 @@ class _Looks:
     def more(self) -> list[Prepared]:
         """Looks who is better, says it, and adds seeds up to the next look where nobody is."""
         self._leave_out_skipped()
-        if len({_without(SEED_AND_FOLD, words) for words in self._configurations}) < 2:
+        if len({without(SEED_AND_FOLD, words) for words in self._configurations}) < 2:
             self._hands.say("until:  nothing to decide: all but one were skipped")
             return []
         tried = self._seeds_tried()
@@ -119,14 +117,14 @@ class _Looks:
 
     def _leave_out_skipped(self) -> None:
         """A configuration whose device is missing gets no more seeds than it was asked for, and nobody waits for them."""
-        skipped = {_without(SEED, job.overrides) for job in self._hands.sweep.jobs.values() if job.state == "skipped"}
+        skipped = {without(SEED, job.overrides) for job in self._hands.sweep.jobs.values() if job.state == "skipped"}
         self._configurations = [words for words in self._configurations if words not in skipped]
 
     def _seeds_tried(self) -> int:
         """Of the configuration that has fewest, whether its jobs have finished or not."""
         tried = [0] * len(self._configurations)
         for job in self._hands.sweep.jobs.values():
-            if (words := _without(SEED, job.overrides)) in self._configurations:
+            if (words := without(SEED, job.overrides)) in self._configurations:
                 tried[self._configurations.index(words)] += 1
         return min(tried)
 
@@ -156,7 +154,3 @@ def add_jobs(hands: Hands, jobs: Sequence[Words], swept: set[str]) -> list[Prepa
         raise RunnerError(*faults)
     hands.ledger.plan(*(each.job for each in prepared))
     return hands.in_groups(prepared)
-
-
-def _without(keys: Words, overrides: Words) -> Words:
-    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") not in keys)

@@ -54,8 +54,8 @@ class Target:
         try:
             if self.kind == "multilabel":
                 found = as_booleans(values)
-                if (other := ~np.isin(found, (0, 1))).any():
-                    raise BadValue(row := int(other.argmax()), values[row].as_py())
+                if (is_no_label := ~np.isin(found, (0, 1))).any():
+                    raise BadValue(row := int(is_no_label.argmax()), values[row].as_py())
             else:
                 found = as_numbers(values)
         except BadValue as bad:

@@ -39,6 +39,10 @@ PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "n
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
 
+Words = tuple[str, ...]
+SEED = ("seed",)  # what those of one configuration differ in
+
+
 @dataclass
 class Prepared:
     """A job with its configuration; `missing` says why its device is not here."""
@@ -326,3 +330,12 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     ]
     if found:
         raise RunnerError(*found)
+
+
+def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
+    """The jobs' overrides without their seeds, each once: of one with folds there are as many."""
+    return list(dict.fromkeys(without(SEED, overrides) for overrides, _ in jobs))
+
+
+def without(keys: Words, overrides: Words) -> Words:
+    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") not in keys)
