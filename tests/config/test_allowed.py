@@ -80,6 +80,8 @@ REVIEWED = {
         "runner.data.language.token_files.remember",
         "write_text",
     ): "FILE.json beside FILE, where nothing else is called so",
+    ("runner.data.language.token_files.remember", "posix.getpid"): "a part of the name of its own file",
+    ("runner.data.language.token_files.remember", "unlink"): "its own unfinished file",
     ("runner.models.external._library", "importlib.import_module"): "timm or transformers",
     ("runner.models.external._settings", "from_pretrained"): "trust_remote_code is false",
     ("runner.models.external.timm_model", "create_model"): "a name that timm lists; no files, no addresses",
