@@ -58,6 +58,7 @@ plan/test_memory whole_runs/test_disk_full runs/test_evaluate cli/test_notebook 
 experiment/test_build tracking/test_deadline plan/test_findings device/test_backends cli/test_options
 whole_runs/test_tables sweep/search/test_pruning distributed/test_sharding plan/test_language
 training/stacked/test_fit training/step/test_on_device training/stacked/test_check whole_runs/test_turns whole_runs/test_tasks
+whole_runs/test_where_time_went training/step/test_turns training/step/test_fused_update
 sweep/launchers/test_process_pool runs/test_load config/test_conf_files training/test_cpu_threads
 sweep/jobs/test_prepare experiment/plots/test_draw cli/test_unexpected device/benchmark/test_show
 runs/test_of_tables sweep/report/test_page
@@ -71,11 +72,11 @@ DRAWN_TESTS = {
     "tests/sweep/launchers/test_ray.py": 4,
     "tests/sweep/launchers/test_slurm.py": 6,
     # a whole run of each case, 1 to 5 s: tests/config holds each file of conf to the schema every time
-    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 7,
+    "tests/whole_runs/test_conf.py::test_every_option_runs_a_few_steps": 6,
     "tests/whole_runs/test_tasks.py": 10,
     "tests/experiment/test_run.py::test_every_setting_runs": 6,
-    "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 9,
-    "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 7,
+    "tests/experiment/test_hints.py::test_a_healthy_run_gets_none": 7,
+    "tests/experiment/test_hints.py::test_a_planted_cause_is_told": 6,
     "tests/runs/test_check.py::test_recipes_and_settings_pass": 3,
     "tests/runs/test_check.py::test_a_run_that_stays_is_not_checked": 1,
     "tests/runs/test_check.py::test_a_fault_in_any_part_is_found": 5,
@@ -85,9 +86,9 @@ DRAWN_TESTS = {
     "tests/sweep/search/test_job_source.py::test_each_sampler_gives_as_many_trials_as_were_asked_for": 4,
     "tests/sweep/search/test_sweeper.py::test_mistakes_are_told_before_anything_is_written": 5,
     "tests/sweep/test_sweep.py::test_a_mistake_in_one_job_is_told_before_any_runs": 6,
-    "tests/cli/test_dispatch.py::test_a_mistake_exits_with_2_and_says_what_to_write": 60,
+    "tests/cli/test_dispatch.py::test_a_mistake_exits_with_2_and_says_what_to_write": 50,
     # kinds of nets and optimizers: 2 to 4 s each
-    "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 9,
+    "tests/training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone": 8,
     "tests/training/step/test_on_device.py::test_the_same_as_step_by_step_but_for_rounding": 5,
     # processes whose memory is measured, faults of a server, environments without this package: 4 to 10 s
     "tests/plan/test_memory.py::test_the_peak_is_within_15_percent_of_the_allocators": 2,
@@ -145,6 +146,15 @@ cli/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
 experiment/test_last_batch.py::test_several_processes_are_told_at_once
 tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
 device/test_other_accelerator.py distributed/test_training.py
+sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
+training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
+whole_runs/test_simulated.py::test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit
+distributed/test_sharding.py::test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states
+experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
+experiment/test_together.py::test_one_whose_end_fails_fails_alone
+plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line plan/test_models.py::test_each_would_run_and_reads_nothing
+cli/test_answer.py::test_help_is_an_answer_too
+cli/test_dispatch.py::test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name
 training/step/test_on_device.py::test_a_graph_of_a_compiled_step
 runs/test_export.py::test_another_process_without_this_package_computes_the_same
 """
