@@ -10,6 +10,7 @@ import cProfile
 import math
 import os
 import pstats
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -172,12 +173,13 @@ def _seconds(take: Callable[[], None], *, ends: float) -> float:
 
 
 def _with_threads(take: Callable[[], None], most: int, *, first: Callable[[], None]) -> float:
-    """What it takes with so many threads, of what it takes with as many as now: by the turn that says most of it.
+    """What it takes with so many threads, of what it takes with as many as now: the middle of some turns, one of which others
+    may disturb (one gain of three was not told, 2026-11).
 
-    It ends with the first turn that gains nothing: threads that wait for a busy CPU take many times as long. first: a small
-    one, with which they begin.
+    It ends once most turns gain nothing: threads that wait for a busy CPU take many times as long. first: a small one, with
+    which they begin.
     """
-    now, found = torch.get_num_threads(), 0.0
+    now, ratios = torch.get_num_threads(), list[float]()
 
     def seconds(threads: int, take: Callable[[], None]) -> float:
         torch.set_num_threads(threads)
@@ -186,12 +188,12 @@ def _with_threads(take: Callable[[], None], most: int, *, first: Callable[[], No
     try:
         seconds(most, first)
         for _ in range(THREAD_TURNS):
-            found = max(found, seconds(most, take) / seconds(now, take))
-            if found >= 1:
+            ratios.append(seconds(most, take) / seconds(now, take))
+            if sum(ratio >= 1 for ratio in ratios) > THREAD_TURNS // 2:
                 break
     finally:
         torch.set_num_threads(now)
-    return found
+    return statistics.median(ratios)
 
 
 def _is_busy(cpus: int) -> bool:
