@@ -98,74 +98,70 @@ DRAWN_TESTS = {
     "tests/tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows": 1,
 }
 
-#: 5 to 75 s each, and what they hold is held by smaller tests, too, or seldom touched: one of each two that stand beside each
-#: other, a test or a whole file, runs with each commit. Two take about as long: a commit's run is no longer than another's
-DRAWN_HALF = """
-sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
+#: 3 to 50 s each, and what they hold is held by smaller tests, too, or seldom touched: of each three that stand beside each
+#: other, tests or whole files, one runs with each commit. They take about as long: a commit's run is no longer than another's
+ONE_OF_THREE = """
+device/test_other_accelerator.py sweep/launchers/test_ray.py sweep/launchers/test_slurm.py
 whole_runs/test_template.py cli/test_try_out.py::test_a_night
+sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
+distributed/test_training.py data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
+sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
 plan/test_zoo.py::test_what_goes_by_values_is_told_with_the_operation_and_its_line
-data/tables/test_rows.py::test_many_rows_train_in_less_memory_than_they_take
-sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
+whole_runs/test_simulated.py::test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit
 whole_runs/test_several_processes.py::test_sigterm_reaches_all_and_another_number_of_processes_goes_on
-data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
-sweep/launchers/test_pretended_gpus.py
+sweep/test_batched.py::test_folds_are_trained_together_though_they_differ_by_a_row
+training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
+runs/test_export.py::test_another_process_without_this_package_computes_the_same
 experiment/test_run.py::test_ui_opens_the_last_runs_store_and_names_it_to_nobody
+whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
 device/test_backends.py::test_a_compiled_step_does_not_lay_channels_last_where_that_overwrites_memory
-cli/test_try_out.py::test_other_code_is_tried_by_its_seeds
-sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
-sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
+tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
+sweep/launchers/test_pretended_gpus.py data/language/test_tokens.py::test_a_file_larger_than_the_memory_is_trained_on
+runs/test_check.py::test_recipes_and_settings_pass cli/test_try_out.py::test_other_code_is_tried_by_its_seeds
+experiment/test_last_batch.py::test_several_processes_are_told_at_once
+sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
+training/step/test_on_device.py::test_a_graph_of_a_compiled_step
 plan/test_zoo.py::test_what_is_sound_would_run_and_nothing_is_found_but_what_waits
+sweep/search/test_sweeper.py::test_trials_run_in_two_slots_and_the_poor_ones_are_pruned
+experiment/test_own_loader.py::test_two_processes_share_each_batch
+sweep/test_until.py::test_a_sweep_that_is_stopped_among_the_added_seeds_goes_on_with_them
+tracking/test_faults.py::test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost
+distributed/test_sharding.py::test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states
+runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
 training/step/test_split_batch.py::test_a_process_without_memory_is_told_what_fits_or_splits
 sweep/test_sweep.py::test_jobs_on_two_slots_have_every_point_in_one_store
-sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
-cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
-cli/test_answer.py::test_of_a_process_and_those_that_it_starts
-runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
-whole_runs/test_readme.py::test_the_plan_says_what_its_page_says
-sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
-cli/test_notebook.py::test_the_cells_of_a_notebook
-sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
-cli/test_try_out.py::test_the_budget_and_what_would_not_run
-experiment/test_own_loader.py::test_two_processes_share_each_batch
-experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
-device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
-plan/test_command.py::test_a_model_on_two_devices
-plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
-plan/test_command.py::test_one_of_several_processes
-runs/test_export.py::test_a_model_without_a_graph_is_pickled_by_mlflow
-tracking/test_deadline.py::test_files_take_as_long_as_they_move
-whole_runs/test_turns.py::test_a_plan_simulates_all_turns
-runs/test_check.py::test_recipes_and_settings_pass
-tracking/test_mlflow_model.py::test_a_model_loads_elsewhere_without_this_package_for_any_number_of_rows
-sweep/test_sweep.py::test_jobs_that_die_are_rows_and_the_others_do_not_notice
-sweep/test_batched.py::test_what_can_not_be_trained_together_is_trained_one_by_one
-tracking/test_faults.py::test_the_model_is_there_once_where_the_first_answer_to_every_kind_of_request_is_lost
 tracking/test_mlflow_model.py::test_whichever_call_a_kill_comes_to_there_is_one_model_with_its_metrics_once
-whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
 cli/test_try_out.py::test_a_seed_with_which_the_reference_fails_is_left_out
-experiment/test_last_batch.py::test_several_processes_are_told_at_once
+sweep/test_sweep.py::test_jobs_whose_device_is_missing_are_announced_and_skipped
+whole_runs/test_turns.py::test_a_plan_simulates_all_turns
 tracking/test_sweeps.py::test_finishing_waits_while_any_run_makes_progress
-device/test_other_accelerator.py distributed/test_training.py
-sweep/test_batched.py::test_each_job_is_the_run_that_it_is_alone
-training/stacked/test_fit.py::test_each_comes_to_what_it_comes_to_alone
-whole_runs/test_simulated.py::test_a_run_on_a_pretended_device_equals_the_cpus_to_the_bit
-distributed/test_sharding.py::test_parts_learn_what_the_whole_learns_and_go_on_from_whole_states
-experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
-experiment/test_together.py::test_one_whose_end_fails_fails_alone
-plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line plan/test_models.py::test_each_would_run_and_reads_nothing
-cli/test_answer.py::test_help_is_an_answer_too
+runs/test_serve.py::test_it_answers_as_the_model_and_leaves_nothing
+cli/test_answer.py::test_of_a_process_and_those_that_it_starts
+cli/test_answer.py::test_help_is_an_answer_too plan/test_findings.py::test_each_mistake_is_named_with_its_path_and_line
+cli/test_dispatch.py::test_a_wheel_runs_from_an_empty_folder_with_the_persons_own_parts
+whole_runs/test_several_processes.py::test_a_killed_process_ends_the_run_and_says_so
+cli/test_try_out.py::test_the_budget_and_what_would_not_run
+sweep/test_until.py::test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most
+cli/test_notebook.py::test_the_cells_of_a_notebook experiment/test_own_loader.py::test_its_plan_reads_as_the_run_does
+tracking/test_deadline.py::test_files_take_as_long_as_they_move
+device/benchmark/test_show.py::test_the_whole_of_it_on_this_machine
+experiment/test_together.py::test_one_whose_end_fails_fails_alone sweep/report/test_page_in_a_browser.py::test_a_search_is_drawn
+plan/test_models.py::test_each_would_run_and_reads_nothing plan/test_command.py::test_a_model_on_two_devices
+plan/test_tune.py::test_what_wins_stays_and_the_next_is_tried_on_top_of_it
 cli/test_dispatch.py::test_a_key_that_a_sweeps_other_options_have_not_is_told_by_its_name
-training/step/test_on_device.py::test_a_graph_of_a_compiled_step
-runs/test_export.py::test_another_process_without_this_package_computes_the_same
+plan/test_command.py::test_one_of_several_processes
+experiment/test_hooks.py::test_images_and_tables_are_where_mlflows_pages_look_for_them
 """
 
 
 def pytest_collection_modifyitems(config, items):
     if not any("::" in word for word in config.args):
         drawn_from = {name: ([item for item in items if _of(item, name)], num) for name, num in DRAWN_TESTS.items()}
-        halves = [f"tests/{name}" for name in DRAWN_HALF.split()]
-        pairs = zip(halves[::2], halves[1::2], strict=True)
-        others = {name for pair in pairs for name in set(pair).difference(seeded.drawn("half" + pair[0], pair, 1))}
+        names = [f"tests/{name}" for name in ONE_OF_THREE.split()]
+        threes = zip(names[::3], names[1::3], names[2::3], strict=True)
+        others = {
+            name for three in threes for name in set(three).difference(seeded.drawn("three" + three[0], three, 1))
+        }
         left_out = {item for item in items for name in others if _of(item, name)} | {
             item
             for name, (own, num) in drawn_from.items()
