@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from runner.config import validate
-from runner.config.identity import quoted
+from runner.config.identity import key_of, quoted
 from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
@@ -38,9 +38,8 @@ ZIP = "sweep.zip"
 PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
 THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
 
-
 Words = tuple[str, ...]
-SEED = ("seed",)  # what those of one configuration differ in
+SEED = ("seed",)  # what jobs of one configuration differ in
 
 
 @dataclass
@@ -338,4 +337,5 @@ def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
 
 
 def without(keys: Words, overrides: Words) -> Words:
-    return tuple(word for word in overrides if word.partition("=")[0].lstrip("+") not in keys)
+    """The overrides but those of these keys."""
+    return tuple(word for word in overrides if key_of(word) not in keys)
