@@ -22,6 +22,11 @@ NAMES = {
     "foreach_add_": ("torch._foreach_add_", "the step counts of all parameters by one kernel"),
     "foreach_copy_": ("torch._foreach_copy_", "a model's buffers kept by one kernel"),
     "foreach_lerp_": ("torch._foreach_lerp_", "the averages of all weights by one kernel"),
+    "foreach_mul_": (
+        "torch._foreach_mul_",
+        "the gradients of several models scaled by one kernel, each by its own number",
+    ),
+    "foreach_norm": ("torch._foreach_norm", "the norms of several models' gradients by one kernel"),
     "fused_sgd_": ("torch._fused_sgd_", "SGD's update without its wrapper"),
     "fused_adam_": ("torch._fused_adam_", "Adam's update without its wrapper"),
     "fused_adamw_": ("torch._fused_adamw_", "AdamW's update without its wrapper"),

@@ -291,10 +291,14 @@ def wants_metric(schedule: Any) -> bool:
 
 
 def _own(model: nn.Module) -> list[torch.Tensor]:
-    """What this process has of a model's parameters and buffers, each once, whatever its names; of one in parts, its part."""
-    kept = {id(value): value for value in model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)}
-    own = [value.detach() for value in kept.values()]
-    return [value.to_local() if hasattr(value, "to_local") else value for value in own]
+    """What this process has of a model's parameters and buffers, each once, whatever its names; of one in parts, its part.
+
+    The very tensors, as a stack of models (stacked/stack.py) moves their memory.
+    """
+    kept: dict[int, Any] = {
+        id(value): value for value in model.state_dict(keep_vars=True).values() if isinstance(value, torch.Tensor)
+    }
+    return [value.detach().to_local() if hasattr(value, "to_local") else value for value in kept.values()]
 
 
 class AveragedWeights:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.device import backends
 from runner.errors import first_line
@@ -59,7 +59,7 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
     _put_back(parts, before)
     for number in _to_compare(members):
         try:
-            _compare(members[number], batches[number], [value[number] for value in together], whole=len(parts))
+            _compare(members[number], batches[number], together[number], whole=len(parts))
         finally:
             _put_back(parts, before)
     gained = (size.seconds_alone - size.seconds) * parts[0].limits.num_steps + START_SECONDS
@@ -97,8 +97,8 @@ def _check_parts(member: Member) -> None:
     check_optimizer(parts.optimizer)
 
 
-def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[Tensor], Size]:
-    """The losses (M,) and the gradients (M, ...) of the first batch, as they are to be computed, and the size to take.
+def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -> tuple[list[list[Tensor]], Size]:
+    """Of each member the loss and the gradients of the first batch, as they are to be computed; and the size to take.
     Raises: CannotStackError."""
     groups = [Members([member.parts], member.settings.train) for member in members]
     states = [dict(member.generators) for member in members]
@@ -111,7 +111,7 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
                 size = choose_size(step, group, drawn=drawn)
                 step.divide(-(-len(stack) // size.num_together))
                 loss = next(iter(step.forward_backward(group).values()))
-                gradients = [value.grad for value in stack.parameters.values() if value.grad is not None]
+                gradients = [_gradients(whole) for whole in stack.wholes]
                 step.undo(before)
     except CannotStackError:
         raise
@@ -121,7 +121,7 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
                 "the memory does not take a step of one of them beside the others' weights"
             ) from error
         raise CannotStackError(_in_words(error)) from error
-    return [loss, *gradients], size
+    return [[own, *its] for own, its in zip(loss.detach(), gradients, strict=True)], size
 
 
 def _alone(member: Member, batch: Any) -> list[Tensor]:
@@ -132,12 +132,13 @@ def _alone(member: Member, batch: Any) -> list[Tensor]:
             values = parts.task(parts.model, batch)
         loss = next(iter(values.values()))
         loss.backward()
-    found = [loss.detach()]
-    for parameter in parts.model.parameters():
-        if parameter.grad is not None:
-            found.append(parameter.grad)
-            parameter.grad = None
-    return found
+    gradients = _gradients(parts.model)
+    parts.model.zero_grad()
+    return [loss.detach(), *gradients]
+
+
+def _gradients(module: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
 def _compare(member: Member, batch: Any, together: Sequence[Tensor], *, whole: int) -> None:

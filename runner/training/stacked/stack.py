@@ -54,16 +54,6 @@ class Stack:
     def __len__(self) -> int:
         return len(self.wholes)
 
-    def named_in(self, member: Parts, parameter: Tensor) -> str:
-        """The name of a member's parameter in the stack."""
-        return next(f"model.{name}" for name, value in member.model.named_parameters() if value is parameter)
-
-    def states(self, at: slice) -> dict[str, Tensor]:
-        """What averages follow: the stacked entries of the models' state_dict(), by its names."""
-        both = {**self.parameters, **self.buffers}
-        names = [name for name in self.wholes[0].model.state_dict() if f"model.{name}" in both]  # tied ones count once
-        return {name: both[f"model.{name}"].detach()[at] for name in names}
-
     def forward(self, weights: Weights, batch: Any) -> Mapping[str, Tensor]:
         """The task's values of some members with these weights, (m,) each. batch: its tensors are (m, B, ...).
 

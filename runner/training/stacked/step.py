@@ -42,15 +42,16 @@ class StackedStep:
         self, stack: Stack, members: Sequence[Members], *, num_pieces: int, say: Callable[[str], None]
     ) -> None:
         self.stack, self._say = stack, say
-        self.lanes, self._schedules, start = [], [], 0
-        for same in members:
-            self.lanes.append(Lane(stack, same.parts, slice(start, start + len(same.parts))))
-            start += len(same.parts)
+        self.lanes = [Lane(same.parts) for same in members]
         first = members[0].parts[0]
         self._largest_norms = [same.train.clip_grad_norm for same in members]
         self._schedules = [] if first.falls_by_metric else [same.parts[0].schedule for same in members]
         self.device, self._channels_last = first.device, first.layout.startswith("channels last")
-        self._trained = [value for value in stack.parameters.values() if value.requires_grad]
+        self._own = {  # each member's tensors of a stacked one
+            name: [whole.get_parameter(name) for whole in stack.wholes]
+            for name, value in stack.parameters.items()
+            if value.requires_grad
+        }
         self._buffers = list(stack.buffers.values())
         self._before = [buffer.clone() for buffer in self._buffers]
         self._generators: list[torch.Generator] = []
@@ -76,8 +77,6 @@ class StackedStep:
         norms = clip(self.lanes, self._largest_norms)
         for lane in self.lanes:
             lane.update()
-        for parameter in self._trained:
-            parameter.grad = None
         return values if norms is None else {**values, "grad_norm": norms}
 
     def move_rates(self) -> None:
@@ -101,7 +100,8 @@ class StackedStep:
         self._needs_functions = True  # as far as anybody knows: those that one needs by its own model are others
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
-        """Values (M,) and gradients of all members, in their pieces; in more of them where the memory ends."""
+        """Values (M,) of all members, in their pieces; in more of them where the memory ends. Each one's own parameters have
+        its gradients."""
         while (values := self._attempt(batches)) is None:
             pass
         return values
@@ -109,27 +109,20 @@ class StackedStep:
     def _in_pieces(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         if not self._weights:
             each = [self._of_one(batches, number) for number in range(len(self.stack))]
-            values = {name: torch.stack([own[name] for own in each]) for name in each[0]}
-            gradients: list[list[Tensor]] = [
-                [whole.get_parameter(name) for whole in self.stack.wholes] for name in self.stack.parameters
-            ]
-            join = torch.stack
-        else:
-            each = [
-                self._of_some(batches, piece, weights)
-                for piece, weights in zip(self._pieces, self._weights, strict=True)
-            ]
-            if len(each) == 1:
-                return each[0]
-            values = {name: torch.cat([some[name] for some in each]) for name in each[0]}
-            gradients = [[weights.parameters[name] for weights in self._weights] for name in self.stack.parameters]
-            join = torch.cat
-        for stacked, parts in zip(self.stack.parameters.values(), gradients, strict=True):
-            if parts[0].grad is not None:
-                stacked.grad = join([part.grad for part in parts if part.grad is not None])
-            for part in parts:
-                part.grad = None
-        return values
+            return {name: torch.stack([own[name] for own in each]) for name in each[0]}
+        each = []
+        for piece, weights in zip(self._pieces, self._weights, strict=True):
+            each.append(self._of_some(batches, piece, weights))
+            self._hand_out(weights, piece)
+        return each[0] if len(each) == 1 else {name: torch.cat([some[name] for some in each]) for name in each[0]}
+
+    def _hand_out(self, weights: Weights, members: slice) -> None:
+        """Gives each member its part of the gradients."""
+        for name, own in self._own.items():
+            gradient, weights.parameters[name].grad = weights.parameters[name].grad, None
+            if gradient is not None:
+                for parameter, part in zip(own[members], gradient.unbind(), strict=True):
+                    parameter.grad = part
 
     def of_first(self, batches: Sequence[Any]) -> None:
         """Forward and backward of the first piece alone; undo() then."""

@@ -1,21 +1,22 @@
-"""Takes the optimizers' steps of members whose weights are stacked: those with the same settings by the kernels of one."""
+"""Takes the optimizers' steps of members: of those with the same settings by the kernels of one, over each one's own tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from runner.device.torch_private import foreach_lerp_
+from runner.device.torch_private import foreach_mul_, foreach_norm
+from runner.training.muon import Muon
 from runner.training.parts import Parts
-from runner.training.stacked.stack import CannotStackError, Stack
+from runner.training.stacked.stack import CannotStackError
 from runner.training.step.fused_update import make_update
 
-#: optimizers that look at each weight by itself, so that a stack of weights is but a larger weight
-BY_ELEMENT = (
+#: optimizers that look at each tensor by itself, so that those of several models are but more of them
+BY_TENSOR = (
     optim.SGD,
     optim.Adam,
     optim.AdamW,
@@ -25,60 +26,50 @@ BY_ELEMENT = (
     optim.RMSprop,
     optim.Adagrad,
     optim.Adadelta,
+    optim.Adafactor,
+    optim.ASGD,
     optim.Rprop,
+    Muon,
 )
-#: of their states, what is one number for all weights of a tensor
-COUNTS = ("step", "mu_product")
 
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """Raises: CannotStackError for one that may look at several weights together."""
-    if type(optimizer) not in BY_ELEMENT:
-        raise CannotStackError(f"{type(optimizer).__name__} may look at all weights of a layer at once")
+    if type(optimizer) not in BY_TENSOR:
+        raise CannotStackError(f"{type(optimizer).__name__} may look at the weights of several layers at once")
 
 
 class Lane:
-    """Members that lie side by side in the stack and have the same settings: one optimizer, the first one's, for all.
+    """Members with the same settings: one optimizer takes the steps of all their tensors, with the first one's rates.
 
-    Their own optimizers hold views of its state, so that each can be kept and gone on with alone; their schedules are
-    brought after it by follow().
+    Each tensor is one of its own there, as in a run alone, and not a part of a larger one: a kernel rounds the last few of
+    a tensor's numbers otherwise than those before, and what a run comes to would hang on how many are beside it.
     """
 
-    def __init__(self, stack: Stack, members: Sequence[Parts], at: slice) -> None:
-        """members: of this lane; at: where they lie in the stack. Their optimizers' states, if any, are gone on with."""
-        self.at, self._members, self._is_linked = at, members, False
+    def __init__(self, members: Sequence[Parts]) -> None:
+        """Their optimizers' states, if any, are gone on with, and stay theirs."""
+        self._members = members
+        self.parameters = [_parameters(parts) for parts in members]
         leader = members[0].optimizer
-        is_whole = at == slice(0, len(stack))
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # what the optimizer has, and whose gradient it is
         groups = []
-        for group in leader.param_groups:
-            own = []
-            for parameter in group["params"]:
-                stacked = stack.parameters[stack.named_in(members[0], parameter)]
-                own.append(stacked if is_whole else stacked.detach()[at])
-                self._pairs.append((own[-1], stacked))
+        for number, group in enumerate(leader.param_groups):
+            own = [tensor for parts in members for tensor in parts.optimizer.param_groups[number]["params"]]
             groups.append({**group, "params": own})
         self._optimizer: Optimizer = type(leader)(groups)  # type: ignore[call-arg]  # all that differs is in its groups
-        self._take_states()
+        for parts in members:
+            self._optimizer.state.update(parts.optimizer.state)
         if members[0].schedule is not None:
             leader.step()  # without gradients it does nothing, but schedules ask whether it was called
-        self._update = make_update(self._optimizer)
-        self._average = _average_of(members, stack, at)
-
-    def gradients(self) -> list[Tensor]:
-        """Of the lane's members, (m, ...) each; those of a part of the stack are views."""
-        return [stacked.grad[self.at] for _, stacked in self._pairs if stacked.grad is not None]
+        self._update = make_update(self._optimizer, joins_counts=True)
 
     def update(self) -> None:
-        """One step of all of them with the leader's settings; the gradients are not needed any more."""
+        """One step of all of them with the leader's settings; leaves no gradients."""
         for mine, leaders in zip(self._optimizer.param_groups, self._members[0].optimizer.param_groups, strict=True):
             mine |= {name: value for name, value in leaders.items() if name != "params"}
-        for own, stacked in self._pairs:
-            if own is not stacked:
-                own.grad = None if stacked.grad is None else stacked.grad[self.at]
         self._update()
-        if self._average is not None:
-            self._average()
+        for parts in self._members:
+            if parts.average is not None:
+                parts.average.update()
 
     def follow(self) -> None:
         """The other members' rates and schedules, and all their optimizers' states, where the leader's are. Costs some
@@ -89,87 +80,29 @@ class Lane:
                 theirs |= {name: value for name, value in group.items() if name != "params"}
             if other.schedule is not None and leader.schedule is not None:
                 other.schedule.load_state_dict(leader.schedule.state_dict())
-        self._link()
-
-    def _take_states(self) -> None:
-        """The members' states as one; all have theirs, or none has."""
-        for index, (own, _) in enumerate(self._pairs):
-            states = [dict(parts.optimizer.state.get(_parameters(parts)[index], {})) for parts in self._members]
-            if not all(states):
-                continue
-            self._optimizer.state[own] = {
-                name: torch.stack([state[name] for state in states]) if _is_by_element(name, value) else _copied(value)
-                for name, value in states[0].items()
-            }
-
-    def _link(self) -> None:
-        """Has the members' optimizers see their parts of the states, once these are there."""
-        if self._is_linked or not self._optimizer.state:
-            return
-        for number, parts in enumerate(self._members):
-            for index, (own, _) in enumerate(self._pairs):
-                if own in self._optimizer.state:
-                    parts.optimizer.state[_parameters(parts)[index]] = {
-                        name: value[number] if _is_by_element(name, value) else value
-                        for name, value in self._optimizer.state[own].items()
-                    }
-        self._is_linked = all(own in self._optimizer.state for own, _ in self._pairs)
+        for parts, parameters in zip(self._members, self.parameters, strict=True):
+            parts.optimizer.state.update(
+                (own, self._optimizer.state[own]) for own in parameters if own in self._optimizer.state
+            )
 
 
 def clip(lanes: Sequence[Lane], largest: Sequence[float | None]) -> Tensor | None:
-    """Scales each member's gradients to a norm of `largest`, one a lane, at most. Returns the norms before, (M,)."""
-    if any(each is None for each in largest):
+    """Scales each member's gradients to a norm of `largest`, one a lane, at most, as torch's clip_grad_norm_ does, to the bit.
+    Returns the norms before, (M,)."""
+    given = [most for most in largest if most is not None]
+    if len(given) < len(lanes):
         return None
     norms = []
-    for lane, most in zip(lanes, largest, strict=True):
-        gradients = lane.gradients()
-        each = torch.stack([torch.linalg.vector_norm(_flat(gradient), dim=1) for gradient in gradients])
-        norm = torch.linalg.vector_norm(each, dim=0)
-        scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
-        for gradient in gradients:
-            gradient.mul_(scale.view(-1, *(1 for _ in gradient.shape[1:])))
+    for lane, most in zip(lanes, given, strict=True):
+        each = [[own.grad for own in parameters if own.grad is not None] for parameters in lane.parameters]
+        gradients = [gradient for own in each for gradient in own]
+        of_tensors = iter(foreach_norm(gradients))
+        norm = torch.stack([torch.linalg.vector_norm(torch.stack(list(islice(of_tensors, len(own))))) for own in each])
+        scales = (most / (norm + 1e-6)).clamp(max=1.0)
+        foreach_mul_(gradients, [scale for own, scale in zip(each, scales, strict=True) for _ in own])
         norms.append(norm)
     return torch.cat(norms)
 
 
-def _average_of(members: Sequence[Parts], stack: Stack, at: slice) -> Callable[[], None] | None:
-    """What moves the members' averaged weights after a step."""
-    if members[0].average is None:
-        return None
-    averages = [parts.average for parts in members if parts.average is not None]
-    now = stack.states(at)
-    means = {}
-    for name in now:
-        own = [dict(average.model.state_dict(keep_vars=True))[name] for average in averages]
-        means[name] = torch.stack([tensor.detach() for tensor in own])
-        for tensor, view in zip(own, means[name], strict=True):
-            tensor.data = view
-    floating = [name for name in now if now[name].is_floating_point() or now[name].is_complex()]
-    moved, towards = [means[name] for name in floating], [now[name] for name in floating]
-    rate = 1 - averages[0].decay
-
-    @torch.no_grad()
-    def update() -> None:
-        foreach_lerp_(moved, towards, rate)
-        for name in now.keys() - set(floating):
-            means[name].copy_(now[name])
-
-    return update
-
-
-def _flat(stacked: Tensor) -> Tensor:
-    """(M, n): a member's numbers in a row, also of a weight without a dimension, which flatten(1) refuses."""
-    return stacked.reshape(len(stacked), -1)
-
-
 def _parameters(parts: Parts) -> list[Tensor]:
     return [parameter for group in parts.optimizer.param_groups for parameter in group["params"]]
-
-
-def _is_by_element(name: str, value: Any) -> bool:
-    """Whether something in an optimizer's state has a number for each weight."""
-    return isinstance(value, Tensor) and name not in COUNTS
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

@@ -8,6 +8,7 @@ import torch
 from members import trained_alone, trained_together
 from torch import nn
 
+from runner.device.placement import tensors
 from runner.tasks.classification import Classification
 from runner.training.stacked import fit
 from runner.training.stacked.stack import Stack
@@ -15,6 +16,7 @@ from runner.training.stacked.stack import Stack
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
 MLP = ["model=mlp", "model.hidden_sizes=[16]"]
+EVERYTHING = ["model.dropout=0.3", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"]
 #: as few epochs get better by an eighth as that the rate falls at other ones with each seed
 PLATEAU = [
     "scheduler=plateau",
@@ -27,7 +29,7 @@ PLATEAU = [
 CASES = {
     "mlp": (MLP, SEEDS),
     "mlp, everything": (
-        [*MLP, "model.dropout=0.3", "scheduler=cosine", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"],
+        [*MLP, *EVERYTHING],
         SEEDS,
     ),
     "other rates, weight decay, clipping and averages": (
@@ -145,16 +147,23 @@ def test_without_rounding_a_net_with_kinks_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model", [["model=cnn", "model.channels=[4,4]", "model.dropout=0.2"], [*MLP, "model.dropout=0.2"]]
+    "words",
+    [
+        ["model=cnn", "model.channels=[3,5]", *EVERYTHING, "data.augment={crop:1,rotate:10}"],
+        [*MLP, *EVERYTHING, "optimizer=muon"],
+        ["model=vit", "model.width=24", "model.depth=1", "model.num_heads=2", *EVERYTHING, "optimizer=sgd"],
+    ],
+    ids=["convolutions", "mlp", "attention"],
 )
-def test_by_its_own_model_each_computes_as_alone(tmp_path, model):
-    """With num_together=1, but for what an optimizer's kernel rounds at the end of a longer tensor; also where a
-    convolution's weights lie channels last."""
-    alone = trained_alone(tmp_path / "alone", model, SEEDS)
-    together = trained_together(tmp_path / "together", model, SEEDS, 1)
-    assert largest_difference(alone, together)[0] <= 1e-7
-    first = [[run.heard.points["train/loss", 1] for run in runs] for runs in (alone, together)]
-    assert first[0] == first[1]
+def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
+    """With num_together=1; also where a convolution's weights lie channels last, and where sizes are no multiple of a kernel's."""
+    alone = trained_alone(tmp_path / "alone", words, SEEDS)
+    together = trained_together(tmp_path / "together", words, SEEDS, 1)
+    assert largest_difference(alone, together) == (0.0, 0.0)
+    for one, other in zip(alone, together, strict=True):
+        for kept in ("average", "optimizer"):
+            mine, theirs = (tensors(run.state()[kept]) for run in (one, other))
+            assert mine and all(map(torch.equal, mine, theirs))
 
 
 def test_in_pieces_it_is_the_same(tmp_path):

@@ -81,7 +81,8 @@ def assert_same(ours: Net, theirs: Net, optimizer, other) -> None:
 
 @pytest.mark.parametrize("name", [*DIRECT, *OWN_WAY])
 @pytest.mark.parametrize("uses", ["always", "now and then", "later"])
-def test_the_same_to_the_bit(name, uses):
+@pytest.mark.parametrize("joins_counts", [False, True])
+def test_the_same_to_the_bit(name, uses, joins_counts):
     if uses == "later" and "momentum" in name:
         pytest.skip("torch's own fused step fails there (2.13)")
     make = {**DIRECT, **OWN_WAY}[name]
@@ -93,7 +94,7 @@ def test_the_same_to_the_bit(name, uses):
     ours, theirs = net(), net()
     optimizer, other = make(ours.parameters()), make(theirs.parameters())
     calls = counted(optimizer)
-    steps(ours, optimizer, make_update(optimizer), with_all=with_all)
+    steps(ours, optimizer, make_update(optimizer, joins_counts=joins_counts), with_all=with_all)
     steps(theirs, other, own(other), with_all=with_all)
     assert_same(ours, theirs, optimizer, other)
     if uses == "always":
