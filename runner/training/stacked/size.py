@@ -21,6 +21,8 @@ NUMBERS_A_WEIGHT = 6
 FOR_WEIGHTS, FOR_ACTIVATIONS = 0.4, 0.3
 #: twice as many are tried as long as a member's time falls to this part of it
 GAIN = 0.97
+#: of a member's time by its own model, what it has to take at most among others: alone it is to the bit what its own run is
+WORTH = 0.85
 MOST_SECONDS = 2.0
 #: seconds of a member's step in which nothing is left to gain: its kernels are long enough to fill the device
 LONG_STEP = 0.03
@@ -51,7 +53,7 @@ class Size:
 
 
 def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]]) -> Size:
-    """The number of members that takes the least time for each.
+    """The number of members that takes the least time for each; one, unless more of them take clearly less.
 
     Tries one, by its own model, then 2, 4, 8, ... together, until that gains no more or the memory ends: forward and backward
     of that many, some times, which leave nothing behind. drawn: where the generators stand.
@@ -84,6 +86,8 @@ def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[]
         if size == before:  # the memory has room for more, and not for all of a piece less
             break
     best = min(times, key=lambda each: times[each])
+    if times[best] > WORTH * times[1]:
+        best = 1
     told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
     words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"
     return Size(best, words, times[best], times[1])
