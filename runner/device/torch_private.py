@@ -41,6 +41,7 @@ NAMES = {
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),
     "inductor_errors": ("torch._inductor.exc", "a compiler that is not there, told from other errors"),
     "compile_graph": ("torch._inductor.compile", "a compiled step that is run several times a call"),
+    "make_fx": ("torch.fx.experimental.proxy_tensor.make_fx", "forward and backward of several models as a graph"),
     # what looks at each operation: guard, plan, the number of threads
     "TorchDispatchMode": ("torch.utils._python_dispatch.TorchDispatchMode", "sees every kernel that is called"),
     "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, told from a function"),

@@ -99,7 +99,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
             one.session.begin(one.job.cfg, one.parts)
             one.session.say(f"batch:  {size.words}")
         first = next(iter(members.values()))
-        results = fit_together(each, size.num_together, stop=stop, say=first.session.say)
+        results = fit_together(each, size.num_together, stop=stop, say=first.session.say, compiled=size.compiled)
         best = _best(results)
         for one, result in zip(members.values(), results, strict=True):
             shows = result is best or one.settings.tracking.log_model == "all"

@@ -21,6 +21,7 @@ from sweep import _machine, _timed
 #: by name: the words of a run, and what is swept
 SWEEPS = {
     "digits, MLP": (["model=mlp"], ["seed=range(16)"]),
+    "digits, MLP, compiled": (["model=mlp", "train.compile=true"], ["seed=range(16)"]),
     "digits, MLP, 4 rates": (["model=mlp"], ["seed=range(16)", "optimizer.lr=3e-4,1e-3,3e-3,1e-2"]),
     "spiral": (["experiment=spiral"], ["seed=range(32)"]),
     "MNIST-1D, MLP": (["experiment=mnist1d_mlp"], ["seed=range(32)"]),

@@ -99,13 +99,31 @@ def trained_alone(folder, words, each, *, stop=None, in_float64=False):
     return runs
 
 
-def trained_together(folder, words, each, num_together=None, *, stop=None, change=None, in_float64=False):
+def trained_together(
+    folder, words, each, num_together=None, *, stop=None, change=None, in_float64=False, compiled=None
+):
     """change: what is done to the members before they are trained."""
     runs, generators = built(folder, words, each, in_float64=in_float64)
     members = members_of(runs, generators)
     for member in members if change else ():
         change(member)
-    results = fit_together(members, num_together or len(members), stop=stop or Stop(), say=print)
+    results = fit_together(members, num_together or len(members), stop=stop or Stop(), say=print, compiled=compiled)
     for run, result in zip(runs, results, strict=True):
         run.result = result
     return runs
+
+
+def largest_difference(alone, together):
+    """Of the weights, relative to each tensor, and of the points."""
+    weights = points = 0.0
+    for one, other in zip(alone, together, strict=True):
+        assert one.result.status == other.result.status == "finished", other.result.error
+        mine, theirs = one.state(), other.state()
+        assert mine.keys() == theirs.keys() and mine["optimizer"].keys() == theirs["optimizer"].keys()
+        for name, value in mine["model"].items():
+            value, distance = value.double(), (value.double() - theirs["model"][name].double()).norm()
+            weights = max(weights, float(distance / (value.norm() + 1e-9)))
+        assert one.heard.points.keys() == other.heard.points.keys()
+        for key, value in one.heard.points.items():
+            points = max(points, abs(other.heard.points[key] - value) / (abs(value) + 1e-3))
+    return weights, points

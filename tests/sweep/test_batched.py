@@ -93,6 +93,24 @@ def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, swee
     assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
 
 
+def test_jobs_that_are_compiled_are_trained_together(own_folder, sweep):
+    words = (
+        *SMALL,
+        SEEDS,
+        "train.compile=true",
+        "train.batch_size=100",
+        "data.limit=250",
+        *QUIET,
+    )  # batches of one size
+    said = sweep(own_folder, *words)
+    assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
+    assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
+    log = (own_folder / "swept/3/console.log").read_text()
+    assert re.search(r"batch: .*; compile: forward and backward are one function; made in [\d.]+ s", log)
+    sweep(own_folder, *words, "train.compile=false", name="written")
+    assert_near(own_folder / "swept/3", own_folder / "written/3")
+
+
 def test_folds_are_trained_together_though_they_differ_by_a_row(own_folder, sweep):
     """27 rows in 4 folds: three of 7 rows, one of 6."""
     words = (*SMALL, "data=iris", "data.limit=30", "data.fold=0/4,1/4,2/4,3/4", "task.plots=false")

@@ -71,7 +71,6 @@ def _why_alone(job: Prepared) -> str:
     """What in a job's settings has it train for itself; "" where others may go with it: the rest is found out where it runs."""
     train, placement = job.config.train, job.config.placement
     reasons = {
-        "train.compile=true": train.compile,
         "train.cuda_graph=true": train.cuda_graph,
         "train.precision=fp16 scales each loss by itself": train.precision == "fp16",
         "placement.map": placement.map,

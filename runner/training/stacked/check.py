@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from runner.device import backends
 from runner.errors import first_line
 from runner.training.optimizer import Turns
+from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
-from runner.training.stacked.size import Size, choose_size
+from runner.training.stacked.size import WORTH, Size, choose_size
 from runner.training.stacked.stack import CannotStackError, Stack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.stacked.update import check_optimizer
+from runner.training.step.choose import how_to_compile
 
 #: members whose first step is compared with their own alone, beside one of each setting
 MOST_COMPARED = 4
@@ -38,8 +41,8 @@ NUDGE, MOST = 1e-4, 0.2
 
 
 def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
-    """Measures how many of them to take together; takes forward and backward of the first batch so, and of some members
-    alone: both must come to the same, but for what rounding does to one alone.
+    """Measures how many of them to take together; takes forward and backward of the first batch so, compiled where that is
+    asked for, and of some members alone, as it is written: both must come to the same, but for what rounding does to one alone.
 
     Leaves weights, buffers and generators as they were. is_asked: also where nothing is gained by it.
     Raises: CannotStackError with the reason.
@@ -62,7 +65,8 @@ def check_alike(members: Sequence[Member], *, is_asked: bool) -> Size:
             _compare(members[number], batches[number], together[number], whole=len(parts))
         finally:
             _put_back(parts, before)
-    gained = (size.seconds_alone - size.seconds) * parts[0].limits.num_steps + START_SECONDS
+    starting = START_SECONDS + (size.compiled.seconds if size.compiled else 0.0)
+    gained = (size.seconds_alone - size.seconds) * parts[0].limits.num_steps + starting
     if not is_asked and gained < LEAST_GAIN * size.seconds_alone * parts[0].limits.num_steps:
         raise CannotStackError(f"that gains nothing: {size.words}")
     return size
@@ -87,7 +91,6 @@ def _check_parts(member: Member) -> None:
         "placement.map": bool(parts.elsewhere),
         "train.precision=fp16 scales each loss by itself": parts.precision.scaler is not None,
         "train.recompute takes each model's forward pass twice": bool(train.recompute),
-        "train.compile=true": train.compile,
         "train.cuda_graph=true": train.cuda_graph,
         "train.profile traces one run's steps": train.profile is not None,
         "its rows are streamed": parts.train.indexed() is None,
@@ -101,14 +104,17 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
     """Of each member the loss and the gradients of the first batch, as they are to be computed; and the size to take.
     Raises: CannotStackError."""
     groups = [Members([member.parts], member.settings.train) for member in members]
-    states = [dict(member.generators) for member in members]
+    states, said = [dict(member.generators) for member in members], list[str]()
+    compiled = Compiled(how_to_compile(members[0].parts, is_alone=True), list(stack.numbers))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")  # it would loop over the members
-            step = StackedStep(stack, groups, num_pieces=1, say=lambda text: None)
+            step = StackedStep(stack, groups, num_pieces=1, say=said.append)
             with world(members[0].generators, members[0].parts.device), step.drawing(states) as drawn:
                 group, before = [stacked_batches(batches)], drawn()
-                size = choose_size(step, group, drawn=drawn)
+                is_compiled = members[0].settings.train.compile  # which rounds otherwise anyway
+                size = choose_size(step, group, drawn=drawn, worth=1.0 if is_compiled else WORTH)
+                step.compiled = compiled if is_compiled else None
                 step.divide(-(-len(stack) // size.num_together))
                 loss = next(iter(step.forward_backward(group).values()))
                 gradients = [_gradients(whole) for whole in stack.wholes]
@@ -121,7 +127,10 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
                 "the memory does not take a step of one of them beside the others' weights"
             ) from error
         raise CannotStackError(_in_words(error)) from error
-    return [[own, *its] for own, its in zip(loss.detach(), gradients, strict=True)], size
+    if step.compiled:
+        said.append(f"compile: forward and backward are one function; made in {compiled.seconds:.1f} s")
+    each = [[own, *its] for own, its in zip(loss.detach(), gradients, strict=True)]
+    return each, replace(size, compiled=step.compiled, words="; ".join([size.words, *said]))
 
 
 def _alone(member: Member, batch: Any) -> list[Tensor]:

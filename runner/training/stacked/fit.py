@@ -31,6 +31,7 @@ from runner.training.observer import Observer
 from runner.training.parts import Parts
 from runner.training.result import Result
 from runner.training.signals import Stop
+from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.stack import Stack
 from runner.training.stacked.step import Members, StackedStep
 from runner.training.step.clock import STEP, StepClock
@@ -57,10 +58,16 @@ class Member:
 
 
 def fit_together(
-    members: Sequence[Member], num_together: int, *, stop: Stop, say: Callable[[str], None]
+    members: Sequence[Member],
+    num_together: int,
+    *,
+    stop: Stop,
+    say: Callable[[str], None],
+    compiled: Compiled | None = None,
 ) -> list[Result]:
     """Trains them, see fit.fit(): a result for each. Those that a kill has left at other steps are trained one set after
     the other. num_together: that compute together, see size.py. say: hears what concerns all of them.
+    compiled: the functions that check.py has made of them (None: nothing is compiled).
 
     One whose checkpoint can't be gone on with fails alone.
     """
@@ -72,7 +79,7 @@ def fit_together(
         except RunnerError as error:
             results[number].error = on_a_line(error)
     for _, together in groupby(sorted(places, key=_Place.stands_at), key=_Place.stands_at):
-        _Together(list(together), num_together, stop=stop, say=say).run()
+        _Together(list(together), num_together, stop=stop, say=say, compiled=compiled).run()
     for place in places:
         results[place.number] = place.training.result
     return results
@@ -172,7 +179,15 @@ class _Place:
 class _Together:
     """Members that stand at the same step, until the last of them ends."""
 
-    def __init__(self, places: list[_Place], num_together: int, *, stop: Stop, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        places: list[_Place],
+        num_together: int,
+        *,
+        stop: Stop,
+        say: Callable[[str], None],
+        compiled: Compiled | None,
+    ) -> None:
         first = places[0].member
         self._places = sorted(places, key=lambda place: str(place.lane))
         self._settings, self._limits, self._say = first.settings, first.parts.limits, say
@@ -183,7 +198,7 @@ class _Together:
         self._batches: Iterator[Any] = iter(())
         self._batches_at = (-1, -1)
         known = max(place.training.progress.num_together for place in places)  # of a part before: the same bits again
-        self._num_together = known or num_together
+        self._num_together, self._compiled = known or num_together, compiled
         self._buffer: MetricBuffer
         self._step: StackedStep
         self._columns: list[_Place] = []
@@ -244,11 +259,14 @@ class _Together:
         parts = [place.member.parts for place in places]
         lanes = [list(same) for _, same in groupby(places, key=lambda place: place.lane)]
         self._columns, self._lanes = places, lanes
+        if self._compiled:
+            self._compiled.num_together = self._num_together
         self._step = StackedStep(
-            Stack(parts),
+            Stack(parts, numbers=self._compiled.numbers if self._compiled else ()),
             [Members([place.member.parts for place in lane], lane[0].member.settings.train) for lane in lanes],
             num_pieces=-(-len(places) // self._num_together),
             say=self._say,
+            compiled=self._compiled,
         )
         metrics = self._settings.metrics
         if hasattr(self, "_buffer"):
@@ -289,7 +307,7 @@ class _Together:
                 self._step.move_rates()
                 taken += 1
         seconds = time.perf_counter() - began
-        self._num_together = -(-len(self._columns) // self._step.num_pieces)
+        self._num_together = self._step.num_together
         self._step.follow()
         self._batches_at = epoch, first + taken
         for place in self._columns:

@@ -8,7 +8,8 @@ another number. A number that each has for itself is a tensor, and `each` of it 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,33 +28,55 @@ DROPOUTS: dict[Any, bool] = {
     F.dropout3d: True,
     torch.feature_dropout: True,
 }
+#: a mask in the place of what is drawn: for values (m, ...), the name of a number of the stack's, a rate, whether of channels
+Given = Callable[[Tensor, str, float, bool], Tensor]
 _generators: list[torch.Generator] = []  # of the members that compute now
+_given: list[Given] = []  # while they do so to be compiled
 
 
 @torch.library.custom_op("runner::member_masks", mutates_args=())
-def member_masks(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool) -> Tensor:
-    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone. p: each member's."""
+def member_masks(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool, number: str) -> Tensor:
+    """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone. p: each member's.
+    number: what the stack calls it, "" where it is one for all."""
     return _mask(like, p[0], of_channels, channels_last, None)
 
 
 @member_masks.register_fake
-def _(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool) -> Tensor:
+def _(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool, number: str) -> Tensor:
     return like.new_empty(_shape(like, of_channels))
 
 
 def _of_members(
-    info: Any, in_dims: Sequence[int | None], like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool
+    info: Any,
+    in_dims: Sequence[int | None],
+    like: Tensor,
+    p: Sequence[float],
+    of_channels: bool,
+    channels_last: bool,
+    number: str,
 ) -> tuple[Tensor, int]:
-    each = [like] * len(_generators) if in_dims[0] is None else like.movedim(in_dims[0], 0).unbind()
+    own = like.expand(info.batch_size, *like.shape) if in_dims[0] is None else like.movedim(in_dims[0], 0)
     with torch_private.exclude_keys(torch_private.KeySet(torch_private.vmap_key)):  # it refuses whatever is random
-        masks = [
-            _mask(own, rate, of_channels, channels_last, generator)
-            for own, rate, generator in zip(each, p, _generators, strict=True)
-        ]
-        return torch.stack(masks), 0
+        if _given:
+            return _given[0](own, number, p[0], of_channels), 0
+        return _drawn(own.unbind(), p, _generators, of_channels, channels_last), 0
 
 
 torch.library.register_vmap("runner::member_masks", _of_members)
+
+
+def _drawn(
+    each: Sequence[Tensor],
+    p: Sequence[float],
+    generators: Sequence[torch.Generator],
+    of_channels: bool,
+    channels_last: bool,
+) -> Tensor:
+    masks = [
+        _mask(own, rate, of_channels, channels_last, generator)
+        for own, rate, generator in zip(each, p, generators, strict=True)
+    ]
+    return torch.stack(masks)
 
 
 def _shape(like: Tensor, of_channels: bool) -> Sequence[int]:
@@ -97,6 +120,20 @@ class MembersFunctions(TorchFunctionMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
+    @contextmanager
+    def given(self, mask: Given) -> Iterator[None]:
+        """While it lasts, they are used, and nothing is drawn: masks are given."""
+        _given[:] = [mask]
+        try:
+            with self:
+                yield
+        finally:
+            _given.clear()
+
+    def drawn(self, like: Tensor, p: Sequence[float], of_channels: bool) -> Tensor:
+        """The members' next masks, (m, ...). like: the values of one."""
+        return _drawn([like] * len(p), p, self._of_these, of_channels, self._channels_last)
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -117,7 +154,8 @@ class MembersFunctions(TorchFunctionMode):
         if not any(rates):
             return values
         self.was_needed = True
-        mask = member_masks(values.detach(), rates, of_channels, self._channels_last)
+        number: str = p.called if isinstance(p, Tensor) else ""  # type: ignore[attr-defined]
+        mask = member_masks(values.detach(), rates, of_channels, self._channels_last, number)
         return values.mul_(mask) if inplace else values * mask
 
     def _attend(

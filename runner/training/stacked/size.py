@@ -13,6 +13,7 @@ from torch import Tensor
 from runner.device import backends
 from runner.device.host_memory import memory_left, size_in_words
 from runner.training.parts import Parts
+from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.step import StackedStep
 
 #: of a weight there are, beside itself, its gradient, an optimizer's two numbers, the best one so far and a copy for the disk
@@ -44,19 +45,23 @@ def most_members(parts: Parts) -> int:
 
 @dataclass(frozen=True)
 class Size:
-    """How many members compute together, why, and the seconds of a member's step, then and by its own model."""
+    """How many members compute together, why, and the seconds of a member's step, then and by its own model; with what, where
+    they do so compiled."""
 
     num_together: int
     words: str
     seconds: float
     seconds_alone: float
+    compiled: Compiled | None = None
 
 
-def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]]) -> Size:
+def choose_size(
+    step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]], worth: float = WORTH
+) -> Size:
     """The number of members that takes the least time for each; one, unless more of them take clearly less.
 
     Tries one, by its own model, then 2, 4, 8, ... together, until that gains no more or the memory ends: forward and backward
-    of that many, some times, which leave nothing behind. drawn: where the generators stand.
+    of that many, some times, which leave nothing behind. drawn: where the generators stand. worth: see WORTH.
     """
     whole, states, began = len(step.stack), drawn(), time.monotonic()
     times: dict[int, float] = {}
@@ -86,7 +91,7 @@ def choose_size(step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[]
         if size == before:  # the memory has room for more, and not for all of a piece less
             break
     best = min(times, key=lambda each: times[each])
-    if times[best] > WORTH * times[1]:
+    if times[best] > worth * times[1]:
         best = 1
     told = ", ".join(f"{1e6 * seconds:,.0f} us with {size}" for size, seconds in times.items())
     words = f"{best} of {whole} jobs compute together (a step of each: {told}{room})"

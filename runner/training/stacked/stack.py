@@ -39,15 +39,16 @@ class Stack:
     """The stacked weights and buffers of some members, and their forward pass.
 
     parameters, buffers: by name, (M, ...); what trains asks for gradients. One copy of the weights is made.
-    numbers: a module's floats, and the task's, that are not the same in all of them (a rate of dropout, say), by name, one a member.
+    numbers: a module's floats, and the task's, that are not the same in all of them (a rate of dropout, say), by name, one a member;
+    and those that are asked for, which were not the same among more members.
     Raises: CannotStackError for models of different shapes.
     """
 
-    def __init__(self, members: Sequence[Parts]) -> None:
+    def __init__(self, members: Sequence[Parts], *, numbers: Sequence[str] = ()) -> None:
         self.wholes = [Whole(parts.model, parts.task) for parts in members]
         self.parameters = _stacked([dict(whole.named_parameters()) for whole in self.wholes])
         self.buffers = _stacked([dict(whole.named_buffers()) for whole in self.wholes])
-        self.numbers = _numbers(self.wholes)
+        self.numbers = _numbers(self.wholes, numbers)
         self._on_device = {name: torch.tensor(each, device=members[0].device) for name, each in self.numbers.items()}
         self._autocast = members[0].precision.autocast
 
@@ -65,7 +66,7 @@ class Stack:
             parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], numbers: Mapping[str, Tensor], own: Any
         ) -> Mapping[str, Tensor]:
             for name, number in numbers.items():
-                number.each = weights.each[name]  # type: ignore[attr-defined]  # for who draws by it, see functions.py
+                number.each, number.called = weights.each[name], name  # type: ignore[attr-defined]  # see functions.py
             with self._autocast(), _with_numbers(whole, numbers):
                 values: Mapping[str, Tensor] = functional_call(whole, (dict(parameters), dict(buffers)), (own,))
                 return values
@@ -129,7 +130,7 @@ def _as_laid_out(tensors: Sequence[Tensor]) -> Tensor:
     return together
 
 
-def _numbers(wholes: Sequence[Whole]) -> dict[str, list[float]]:
+def _numbers(wholes: Sequence[Whole], also: Sequence[str]) -> dict[str, list[float]]:
     """The floats of their modules and tasks that are not the same in all, by the module's name and their own.
 
     A whole number beside floats is one: 0 of 0, 0.1. Those that are whole in all count something, layers say.
@@ -141,8 +142,10 @@ def _numbers(wholes: Sequence[Whole]) -> dict[str, list[float]]:
             each = [_as_number(attributes.get(name)) for attributes in own]
             numbers = [number for number in each if number is not None]
             is_float = any(isinstance(attributes.get(name), float) for attributes in own)
-            if is_float and len(numbers) == len(own) and any(number != value for number in numbers):
-                found[f"{path}.{name}"] = numbers
+            key = f"{path}.{name}"
+            is_other = key in also or any(number != value for number in numbers)
+            if is_float and len(numbers) == len(own) and is_other:
+                found[key] = numbers
     return found
 
 

@@ -19,6 +19,7 @@ from runner.device import backends
 from runner.device.placement import map_tensors, tensors
 from runner.device.torch_private import foreach_copy_
 from runner.training.parts import Parts
+from runner.training.stacked.compiled import Compiled, Function
 from runner.training.stacked.functions import MembersFunctions, OneMembersFunctions
 from runner.training.stacked.stack import Stack, Weights
 from runner.training.stacked.update import Lane, clip
@@ -36,12 +37,19 @@ class StackedStep:
     """The step of a stack. What one member computes does not depend on the others.
 
     num_pieces: in how many parts the members go through forward and backward; twice as many where memory ends.
+    compiled: what takes a part's forward and backward (None: they are taken as they are written).
     """
 
     def __init__(
-        self, stack: Stack, members: Sequence[Members], *, num_pieces: int, say: Callable[[str], None]
+        self,
+        stack: Stack,
+        members: Sequence[Members],
+        *,
+        num_pieces: int,
+        say: Callable[[str], None],
+        compiled: Compiled | None = None,
     ) -> None:
-        self.stack, self._say = stack, say
+        self.stack, self._say, self.compiled = stack, say, compiled
         self.lanes = [Lane(same.parts) for same in members]
         first = members[0].parts[0]
         self._largest_norms = [same.train.clip_grad_norm for same in members]
@@ -90,13 +98,21 @@ class StackedStep:
         for lane in self.lanes:
             lane.follow()
 
+    @property
+    def num_together(self) -> int:
+        """Members that compute together; compiled, that a function is made of."""
+        size = -(-len(self.stack) // self.num_pieces)
+        return self.compiled.num_together if self.compiled else size
+
     def divide(self, num_pieces: int) -> None:
         """Has the members go through forward and backward in so many parts from now on; in as many as there are members,
-        each by its own model."""
+        each by its own model, unless it is compiled."""
         self.num_pieces = num_pieces
         size = -(-len(self.stack) // num_pieces)
+        if self.compiled:
+            self.compiled.fit_to(size)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
-        self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 else []
+        self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 or self.compiled else []
         self._needs_functions = True  # as far as anybody knows: those that one needs by its own model are others
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
@@ -135,28 +151,39 @@ class StackedStep:
         functions = MembersFunctions(self._generators[members], channels_last=self._channels_last)
         is_whole = members == slice(0, len(self.stack))
 
-        def forward(batch: Any) -> Mapping[str, Tensor]:
+        def forward_backward(batch: Any, share: Any) -> Mapping[str, Tensor]:
             own = batch if is_whole else map_tensors(batch, lambda tensor: tensor[members])
+            if (made := self._made(weights, own, functions)) is not None:
+                return _keep_gradients(made(weights, own, functions), weights, share)
             with functions if self._needs_functions else nullcontext():
-                return self.stack.forward(weights, own)
+                values = self.stack.forward(weights, own)
+            return _backward(values, share)
 
-        values = _accumulated(batches, self._shares(batches, members), forward)
+        values = _accumulated(batches, self._shares(batches, members), forward_backward)
         if not functions.was_needed:
             self._needs_functions = False  # until one draws after all: see _attempt()
         return values
 
+    def _made(self, weights: Weights, batch: Any, functions: MembersFunctions) -> Function | None:
+        made = self.compiled.of(self.stack, weights, batch, functions) if self.compiled else None
+        if self.compiled and self.compiled.why_not:
+            self._say(f"compile: nothing, as {self.compiled.why_not}")
+            self.compiled = None
+        return made
+
     def _of_one(self, batches: Sequence[Any], number: int) -> Mapping[str, Tensor]:
-        def forward(batch: Any) -> Mapping[str, Tensor]:
-            return self.stack.forward_one(number, map_tensors(batch, partial(_row, number=number)))
+        def forward_backward(batch: Any, share: Any) -> Mapping[str, Tensor]:
+            values = self.stack.forward_one(number, map_tensors(batch, partial(_row, number=number)))
+            return _backward(values, share)
 
         shares = [
             share[0] if isinstance(share, Tensor) else share
             for share in self._shares(batches, slice(number, number + 1))
         ]
         if not self._needs_functions:
-            return _accumulated(batches, shares, forward)
+            return _accumulated(batches, shares, forward_backward)
         with _drawing_from(self._generators[number], self.device), OneMembersFunctions() as functions:
-            values = _accumulated(batches, shares, forward)
+            values = _accumulated(batches, shares, forward_backward)
         self._needs_functions = functions.was_needed
         return values
 
@@ -190,6 +217,8 @@ class StackedStep:
         if draws_now:
             self._needs_functions = True
         else:
+            if self.compiled:
+                self.compiled.num_together = 0  # what is made of as many has no room
             self.divide(min(2 * self.num_pieces, len(self.stack)))
             members = -(-len(self.stack) // self.num_pieces)
             self._say(f"out of memory: {members} of {len(self.stack)} members at a time now")
@@ -210,21 +239,45 @@ class StackedStep:
 
 
 def _accumulated(
-    batches: Sequence[Any], shares: Sequence[Any], forward: Callable[[Any], Mapping[str, Tensor]]
+    batches: Sequence[Any], shares: Sequence[Any], forward_backward: Callable[[Any, Any], Mapping[str, Tensor]]
 ) -> Mapping[str, Tensor]:
     """Forward and backward of a group of batches, each of which is such a part of the step; the values' means."""
     if len(batches) == 1:
-        values = forward(batches[0])
-        next(iter(values.values())).sum().backward()
-        return {name: value.detach() for name, value in values.items()}
+        return forward_backward(batches[0], None)
     means: dict[str, Tensor] = {}
     for batch, share in zip(batches, shares, strict=True):
-        values = forward(batch)
-        (next(iter(values.values())) * share).sum().backward()
-        for name, value in values.items():
-            part = value.detach() * share
+        for name, value in forward_backward(batch, share).items():
+            part = value * share
             means[name] = means[name] + part if name in means else part
     return means
+
+
+def _backward(values: Mapping[str, Tensor], share: Any) -> Mapping[str, Tensor]:
+    """share: what part of the step it is, None for all of it."""
+    loss = next(iter(values.values()))
+    (loss if share is None else loss * share).sum().backward()
+    return {name: value.detach() for name, value in values.items()}
+
+
+def _keep_gradients(
+    found: tuple[Mapping[str, Tensor], Sequence[Tensor | None]], weights: Weights, share: Any
+) -> Mapping[str, Tensor]:
+    """The same of what a compiled function has found."""
+    values, gradients = found
+    trained = [parameter for parameter in weights.parameters.values() if parameter.requires_grad]
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        if gradient is None:
+            continue
+        if share is not None:
+            each = share.view(-1, *(1 for _ in gradient.shape[1:])) if isinstance(share, Tensor) else share
+            gradient = gradient * each
+        if parameter.grad is not None:
+            parameter.grad.add_(gradient)
+        elif gradient.stride() == parameter.stride():
+            parameter.grad = gradient
+        else:  # as autograd has it: fused kernels take the one's memory to lie as the other's does
+            parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    return values
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def choose_steps(
             ),
         )
 
-    compiling = _compiling(parts, is_alone=several is None)
+    compiling = how_to_compile(parts, is_alone=several is None)
     of_steps = None if parts.falls_by_metric else parts.schedule  # the others fall at the ends of epochs
     rates = Rates(parts.optimizer, of_steps, buffer=buffer, progress=progress)
     repeater = _repeater(parts, settings, compiling, say=say) if several is None else None
@@ -138,7 +138,7 @@ def _of_several(parts: Parts, settings: Settings, *, num: int) -> SharedGradient
     return SharedGradients(parts.model, parts.task, num=num, unused_parameters=settings.placement.unused_parameters)
 
 
-def _compiling(parts: Parts, *, is_alone: bool) -> Compiling:
+def how_to_compile(parts: Parts, *, is_alone: bool) -> Compiling:
     in_part = "a compiled update knows no scale of gradients" if parts.precision.scaler else ""
     return Compiling(
         fixed_shapes=not isinstance(parts.splits.train, Dataset),

@@ -89,14 +89,14 @@ def make_compiled(
                 compiled = compiled or _Whole(make, optimizer, torch_compile, say=say)
                 return compiled(batches)
             except (CannotTraceError, _compiling_errors()) as error:
-                _check_compiler(error)
+                check_compiler(error)
                 why = f"the step can't be one function: {first_line(error)}"
         say(f"compile: the forward pass alone, as {why}")
         compiled = make(compile_forward=torch_compile)
         try:
             return compiled(batches)
         except _compiling_errors() as error:
-            _check_compiler(error)
+            check_compiler(error)
             problem = f"torch can't compile this model: {first_line(error)}"
             raise RunnerError(Fault("train.compile=true", problem, "train.compile=false")) from error
 
@@ -193,7 +193,7 @@ class Repeated:
         try:
             function.look()
         except _compiling_errors() as error:
-            _check_compiler(error)
+            check_compiler(error)
             raise CannotTraceError(f"the step can't be one function: {first_line(error)}") from error
         if function.calls == 1 and len(self._functions) == 1:
             self._say(f"compile: the whole step is one function; made in {function.seconds:.1f} s")
@@ -275,7 +275,7 @@ def _compiling_errors() -> type[Exception]:
     return found
 
 
-def _check_compiler(error: BaseException) -> None:
+def check_compiler(error: BaseException) -> None:
     """Raises: RunnerError where there is no compiler, as nothing else would help either."""
     inductor = torch_private.inductor_errors
 

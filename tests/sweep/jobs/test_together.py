@@ -63,7 +63,7 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     ]
 
 
-@pytest.mark.parametrize("word", ["train.compile=true", "train.cuda_graph=true"])
-def test_settings_that_each_needs_for_itself_are_told(word):
+def test_settings_that_each_needs_for_itself_are_told():
+    word = "train.cuda_graph=true"
     found = in_groups(jobs(*of("seed", *range(4)), words=(*MLP, word)), batch="auto", num_slots=lambda devices: 2)
     assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {word}"]

@@ -186,7 +186,6 @@ def test_what_can_not_be_trained_together_is_named(tmp_path, make):
     ("words", "reason"),
     [
         (["train.precision=fp16"], "scales each loss by itself"),
-        (["train.compile=true"], "train.compile=true"),
         (["data.residency=stream"], "its rows are streamed"),
     ],
 )

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from members import trained_alone, trained_together
+from members import largest_difference, trained_alone, trained_together
 from torch import nn
 
 from runner.device.placement import tensors
@@ -78,22 +78,6 @@ CASES = {
         SEEDS,
     ),
 }
-
-
-def largest_difference(alone, together):
-    """Of the weights, relative to each tensor, and of the points."""
-    weights = points = 0.0
-    for one, other in zip(alone, together, strict=True):
-        assert one.result.status == other.result.status == "finished", other.result.error
-        mine, theirs = one.state(), other.state()
-        assert mine.keys() == theirs.keys() and mine["optimizer"].keys() == theirs["optimizer"].keys()
-        for name, value in mine["model"].items():
-            value, distance = value.double(), (value.double() - theirs["model"][name].double()).norm()
-            weights = max(weights, float(distance / (value.norm() + 1e-9)))
-        assert one.heard.points.keys() == other.heard.points.keys()
-        for key, value in one.heard.points.items():
-            points = max(points, abs(other.heard.points[key] - value) / (abs(value) + 1e-3))
-    return weights, points
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,0 +1,152 @@
+"""Compiled, a group comes to what its members come to as they are written: weights, masks, ends; also killed, and with some gone."""
+
+import warnings
+
+import pytest
+import torch
+from members import built, largest_difference, members_of, trained_alone, trained_together
+from torch import nn
+
+from runner.device import torch_private
+from runner.training.stacked import compiled, fit
+from runner.training.stacked.check import check_alike
+from runner.training.stacked.compiled import Compiled, Function
+from runner.training.stacked.stack import Stack
+from runner.training.step.choose import how_to_compile
+
+with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
+    warnings.simplefilter("ignore")
+    import torch._inductor.compile_fx
+
+#: 240 rows: all batches are of one size, so that one function is made of them
+SAME = ["model=mlp", "model.hidden_sizes=[16]", "train.batch_size=48"]
+ALL = [*SAME, "scheduler=cosine", "scheduler.num_steps=12", "train.clip_grad_norm=0.5", "train.ema_decay=0.9"]
+EACH = [[f"seed={seed}", f"model.dropout={p}"] for seed, p in ((3, 0.1), (0, 0.5), (7, 0.3), (1, 0.3))]
+SEEDS = [[f"seed={seed}"] for seed in range(4)]
+
+
+def to_compile(folder, words, each):
+    runs, _ = built(folder, words, each)
+    numbers = Stack([run.parts for run in runs]).numbers
+    return Compiled(how_to_compile(runs[0].parts, is_alone=True), list(numbers))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The functions of ALL with EACH, which several tests use: making one takes seconds."""
+    with torch._inductor.config.patch(compile_threads=1):  # torch keeps the threads of more
+        yield to_compile(tmp_path_factory.mktemp("made"), ALL, EACH)
+
+
+@pytest.fixture
+def as_traced(monkeypatch):
+    """The graph is run as it was traced, where what a compiler makes of it is not asked."""
+    monkeypatch.setattr(torch_private, "compile_graph", lambda graph, inputs, options: graph)
+
+
+def same_weights(one, other):
+    return all(torch.equal(value, other.state()["model"][name]) for name, value in one.state()["model"].items())
+
+
+def test_each_comes_to_what_it_comes_to_alone_with_the_masks_of_a_run_that_is_not_compiled(tmp_path, made):
+    alone = trained_alone(tmp_path / "alone", ALL, EACH)
+    together = trained_together(tmp_path / "together", ALL, EACH, compiled=made)
+    weights, points = largest_difference(alone, together)
+    assert weights <= 1e-6 and points <= 1e-5
+    assert len(made._functions) == 1 and not made.why_not
+
+
+def test_stopped_and_gone_on_with_it_is_the_same_to_the_bit(tmp_path, made, monkeypatch):
+    whole = trained_together(tmp_path / "whole", ALL, EACH, compiled=made)
+    with monkeypatch.context() as stops:
+        stops.setattr(fit.OwnStopCondition, "__call__", lambda _, step, at_once=False: "stopped" if step >= 7 else None)
+        short = trained_together(tmp_path / "parts", [*ALL, "train.checkpoint_every_steps=7"], EACH, compiled=made)
+    assert {run.result.num_steps for run in short} == {7}
+    rest = trained_together(tmp_path / "parts", ALL, EACH, compiled=made)
+    assert all(map(same_weights, whole, rest)) and len(made._functions) == 1
+    assert {run.state()["num_together"] for run in rest} == {4}
+
+
+@pytest.mark.usefixtures("as_traced")
+def test_those_that_left_stay_as_they_were_and_the_others_go_on_until_half_have(tmp_path):
+    words = [*SAME, "train.early_stopping.patience=1", "optimizer=sgd", "optimizer.lr=2.5", "train.num_epochs=6"]
+    made = to_compile(tmp_path / "made", words, SEEDS)
+    alone = trained_alone(tmp_path / "alone", words, SEEDS)
+    together = trained_together(tmp_path / "together", words, SEEDS, compiled=made)
+    ends = [run.result.num_epochs for run in alone]
+    assert len(set(ends)) > 1 and [run.result.num_epochs for run in together] == ends
+    assert {size for size, _ in made._functions} <= {1, 2, 4}
+    assert largest_difference(alone, together)[0] <= 1e-5
+
+
+OTHERS = {
+    "several batches a step, of two sizes": [*SAME, "train.accumulate_steps=2", "train.batch_size=50", "optimizer=sgd"],
+    "in bfloat16, whose gradients lie otherwise": [*SAME, "train.precision=bf16"],
+    "buffers, and channels that lie last": [
+        "model=resnet",
+        "model.depth=8",
+        "model.width=4",
+        "train.num_steps=3",
+        "optimizer=sgd",
+    ],
+}
+
+
+@pytest.mark.usefixtures("as_traced")
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_steps_come_to_the_same(tmp_path, name):
+    """In pieces, the last of which is filled up."""
+    words = [*OTHERS[name], "backends.cpu.num_threads=1"]
+    made = to_compile(tmp_path / "made", words, SEEDS[:3])
+    plain = trained_together(tmp_path / "plain", words, SEEDS[:3], 2)
+    found = trained_together(tmp_path / "found", words, SEEDS[:3], 2, compiled=made)
+    assert not made.why_not and {size for size, _ in made._functions} == {1, 2}
+    assert largest_difference(plain, found)[0] <= 1e-5
+
+
+@pytest.mark.usefixtures("as_traced")
+def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, capsys):
+    words = [*SAME, "model.dropout=0.2"]
+    wanted = trained_together(tmp_path / "wanted", words, SEEDS)
+    made, call, taken = to_compile(tmp_path / "made", words, SEEDS), Function.__call__, []
+
+    def limited(self, weights, batch, functions):
+        found = call(self, weights, batch, functions)  # masks are drawn by then
+        taken.append(self._size)
+        if self._size > 2 and len(taken) > 3:
+            raise torch.OutOfMemoryError("out of memory")
+        return found
+
+    monkeypatch.setattr(Function, "__call__", limited)
+    found = trained_together(tmp_path / "found", words, SEEDS, compiled=made)
+    assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
+    assert set(taken) == {4, 2} and largest_difference(wanted, found)[0] <= 1e-6
+
+
+def refuse(graph, inputs, options):
+    raise NotImplementedError("no such kernel\nand more of it")
+
+
+@pytest.mark.parametrize("is_of_the_host", [True, False])
+def test_what_can_not_be_compiled_is_told_and_trained_together_as_it_is_written(tmp_path, monkeypatch, is_of_the_host):
+    runs, generators = built(tmp_path, [*SAME, "train.compile=true"], SEEDS[:2])
+    if is_of_the_host:  # a number that is another in each forward pass, and that no comparison sees
+        taken, forward = [], nn.Linear.forward
+        monkeypatch.setattr(
+            nn.Linear, "forward", lambda self, rows: taken.append(1) or forward(self, rows) * (1 + 1e-9 * len(taken))
+        )
+    else:
+        monkeypatch.setattr(torch_private, "compile_graph", refuse)
+    why = "the forward pass is another each time by something of the host's" if is_of_the_host else "no such kernel"
+    size = check_alike(members_of(runs, generators), is_asked=True)
+    assert size.compiled is None and size.words.endswith(f"; compile: nothing, as {why}")
+
+
+def test_a_gradient_comes_out_as_its_weight_lies():
+    """What is multiplied the other way around is not copied for the optimizer."""
+    one, other = torch.randn(3, 5, 4), torch.randn(3, 5, 2)
+    graph = torch_private.make_fx(lambda x, y: (x.transpose(1, 2) @ y).transpose(1, 2))(one, other)
+    wanted = graph(one, other)
+    compiled.turn_products(graph)
+    found = graph(one, other)
+    assert found.is_contiguous() and not wanted.is_contiguous() and torch.allclose(found, wanted)
