@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from runner.data.loading.order import EPOCH, mixed
 from runner.data.map_style import collate
@@ -63,6 +63,32 @@ class OwnLoader(IterableDataset[Any]):
     def batch_size(self) -> int | None:
         """Of a loader that makes its batches by their number; None: as its batch sampler has them, or the run."""
         return self.found.batch_size if isinstance(self.found, DataLoader) else None
+
+    @property
+    def num_readers(self) -> int:
+        """Processes of a loader that each read an IterableDataset by themselves, and end with a smaller batch of their own."""
+        found = self.found
+        is_read_whole = isinstance(found, DataLoader) and isinstance(found.dataset, IterableDataset)
+        return found.num_workers if is_read_whole else 0  # type: ignore[union-attr]
+
+    @property
+    def filled_to(self) -> int | None:
+        """Rows of a batch, where smaller ones that processes end with can be put together: then there are as many batches as
+        the loader's length says. None: where there are none, or only the person knows how rows become a batch."""
+        found = self.found
+        if self.num_readers < 2 or not isinstance(found, DataLoader) or found.drop_last:
+            return None
+        return found.batch_size if found.collate_fn is default_collate else None
+
+    def of_another_length(self) -> str:
+        """What to write where it gives more or fewer batches than its length says."""
+        if self.num_readers < 2:
+            return "def __len__(self): the rows that it gives in an epoch (of one without an end, as many as you like)"
+        ends = "drops rows" if getattr(self.found, "drop_last", False) else "may end with a smaller batch"
+        return (
+            f"an __iter__ that takes its part by get_worker_info(), or num_workers=1: each of the {self.num_readers} "
+            f"processes reads the dataset by itself and {ends}"
+        )
 
     def num_batches(self, batch_size: int) -> int:
         """Of an epoch."""

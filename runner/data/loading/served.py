@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,12 @@ from runner.data.loading.order import EPOCH, mixed
 from runner.data.loading.shard import Shard, Share
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
-from runner.device.placement import map_tensors, move, num_rows
+from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
 from runner.errors import Fault, RunnerError
 
 CPU = torch.device("cpu")
+
+log = logging.getLogger("runner")
 
 
 class Served:
@@ -32,6 +35,7 @@ class Served:
 
     def __init__(self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> None:
         self._rows, self._device, self._seed = rows, device, seed
+        self.is_loader = rows.is_loader  # whose batches have a size of their own
         self.num_rows, self.num_batches = len(rows), rows.num_batches(batch_size)
         by_sampler = rows.is_loader and rows.batch_size is None
         self.batch_size = -(-self.num_rows // self.num_batches) if by_sampler else rows.batch_size or batch_size
@@ -40,6 +44,7 @@ class Served:
         self._generators: Mapping[str, Any] = {}
         self._at = (0, 0)  # epoch, batches given of it
         self._known: dict[str, Any] | None = None  # from a checkpoint, until it is taken up
+        self._has_looked = False  # whether more comes than its length says
 
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """Waits for the host's reading. Raises: RunnerError for one that ends before its length says.
@@ -54,13 +59,15 @@ class Served:
                 self._loader.load_state_dict(known["loader"])  # type: ignore[attr-defined]
                 self._generators, begin = known["generators"], first_batch
                 backends.set_generator_states(self._generators, CPU)
-            batches = iter(self._loader)
+            batches = self._filled(iter(self._loader))
         for index in range(begin, self.num_batches):
             with self._drawing():
                 batch = next(batches, None)
             if batch is None:
                 problem = f"epoch {number + 1} ended after batch {index:,}, and its length says {self.num_batches:,}"
-                raise RunnerError(Fault("data", problem, "def __len__(self): the rows that it gives in an epoch"))
+                raise RunnerError(Fault("data", problem, self._rows.of_another_length()))
+            if index == self.num_batches - 1:
+                self._look_further(batches, is_first=shard is None or shard.rank == 0)
             if index >= first_batch:
                 self._at = number, index + 1
                 batch = map_tensors(batch, _as_models_are)
@@ -73,7 +80,10 @@ class Served:
 
     @property
     def tells_state(self) -> bool:
-        return all(callable(getattr(self._loader, name, None)) for name in ("state_dict", "load_state_dict"))
+        """Not where batches are held back, of which the loader knows nothing."""
+        return self._rows.filled_to is None and all(
+            callable(getattr(self._loader, name, None)) for name in ("state_dict", "load_state_dict")
+        )
 
     def state(self) -> dict[str, Any] | None:
         """Where it stands, of a loader that tells that; asked between two batches. None: what it had is read again."""
@@ -92,6 +102,28 @@ class Served:
     def close(self) -> None:
         """It keeps nothing: a loader's processes end with its iterator, unless the person has them stay."""
 
+    def _filled(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The loader's batches; those that its processes end with come last, put together to whole ones."""
+        size = self._rows.filled_to
+        if size is None:
+            return batches
+        return _joined_at_the_end(batches, size)
+
+    def _look_further(self, batches: Iterator[Any], *, is_first: bool) -> None:
+        """At the end of the first epoch: says what would be left out of each."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        with self._drawing():
+            more = next(batches, None)
+        if more is not None and is_first:
+            log.warning(
+                "data: %s goes on beyond its length (%s batches): what comes then is left out of each epoch; write %s",
+                type(self._rows.dataset).__name__,
+                f"{self.num_batches:,}",
+                self._rows.of_another_length(),
+            )
+
     @contextmanager
     def _drawing(self, epoch: int | None = None) -> Iterator[None]:
         """While it lasts, Python's, NumPy's and torch's generators are this loader's own. epoch: it begins."""
@@ -108,6 +140,29 @@ class Served:
         finally:
             self._generators = backends.generator_states(CPU)
             backends.set_generator_states(before, CPU)
+
+
+def _joined_at_the_end(batches: Iterator[Any], size: int) -> Iterator[Any]:
+    held = []
+    for batch in batches:
+        if num_rows(batch) < size:
+            held.append(batch)
+        else:
+            yield batch
+    yield from _joined(held, size)
+
+
+def _joined(batches: list[Any], size: int) -> Iterator[Any]:
+    """The same rows in batches of `size`; as they are, where they are no tensors of the same shapes."""
+    parts = [tensors(batch) for batch in batches]
+    if len(batches) < 2 or any(len(own) != len(leaves(batch)) for own, batch in zip(parts, batches, strict=True)):
+        yield from batches
+        return
+    if len({tuple(tensor.shape[1:] for tensor in own) for own in parts}) > 1:
+        yield from batches
+        return
+    joined = iter([torch.cat(same) for same in zip(*parts, strict=True)])
+    yield from in_batches(map_tensors(batches[0], lambda _: next(joined)), size)
 
 
 def _as_models_are(tensor: Tensor) -> Tensor:
