@@ -16,6 +16,9 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from runner.data.loading.loaders import Batches
+from runner.data.loading.served import Served
+from runner.data.loading.shard import Shard, Share
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import first_line
@@ -31,6 +34,7 @@ from runner.plan.simulator import pretence, shapes
 from runner.plan.simulator.shapes import NotSimulated
 from runner.plan.simulator.tensor import simulated
 from runner.plan.simulator.values import asking
+from runner.tasks.metric_names import asked_metrics
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import AveragedWeights
@@ -133,10 +137,16 @@ class Trial:
         parts.model.train()
 
     @property
+    def rows_trained(self) -> int:
+        """Of a batch, this process's."""
+        return _rows_of_one(self.parts.train, self.num_processes)
+
+    @property
     def rows_evaluated(self) -> int:
-        """Of the largest batch that is evaluated; 0 where none is."""
+        """Of the largest batch that is evaluated, this process's; 0 where none is. Metrics over a whole split want all."""
+        num = 1 if asked_metrics(self.cfg.task) else self.num_processes
         splits = (self.parts.val, self.parts.test)
-        return max((min(each.batch_size, each.num_rows) for each in splits if each is not None), default=0)
+        return max((min(_rows_of_one(each, num), each.num_rows) for each in splits if each is not None), default=0)
 
     def count_evaluation(self) -> list[int] | None:
         """The highest memory of an evaluation, by device; where it is above the step's, it is the peak. The work that was
@@ -235,7 +245,9 @@ def build(
     parts = prepare_training(cfg, device, data)
     if device.type == "cpu":
         parts = _without_numbers(cfg, parts)
-    group = tuple(islice(parts.train.epoch(0), int(cfg.train.accumulate_steps)))
+    shard = Shard(0, num_processes) if _has_its_own_size(parts.train) else None
+    group = tuple(islice(parts.train.epoch(0, shard=shard), int(cfg.train.accumulate_steps)))
+    group = tuple(batch.batch if isinstance(batch, Share) else batch for batch in group)
     group = tuple(map_tensors(batch, lambda tensor: simulated(tensor, device)) for batch in group)
     parts.train.close()
     for tensor in _all(group):
@@ -269,6 +281,15 @@ def build(
         num_processes,
         in_parts,
     )
+
+
+def _rows_of_one(batches: Batches, num_processes: int) -> int:
+    """Of a batch, one process's rows: the configuration's sizes are one's already (report.request)."""
+    return -(-batches.batch_size // num_processes) if _has_its_own_size(batches) else batches.batch_size
+
+
+def _has_its_own_size(batches: Batches) -> bool:
+    return isinstance(batches, Served) and batches.is_loader
 
 
 def _other_devices(cfg: DictConfig, device: torch.device) -> list[torch.device]:

@@ -143,7 +143,7 @@ def report(
         "unfollowed": answer.get("unfollowed", []),
         "residency": _residency(answer, target),
         "precision": cfg.train.precision,
-        "batch_size": step["batch_size"] if step and num == 1 else cfg.train.batch_size,  # a DataLoader has its own
+        "batch_size": step["batch_size"] if step and (num == 1 or "train" in loaders) else cfg.train.batch_size,
         "num_processes": num,
         "fallback": fallback or None,
         "seconds": seconds,

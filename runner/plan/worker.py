@@ -210,7 +210,7 @@ def _recomputed(trial: Trial, usable_bytes: int) -> str | None:
     if not pattern or train.recompute or train.compile or train.cuda_graph:
         return None
     recompute(trial.parts.model, [pattern], device=trial.device, prefix=prefix)
-    peak = trial.peak_bytes(trial.parts.train.batch_size, precision=train.precision)
+    peak = trial.peak_bytes(trial.rows_trained, precision=train.precision)
     return pattern if peak <= usable_bytes else None
 
 
@@ -228,7 +228,7 @@ def _largest(trial: Trial, request: dict[str, Any], *, deadline: float) -> dict[
             found[precision] = batch_size.largest(
                 lambda size, precision=precision: trial.peak_bytes(size, precision=precision),  # type: ignore[misc]
                 request["usable_bytes"],
-                start=trial.parts.train.batch_size,
+                start=trial.rows_trained,
                 deadline=deadline,
             )
         except (batch_size.OutOfTime, NotSimulated):

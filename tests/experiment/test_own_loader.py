@@ -1,6 +1,7 @@
 """A person's DataLoader or IterableDataset: beside loops written by hand, gone on with in the middle of an epoch, refused."""
 
 import importlib
+import json
 import random
 from pathlib import Path
 
@@ -297,6 +298,15 @@ def test_its_plan_reads_as_the_run_does(mine, capfd):
     assert cli.main(["plan", *QUIET, "data=weighted"]) == 0
     said = capfd.readouterr().out
     assert "streamed (your DataLoader, batches of 8;" in said and "8 in fp32; the largest" in said
+
+
+def test_the_plan_of_one_of_several_processes_takes_its_share(mine, capfd):
+    assert cli.main(["plan", *QUIET, "data=weighted", "train.num_processes=4", "--json"]) == 0
+    said = capfd.readouterr()
+    plan = json.loads(said.out)
+    (inputs,) = (each for each in plan["placement"] if each["name"] == "batch[0]")
+    assert inputs["shape"] == [2, 4] and plan["batch_size"] == plan["step"]["batch_size"] == 8
+    assert "one of 4 processes, with 2 rows of each batch" in said.err
 
 
 def test_its_classes_and_rows_are_told(mine, capfd):

@@ -21,7 +21,8 @@ def trial():
     asked = []
     return SimpleNamespace(
         cfg=OmegaConf.create({"train": settings}),
-        parts=SimpleNamespace(train=SimpleNamespace(batch_size=96), model=model),
+        parts=SimpleNamespace(model=model),
+        rows_trained=96,
         device=torch.device("cpu"),
         asked=asked,
         peak_bytes=lambda size, precision: asked.append(size) or size,
