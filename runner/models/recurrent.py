@@ -22,7 +22,7 @@ class Recurrent(nn.Module):
     A signal, (C, L), is a sequence of L steps of C numbers; tokens, (T,), go through an embedding of hidden_size where
     vocab_size is set. pooling: `last`, the state at the end (of each direction its own end); `mean`, the mean over all
     steps; `each`, outputs of every step, (B, L, out_features), as a language model gives them. padding_token: what fills
-    texts up at their end: `last` and `mean` are of the steps before it (the direction from the end begins in it); None
+    texts up at their end: `last` and `mean` are of the steps before it, and there the direction from the end begins; None
     for texts of one length.
     Orthogonal recurrent weights, LeCun-normal others, zero biases but for the LSTM's forget gate: 1, so that it starts by
     remembering (Jozefowicz et al. 2015).
@@ -57,15 +57,21 @@ class Recurrent(nn.Module):
             width = hidden_size
         else:
             self.embedding, width = None, input_shape[0]
-        self.layers = CELLS[cell](
-            width,
-            hidden_size,
-            num_layers,
-            batch_first=True,
-            bidirectional=bidirectional,
-            dropout=dropout if num_layers > 1 else 0.0,  # torch's is between layers; ours is before the output, too
-        )
-        _initialise(self.layers)
+        self.layers: nn.GRU | nn.LSTM | _BothWays
+        if bidirectional and padding_token is not None and vocab_size is not None:
+            self.layers = _BothWays(CELLS[cell], width, hidden_size, num_layers, dropout=dropout)
+        else:
+            self.layers = CELLS[cell](
+                width,
+                hidden_size,
+                num_layers,
+                batch_first=True,
+                bidirectional=bidirectional,
+                dropout=dropout if num_layers > 1 else 0.0,  # torch's is between layers; ours is before the output, too
+            )
+        for layers in self.layers.modules():
+            if isinstance(layers, nn.GRU | nn.LSTM):
+                _initialise(layers)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(hidden_size * (2 if bidirectional else 1), out_features)
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
@@ -75,18 +81,29 @@ class Recurrent(nn.Module):
         steps = inputs.transpose(1, 2) if self.embedding is None else self.embedding(inputs)  # (B, L, C)
         if steps.device.type == "mps":  # of a view its LSTM gives the wrong gradient (pytorch#175189)
             steps = steps.contiguous()
-        # (B, L, D * H), D directions; of an LSTM (state, cell) at the end
-        states, end = self._one_by_one(steps) if self._has_faults(steps) else self.layers(steps)
-        if self.padding_token is not None and self.embedding is not None and self.pooling != "each":
-            states = self._of_text(states, inputs != self.padding_token)
+        is_there = None  # (B, L); None where nothing fills rows up
+        if self.padding_token is not None and self.embedding is not None:
+            is_there = inputs != self.padding_token
+        states, end = self._run(steps, is_there)
+        if is_there is not None and self.pooling != "each":
+            states = self._of_text(states, is_there)
         elif self.pooling == "last":
-            last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H)
-            num_directions = 2 if self.layers.bidirectional else 1
-            states = torch.cat(last[-num_directions:].unbind(0), -1)
+            states = end
         elif self.pooling == "mean":
             states = states.mean(1)
         output: Tensor = self.output(self.dropout(states))
         return output
+
+    def _run(self, steps: Tensor, is_there: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The states of all steps, (B, L, D * H), D directions, and those at each direction's end, (B, D * H)."""
+        if isinstance(self.layers, _BothWays):
+            states: Tensor = self.layers(steps, is_there)
+            size = self.layers.hidden_size
+            return states, torch.cat([states[:, -1, :size], states[:, 0, size:]], 1)
+        states, end = self._one_by_one(self.layers, steps) if self._has_faults(steps) else self.layers(steps)
+        last = end[0] if isinstance(end, tuple) else end  # (layers * D, B, H); of an LSTM (state, cell)
+        num_directions = 2 if self.layers.bidirectional else 1
+        return states, torch.cat(last[-num_directions:].unbind(0), -1)
 
     def _of_text(self, states: Tensor, is_there: Tensor) -> Tensor:  # (B, L, D * H), (B, L) -> (B, D * H)
         """Of the steps before the padding."""
@@ -103,9 +120,8 @@ class Recurrent(nn.Module):
         is_deep = isinstance(self.layers, nn.LSTM) and self.layers.num_layers > 1 and self.layers.dropout > 0
         return is_deep and self.training and steps.device.type == "mps"
 
-    def _one_by_one(self, steps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _one_by_one(self, layers: nn.GRU | nn.LSTM, steps: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """An LSTM's layers, each by itself, and the dropout between them."""
-        layers = self.layers
         num_directions = 2 if layers.bidirectional else 1
         weights: list[Tensor] = list(layers.parameters())
         each = len(weights) // layers.num_layers
@@ -121,6 +137,37 @@ class Recurrent(nn.Module):
             if layer < layers.num_layers - 1:
                 steps = F.dropout(steps, layers.dropout)
         return steps, (torch.cat(hidden), torch.cat(cells))
+
+
+class _BothWays(nn.Module):
+    """Both directions of a GRU or LSTM over texts, each from its own end of a text and not from what fills it up.
+
+    torch's own begins at the end of a row, and where it is told how long each text is, the host has to know it.
+    """
+
+    def __init__(
+        self, cell: type[nn.GRU] | type[nn.LSTM], width: int, hidden_size: int, num_layers: int, *, dropout: float
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.dropout = hidden_size, dropout
+        widths = [width, *([2 * hidden_size] * (num_layers - 1))]
+        self.layers = nn.ModuleList(
+            nn.ModuleList(cell(each, hidden_size, batch_first=True) for _ in range(2)) for each in widths
+        )
+
+    def forward(self, steps: Tensor, is_there: Tensor | None) -> Tensor:  # (B, L, C), (B, L) -> (B, L, 2 * H)
+        at = torch.arange(steps.shape[1], device=steps.device)
+        lengths = steps.shape[1] if is_there is None else is_there.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
+        turned = torch.where(at < lengths, lengths - 1 - at, at)[..., None].expand(steps.shape[0], -1, 1)
+        for number, (onward, back) in enumerate(self.layers):  # type: ignore[misc, arg-type]
+            steps = F.dropout(steps, self.dropout, self.training and number > 0)
+            backward = _in_order(back(_in_order(steps, turned))[0], turned)
+            steps = torch.cat([onward(steps)[0], backward], -1)
+        return steps
+
+
+def _in_order(steps: Tensor, places: Tensor) -> Tensor:  # (B, L, C), (B, L, 1)
+    return steps.gather(1, places.expand(-1, -1, steps.shape[-1]))
 
 
 def _initialise(layers: nn.GRU | nn.LSTM) -> None:

@@ -36,26 +36,44 @@ def test_poolings():
     assert torch.equal(each(x)[:, :4], each(x[:, :, :4]))  # what comes later changes nothing
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("pooling", ["last", "mean", "each"])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
-def test_padding_counts_for_nothing(cell, pooling):
+def test_padding_counts_for_nothing(cell, bidirectional, pooling):
     torch.manual_seed(0)
-    model = Recurrent((7,), 3, cell, 4, num_layers=2, pooling=pooling, vocab_size=9, padding_token=0)
+    settings = {"num_layers": 2, "bidirectional": bidirectional, "pooling": pooling}
+    model = Recurrent((7,), 3, cell, 4, **settings, vocab_size=9, padding_token=0)
     texts = torch.tensor([[1, 2, 3, 0, 0, 0, 0], [4, 0, 0, 0, 0, 0, 0], [0] * 7])
     outputs = model(texts)
     for row, length in ((0, 3), (1, 1)):
-        torch.testing.assert_close(outputs[row], model(texts[row : row + 1, :length])[0])
+        own = outputs[row, :length] if pooling == "each" else outputs[row]
+        torch.testing.assert_close(own, model(texts[row : row + 1, :length])[0])
     assert outputs.isfinite().all(), "a row of nothing else"
     model.padding_token = None
-    assert not torch.allclose(model(texts)[0], outputs[0], atol=1e-4)
+    assert (pooling == "each" and not bidirectional) or not torch.allclose(model(texts)[0], outputs[0], atol=1e-4)
 
 
-def test_of_both_directions_each_is_read_at_its_end():
-    model = Recurrent((4,), 3, "gru", 4, bidirectional=True, vocab_size=9, padding_token=0)
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch's, of its own GRU
+def test_both_directions_are_exported_for_any_number_of_rows():
+    model = Recurrent((7,), 3, "gru", 4, bidirectional=True, vocab_size=9, padding_token=0).eval()
+    rows, other = torch.randint(9, (4, 7)), torch.randint(9, (3, 7))
+    graph = torch.export.export(model, (rows,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.testing.assert_close(graph.module()(other), model(other))
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_both_directions_of_a_whole_text_are_torchs_own(cell, pooling):
+    """From the same seed, with the same weights."""
+    made = []
+    for padding_token in (0, None):
+        torch.manual_seed(0)
+        settings = {"num_layers": 2, "bidirectional": True, "pooling": pooling, "padding_token": padding_token}
+        made.append(Recurrent((4,), 3, cell, 4, **settings, vocab_size=9))
     texts = torch.tensor([[1, 2, 3, 4]])
-    padded = model(texts)
-    model.padding_token = None
-    torch.testing.assert_close(padded, model(texts))
+    torch.testing.assert_close(made[0](texts), made[1](texts))
+    made[0].padding_token = None
+    torch.testing.assert_close(made[0](texts), made[1](texts))
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
