@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from runner.config.packages import install
 from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.models.checks import choice
+
+log = logging.getLogger("runner")
 
 #: by head: the class of transformers, and the argument that takes the inputs
 HEADS = {
@@ -40,6 +43,12 @@ NUMBERED_FROM_PADDING = (
     "xlm-roberta-xl",
     "xmod",
 )
+#: kinds that look back alone, and say so nowhere
+DECODERS = ("openai-gpt",)
+#: kinds that answer at a row's last place: what fills a text up stands before it, as their own tokenizers have it
+FILLED_BEFORE = ("xlnet",)
+#: kinds that mix what fills a text up into it, whatever mask they get: they take means of stretches, convolve or hash
+MIXES_PADDING = ("canine", "convbert", "fnet", "mobilebert", "nystromformer", "yoso")
 #: arguments of timm.create_model that name files and addresses
 NO_SETTINGS = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "num_classes", "in_chans")
 
@@ -159,6 +168,12 @@ def transformers_model(
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
     sizes["padding_token"] = padding_token
     made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
+    if made.padding_token is not None and settings.model_type in MIXES_PADDING:
+        log.warning(
+            "model: %s mixes what fills a text up into its answer, which depends on how far it is filled up: predict with the "
+            "data.context_length of the training, or write a kind that looks past it (model.config.model_type=bert)",
+            settings.model_type,
+        )
     if padding_token is None and head == "sequence_classification":
         _take_each_token(made.model, is_new=not pretrained)
     return made
@@ -183,7 +198,12 @@ class Logits(nn.Module):
             model.config, theirs
         )
 
+        config: Any = model.config
+        self._is_filled_before = padding_token is not None and config.model_type in FILLED_BEFORE
+
     def forward(self, inputs: Tensor) -> Tensor:
+        if self._is_filled_before:
+            inputs = _moved_to_the_end(inputs, torch.ne(inputs, self.padding_token))  # type: ignore[arg-type]
         logits: Tensor = self.model(**{self.argument: inputs}, **self._masks(inputs)).logits
         return logits
 
@@ -191,11 +211,18 @@ class Logits(nn.Module):
         if self.padding_token is None or self._has_no_mask:
             return {}
         is_there = inputs != self.padding_token  # (B, T)
-        is_there = torch.cat([torch.ones_like(is_there[:, :1]), is_there[:, 1:]], 1)  # of nothing but padding: no NaN
+        one = torch.ones_like(is_there[:, :1])  # of nothing but padding: no NaN
+        is_there = torch.cat([is_there[:, :-1], one] if self._is_filled_before else [one, is_there[:, 1:]], 1)
         if not self._takes_whole_masks:
             return {"attention_mask": is_there.long()}
         # of rows it would ask the device whether any is padded, in each step (transformers 5.23, masking_utils.py)
         return {"attention_mask": is_there[:, None, None].expand(-1, 1, inputs.shape[1], -1)}
+
+
+def _moved_to_the_end(texts: Tensor, is_there: Tensor) -> Tensor:  # (B, T) each
+    """The same rows, with what filled them up at their end before their text."""
+    lengths = is_there.sum(1, keepdim=True)
+    return texts.gather(1, (torch.arange(texts.shape[1], device=texts.device) + lengths) % texts.shape[1])
 
 
 def _take_each_token(model: nn.Module, *, is_new: bool) -> None:
@@ -214,7 +241,7 @@ def _is_decoder(model: nn.Module) -> bool:
     if getattr(config, "is_encoder_decoder", False):
         return False
     looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
-    return looks_back or bool(getattr(config, "is_decoder", False))
+    return looks_back or bool(getattr(config, "is_decoder", False)) or config.model_type in DECODERS
 
 
 def _needs_its_own_masks(config: Any, theirs: Mapping[str, Any]) -> bool:

@@ -159,7 +159,8 @@ class _BothWays(nn.Module):
         at = torch.arange(steps.shape[1], device=steps.device)
         lengths = steps.shape[1] if is_there is None else is_there.sum(1, keepdim=True).clamp(min=1)  # (B, 1)
         turned = torch.where(at < lengths, lengths - 1 - at, at)[..., None].expand(steps.shape[0], -1, 1)
-        for number, (onward, back) in enumerate(self.layers):  # type: ignore[misc, arg-type]
+        for number, layer in enumerate(self.layers):
+            onward, back = layer.children()
             steps = F.dropout(steps, self.dropout, self.training and number > 0)
             backward = _in_order(back(_in_order(steps, turned))[0], turned)
             steps = torch.cat([onward(steps)[0], backward], -1)

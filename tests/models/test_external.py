@@ -232,9 +232,10 @@ def test_a_vocabulary_that_is_too_small_is_told_before_anything_is_built():
 
 
 @needs_transformers
-@pytest.mark.parametrize("kind", ["bert", "distilbert", "deberta-v2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "deberta-v2", "xlnet"])
 def test_an_encoder_does_not_look_at_padding(kind):
     tiny = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16} if kind == "distilbert" else TINY
+    tiny = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16} if kind == "xlnet" else tiny
     model = external.transformers_model(
         (7,), 3, config={"model_type": kind, **tiny}, vocab_size=9, padding_token=8
     ).eval()
@@ -247,6 +248,16 @@ def test_an_encoder_does_not_look_at_padding(kind):
         said = model(texts)
     torch.testing.assert_close(said[:1], model(texts[:1, :3]), atol=1e-4, rtol=1e-4)
     assert said.isfinite().all() and not reads.found
+
+
+@needs_transformers
+def test_a_kind_that_mixes_padding_in_says_so(caplog):
+    for padding_token in (None, 8):
+        external.transformers_model(
+            (7,), 3, config={"model_type": "fnet", **TINY}, vocab_size=9, padding_token=padding_token
+        )
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "runner")
+    assert "fnet mixes what fills a text up into its answer" in told and "data.context_length" in told
 
 
 LOCAL = {**TINY, "num_hidden_layers": 2, "local_attention": 4, "global_attn_every_n_layers": 2}
@@ -289,7 +300,11 @@ def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
 
 
 @needs_transformers
-@pytest.mark.parametrize("config", [GPT, {"model_type": "llama", **TINY}], ids=["gpt2", "llama"])
+@pytest.mark.parametrize(
+    "config",
+    [GPT, {"model_type": "llama", **TINY}, {**GPT, "model_type": "openai-gpt"}],
+    ids=["gpt2", "llama", "openai-gpt"],
+)
 def test_where_nothing_is_padding_a_decoder_answers_at_the_last_token(config):
     model = external.transformers_model((4,), 3, config=config, vocab_size=9).eval()
     texts = torch.tensor([[1, 2, 3, 0], [1, 2, 3, 4]])
