@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from runner.data.tables.arrow_values import NUMBER
 from runner.data.tables.encoder import Column, Columns, listed
 from runner.data.tables.files import TableFile
@@ -98,6 +100,14 @@ def choose(
         notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
     if cut := [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]:
         notes.append(f"the {max_categories} most frequent categories of {listed(cut)}; others are as unknown")
+    notes += [
+        f"column {column.name} is taken less {column.offset:,.15g}: float32, in which models compute, has no room for its "
+        "digits (the rows of an exported model are such, too)"
+        for column in kept
+        if column.offset
+    ][:MOST_HINTS]
+    if found.kind == "regression":
+        notes += [_on_its_digits(tallies[name]) for name in targets if tallies[name].offset()]
     if used := files[0].form.date_format:
         _check_used(used, tallies, files[0])
     notes += hints[:MOST_HINTS]
@@ -171,6 +181,16 @@ def _on_the_form(tally: Tally, what: str) -> list[str]:
     fix = suggested(itertools.islice(tally.texts, MOST_LOOKED_AT))
     first = next(iter(tally.texts), "")
     return [f"column {tally.name} ({first}) is {what}; {fix}"] if fix else []
+
+
+def _on_its_digits(tally: Tally) -> str:
+    """What to write where float32 has no room for the digits of a target."""
+    offset = tally.offset()
+    step = float(np.spacing(np.float32(offset)))
+    return (
+        f"target {tally.name} is told in steps of {step:g}, as float32, in which models compute, has no room for more of "
+        f"its digits; a column of {tally.name} less {offset:,.15g} as the target keeps them"
+    )
 
 
 def _check_used(formats: Sequence[str], tallies: Mapping[str, Tally], file: TableFile) -> None:

@@ -40,6 +40,7 @@ class Column:
     categories: tuple[str, ...] = ()  # most frequent first
     has_times: bool = False  # of dates: a fourth float, the hours
     has_missing: bool = False  # in the table that was trained on
+    offset: float = 0.0  # of numbers: taken off them while they are float64, where float32 has no room for their digits
 
     @property
     def sizes(self) -> list[int]:
@@ -80,7 +81,8 @@ class Columns:
         return sum(size or 1 for size in self.sizes) + len(self.flagged)
 
     def node(self) -> list[dict[str, Any]]:
-        return [asdict(column) | {"categories": list(column.categories)} for column in self.columns]
+        found = [asdict(column) | {"categories": list(column.categories)} for column in self.columns]
+        return [{key: value for key, value in item.items() if key != "offset" or value} for item in found]
 
 
 def columns_of(node: Sequence[dict[str, Any]], *, refuses_missing: bool) -> Columns:
@@ -137,7 +139,7 @@ class Encoder:
             return codes
         if column.kind == "date":
             return as_dates(values, has_times=column.has_times)
-        return as_booleans(values) if column.kind == "boolean" else as_numbers(values)
+        return as_booleans(values) if column.kind == "boolean" else as_numbers(values) - column.offset
 
 
 @dataclass(frozen=True)

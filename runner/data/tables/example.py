@@ -50,7 +50,7 @@ def _value(column: Column, floats: Any) -> Any:
         return bool(floats[0])
     if column.kind == "date":
         return _date(float(floats[0]), float(floats[3]) if column.has_times else None)
-    return float(str(floats[0]))  # 5.1, and not 5.099999904632568: float32 has no more digits
+    return float(str(floats[0])) + column.offset  # 5.1, and not 5.099999904632568: float32 has no more digits
 
 
 def _date(days: float, hours: float | None) -> str:

@@ -27,7 +27,7 @@ CACHE_VARIABLE = "RUNNER_CACHE"
 #: rows in memory cost so many times their size: the splits are copies, and so is what is read while they fill
 COPIES = 2.5
 #: of what lies in the cache: another number where rows are made otherwise
-FORMAT = 1
+FORMAT = 2
 INPUTS, TARGETS, SIZES = "inputs.f32", "targets.npy", "sizes.json"
 Chunks = Iterator[tuple[Any, Any]]  # (n, F) float32 and (n,) int64 or (n, T) float32
 

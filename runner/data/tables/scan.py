@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,44 @@ from runner.errors import Fault, RunnerError
 #: texts of a column that are counted at a time: of more, the rarer half is forgotten, so that memory has a limit
 MOST_COUNTED = 200_000
 DAY = 86_400_000_000
+#: float32 has 24 bits: whole numbers from here on are rounded, and any number as soon as a spread is so small beside it
+ROUNDED, FAR_OFF = 2.0**24, 2.0**12
+#: numbers about as large as they are apart lose nothing that a model of float32 could tell
+APART = 16
+
+
+@dataclass
+class Moments:
+    """Count, mean and squared deviations of columns, chunk by chunk (Chan, Golub and LeVeque, 1983); NaN is left out."""
+
+    num_columns: int
+    count: Any = field(init=False)
+    mean: Any = field(init=False)
+    squares: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count, self.mean, self.squares = (np.zeros(self.num_columns) for _ in range(3))
+
+    def update(self, values: Any) -> None:  # (n, columns)
+        values = values.astype(np.float64)
+        there = ~np.isnan(values)
+        count = there.sum(0)
+        mean = np.where(there, values, 0).sum(0) / np.maximum(count, 1)
+        squares = (np.where(there, values - mean, 0) ** 2).sum(0)
+        total = np.maximum(self.count + count, 1)
+        step = mean - self.mean
+        self.squares += squares + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count += count
+
+    def deviation(self) -> Any:
+        """Standard deviations."""
+        return np.sqrt(self.squares / np.maximum(self.count, 1))
+
+    def spread(self) -> Any:
+        """The same, and 1 for a column that is the same everywhere, so that it is left as it is."""
+        spread = self.deviation()
+        return np.where(spread > 1e-7 * np.maximum(np.abs(self.mean), 1e-30), spread, 1.0)
 
 
 class Tally:
@@ -41,6 +80,7 @@ class Tally:
         self.has_times = False
         self.first_missing: tuple[Place, int] | None = None
         self.odd: dict[str, tuple[Place, int, Any]] = {}  # by kind: the first value that is none of it
+        self.moments = Moments(1)  # of its numbers
 
     def update(self, values: Any, place: Place) -> None:
         if values.null_count and self.first_missing is None:
@@ -57,6 +97,8 @@ class Tally:
             setattr(self, f"{kind}s", getattr(self, f"{kind}s") + len(values) - values.null_count)
             if kind == "date":
                 self._look_at_times(values)
+            elif kind == "number":
+                self._measure(values)
         is_text = self.numbers + self.dates + self.booleans - before < len(values) - values.null_count
         if self.counts or (is_text and self.counted >= 0):
             self._count(values)
@@ -86,7 +128,23 @@ class Tally:
     def column(self, kind: str, *, most: int) -> Column:
         ranked = sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:most]
         texts = tuple(text for text, _ in ranked) if kind == "category" else ()
-        return Column(self.name, kind, texts, self.has_times and kind == "date", self.present < self.rows)
+        offset = self.offset() if kind == "number" else 0.0
+        return Column(self.name, kind, texts, self.has_times and kind == "date", self.present < self.rows, offset)
+
+    def offset(self) -> float:
+        """What is taken off its numbers so that float32 keeps them apart: their mean, rounded; 0 where nothing has to be."""
+        mean, spread = float(self.moments.mean[0]), float(self.moments.deviation()[0])
+        far = APART if abs(mean) >= ROUNDED else FAR_OFF
+        if not (0 < spread * far < abs(mean) < float("inf")):
+            return 0.0
+        return float(round(mean)) if spread > 1 else mean
+
+    def _measure(self, values: Any) -> None:
+        import pyarrow as pa
+
+        numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        fits = np.abs(numbers) <= np.finfo(np.float32).max  # what does not, or is no number, is told by the encoder
+        self.moments.update(np.where(fits, numbers, np.nan)[:, None])
 
     def _look_at_texts(self, values: Any, place: Place) -> None:
         import pyarrow as pa
@@ -94,7 +152,7 @@ class Tally:
 
         count = len(values) - values.null_count
         try:
-            values.cast(pa.float64())
+            self._measure(values.cast(pa.float64()))
             self.numbers += count
             return
         except pa.ArrowInvalid:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,40 +10,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.source import Preprocessing
+from runner.data.tables.scan import Moments
 
 COLUMNS, SCALED = "runner.models.TableColumns", "runner.models.Scaled"
 #: read at a time; what is computed of them takes some ten times as much
 CHUNK_FLOATS = 2**18
-
-
-@dataclass
-class Moments:
-    """Count, mean and squared deviations of columns, chunk by chunk (Chan, Golub and LeVeque, 1983); NaN is left out."""
-
-    num_columns: int
-    count: Any = field(init=False)
-    mean: Any = field(init=False)
-    squares: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.count, self.mean, self.squares = (np.zeros(self.num_columns) for _ in range(3))
-
-    def update(self, values: Any) -> None:  # (n, columns)
-        values = values.astype(np.float64)
-        there = ~np.isnan(values)
-        count = there.sum(0)
-        mean = np.where(there, values, 0).sum(0) / np.maximum(count, 1)
-        squares = (np.where(there, values - mean, 0) ** 2).sum(0)
-        total = np.maximum(self.count + count, 1)
-        step = mean - self.mean
-        self.squares += squares + step**2 * self.count * count / total
-        self.mean += step * count / total
-        self.count += count
-
-    def spread(self) -> Any:
-        """Standard deviations; 1 for a column that is the same everywhere, so that it is left as it is."""
-        spread = np.sqrt(self.squares / np.maximum(self.count, 1))
-        return np.where(spread > 1e-7 * np.maximum(np.abs(self.mean), 1e-30), spread, 1.0)
 
 
 def fit(

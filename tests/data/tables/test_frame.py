@@ -11,12 +11,12 @@ from runner.data.tables.node import columns_in
 from runner.data.tables.table import table
 from runner.errors import RunnerError
 
-ROWS = """age,city,joined,seen,member,code,price,big,y
-31,Rome,2026-11-21,2026-11-21 23:59:59,true,1,"$1,234.50",1000001,a
-,Oslo,2026-01-02,2026-01-02 00:00:01,,2,"$2",7,b
-45,,,2025-12-31 07:15:00,false,1,$3.25,,a
-29.5,O${x},2024-02-29,,true,2,"$7,000.00",9,b
-31,Rome,2026-11-21,2026-11-21 12:00:00,true,3,$1,8,a
+ROWS = """age,city,joined,seen,member,code,price,big,stamp,y
+31,Rome,2026-11-21,2026-11-21 23:59:59,true,1,"$1,234.50",1000001,1700000001,a
+,Oslo,2026-01-02,2026-01-02 00:00:01,,2,"$2",7,1700000002,b
+45,,,2025-12-31 07:15:00,false,1,$3.25,,,a
+29.5,O${x},2024-02-29,,true,2,"$7,000.00",9,1700000003,b
+31,Rome,2026-11-21,2026-11-21 12:00:00,true,3,$1,8,1700000009,a
 """
 
 

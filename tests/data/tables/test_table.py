@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -334,6 +336,40 @@ def test_splits_keep_the_classes(folder):
     write("t.csv", "x,y\n" + "".join(f"{i},{'a' if i % 5 else 'b'}\n" for i in range(50)))
     splits = split(table("t.csv"), val_fraction=0.2, test_fraction=0.2, limit=None, seed=0)
     assert splits.test[1].tolist().count(1) == 2
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_numbers_with_more_digits_than_float32_has_stay_apart(in_memory, ending, folder):
+    stamps = [1_700_000_000 + number for number in range(100)]
+    places = [52.12345 + number * 1e-7 for number in range(100)]
+    cents = [number * 10_000_019 for number in range(100)]  # as large as they are apart: they stay as they are
+    columns = {"stamp": stamps, "place": places, "cents": cents, "label": ["a", "b"] * 50}
+    if ending == "csv":
+        lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+        write("t.csv", "\n".join([",".join(columns), *lines]) + "\n")
+    else:
+        pa.parquet.write_table(pa.table(columns), "t.parquet")
+    source = table(f"t.{ending}", "label", in_memory=in_memory)
+    rows = source.rows if in_memory else source.rows.mapped_tensors()
+    exact = np.array([stamps, places, cents]).T
+    scaled = torch.tensor((exact - exact.mean(0)) / exact.std(0)).float()
+    torch.testing.assert_close(features(source, rows), scaled, rtol=1e-5, atol=1e-5)
+    assert [note.split(":")[0] for note in source.notes[1:]] == [
+        "column stamp is taken less 1,700,000,050",
+        "column place is taken less 52.12345495",
+    ]
+    assert rows[0][:, 2].tolist() == np.float32(cents).tolist()
+    read = build(json.loads(json.dumps(source.reader)), key="reader")
+    assert torch.equal(read(f"t.{ending}"), rows[0])
+    assert torch.equal(table(f"t.{ending}", "label", like=source.reader).rows[0], rows[0])
+
+
+def test_a_target_with_more_digits_than_float32_has_is_told():
+    write("t.csv", "x,y\n" + "".join(f"{number},{1_700_000_000 + number}\n" for number in range(200)))
+    (told,) = table("t.csv").notes[1:]
+    assert "target y is told in steps of 128" in told and "a column of y less 1,700,000,100" in told
+    assert len(table("t.csv", "x").notes) == 2  # as a column it is taken less its mean
 
 
 def test_moments_over_several_chunks_are_those_of_all_rows(monkeypatch):
