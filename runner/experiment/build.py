@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -44,6 +44,7 @@ from runner.models.weights import exists, load_weights
 from runner.models.whole import check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
+from runner.tasks.regression import Regression
 from runner.training.checklist import STEPS as STEPS_OF_A_CHECK
 from runner.training.cpu_threads import flops_a_product, threads_worth
 from runner.training.optimizer import AveragedWeights, Turns, freeze, wants_metric
@@ -139,6 +140,8 @@ def prepare_training(
         model = build(with_preprocessing(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
     task = build(resolved(cfg, "task"), key="task")
+    if isinstance(task, Regression) and _is_scaled(around.after):
+        task.learn_scaled(around.after["spreads"])
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
     check_trains(inner, asked=f"model._target_={node['_target_']}")
@@ -368,9 +371,14 @@ def _counted(source: Source, splits: Splits) -> dict[str, Any]:
 def _for_output(around: Preprocessing, output: Any) -> Preprocessing:
     """The same, knowing which output of a model that gives several is the answer (`task.output`)."""
     after = around.after
-    if after is None or after.get("_target_") != SCALED or not isinstance(output, int | str):
+    if not _is_scaled(after) or not isinstance(output, int | str):
         return around
     return replace(around, after={**after, "output": output})
+
+
+def _is_scaled(after: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+    """Whether what stands behind the model scales its answers to the targets' units."""
+    return after is not None and after.get("_target_") == SCALED
 
 
 def with_preprocessing(node: dict[str, Any], around: Preprocessing) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from runner.tasks.torchmetrics import SHORT, OverPresent, made_of
 MOST_VALUES = 32
 #: numbers of predictions that wait on the device for torchmetrics, 64 MB
 MOST_WAITING = 2**24
+#: that are the same for numbers in any unit, and by torchmetrics, which takes sums of squares below 1e-4 for none, are not
+OF_ANY_UNIT = ("R2Score", "ExplainedVariance", "PearsonCorrCoef")
 
 
 def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported: Collection[str] = ()) -> nn.ModuleDict:
@@ -72,7 +74,8 @@ class OfTorchmetrics(nn.Module):
     """One of torchmetrics, which gets many batches at once: most of them read the device in each update (bincount).
 
     Of two classes a Binary... gets the second's probability; a regression's gets float64 where the device has it: its sums
-    of squares lose a small spread around a big mean in float32.
+    of squares lose a small spread around a big mean in float32. Where the unit does not matter, it is the targets' spread
+    around their mean.
     """
 
     def __init__(self, metric: Any, *, kind: str) -> None:
@@ -84,6 +87,8 @@ class OfTorchmetrics(nn.Module):
         kernel = type(metric.metric if isinstance(metric, OverPresent) else metric).__name__
         self._takes_one = kernel.startswith("Binary") and kind == "multiclass"
         self._is_number = kind in ("regression", "autoencoding")
+        self._is_of_any_unit = self._is_number and kernel in OF_ANY_UNIT
+        self._unit: tuple[Tensor, Tensor] | None = None  # mean and spread of the first targets, (T,) each
         if type(metric).__module__.startswith("torchmetrics.regression"):
             metric.set_dtype(torch.float64)
         self._waiting = Waiting()
@@ -103,7 +108,7 @@ class OfTorchmetrics(nn.Module):
             return torch.tensor(math.nan)
 
     def reset(self) -> None:
-        self._waiting = Waiting()
+        self._waiting, self._unit = Waiting(), None
         self.metric.reset()
 
     def _pass_on(self) -> None:
@@ -114,6 +119,12 @@ class OfTorchmetrics(nn.Module):
             predictions = predictions[:, 1]
         if self._is_number:
             predictions, targets = _precise(predictions), _precise(targets)
+        if self._is_of_any_unit:
+            if self._unit is None:
+                spread = targets.std(0, correction=0)
+                self._unit = targets.mean(0), torch.where(spread > 0, spread, 1)
+            mean, spread = self._unit
+            predictions, targets = (predictions - mean) / spread, (targets - mean) / spread
         self.metric.update(predictions, targets)
 
 
@@ -178,7 +189,7 @@ class OfTokens(nn.Module):
         return self.metric.compute()
 
     def reset(self) -> None:
-        self._waiting = Waiting()
+        self._waiting, self._unit = Waiting(), None
         self.metric.reset()
 
     def _pass_on(self) -> None:

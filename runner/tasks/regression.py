@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +25,7 @@ class Regression(nn.Module):
     """
 
     kind = "regression"
+    spreads: Tensor | None
 
     def __init__(
         self,
@@ -51,6 +53,14 @@ class Regression(nn.Module):
         self.metrics = make_metrics(metrics, kind=self.kind, num_outputs=num_outputs, reported=(*reported, "rmse"))
         self.plots = plots_of(plots, kind=self.kind)
         self.output = output
+        self.register_buffer("spreads", None, persistent=False)
+
+    def learn_scaled(self, spreads: Sequence[float]) -> None:
+        """From now on gradients are those of the loss of targets that are divided by these, (T,); its value stays in theirs.
+
+        Else a rate that suits one unit suits no other, and of several targets the one of the largest numbers alone is learnt.
+        """
+        self.spreads = torch.tensor(spreads, dtype=torch.float32)
 
     def __call__(self, model: nn.Module, batch: Any, /) -> dict[str, Tensor]:
         return self.judge(self.outputs(model, batch), batch)
@@ -59,7 +69,8 @@ class Regression(nn.Module):
         return output_of(model(batch[0]), self.output, task="regression")
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
-        return distances(outputs, like(batch[1], outputs), loss=self.loss, huber_delta=self.huber_delta)
+        targets = like(batch[1], outputs)
+        return distances(outputs, targets, loss=self.loss, huber_delta=self.huber_delta, spreads=self.spreads)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
         return (
@@ -74,13 +85,32 @@ class Regression(nn.Module):
         return root_of(values)
 
 
-def distances(outputs: Tensor, targets: Tensor, *, loss: str, huber_delta: float = 1.0) -> dict[str, Tensor]:
-    """The loss, the mean absolute error, and the mean squared one where that is not the loss."""
+def distances(
+    outputs: Tensor, targets: Tensor, *, loss: str, huber_delta: float = 1.0, spreads: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The loss, the mean absolute error, and the mean squared one where that is not the loss. spreads: see learn_scaled()."""
     apart = outputs.detach() - targets
+    if spreads is None or not torch.is_grad_enabled():
+        value = _loss(outputs, targets, loss, huber_delta)
+    else:
+        learned = _scaled_loss(outputs, targets, loss, huber_delta, spreads)
+        value = _loss(outputs.detach(), targets, loss, huber_delta) + (learned - learned.detach())  # 0 is added
+    values = {"loss": value, "mae": apart.abs().mean()}
+    return values if loss == "mse" else {**values, "mse": apart.square().mean()}
+
+
+def _loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float) -> Tensor:
     if loss == "mse":
-        return {"loss": F.mse_loss(outputs, targets), "mae": apart.abs().mean()}
-    learned = F.l1_loss(outputs, targets) if loss == "mae" else F.huber_loss(outputs, targets, delta=huber_delta)
-    return {"loss": learned, "mae": apart.abs().mean(), "mse": apart.square().mean()}
+        return F.mse_loss(outputs, targets)
+    return F.l1_loss(outputs, targets) if loss == "mae" else F.huber_loss(outputs, targets, delta=huber_delta)
+
+
+def _scaled_loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float, spreads: Tensor) -> Tensor:
+    """The same of outputs, targets and delta divided by the spreads."""
+    if loss == "huber":
+        return (F.huber_loss(outputs, targets, reduction="none", delta=huber_delta) / spreads / spreads).mean()
+    apart = (outputs - targets) / spreads
+    return (apart.square() if loss == "mse" else apart.abs()).mean()
 
 
 def distances_reported(loss: str) -> tuple[str, ...]:

@@ -303,3 +303,13 @@ def test_a_last_batch_of_one_row_is_told_where_a_layer_needs_two(own_folder, cap
     err = capsys.readouterr().err
     assert code == (2 if fits else 0), err
     assert not fits or (fits in err and "of 81 rows the last batch of an epoch has one" in err)
+
+
+def test_targets_are_learnt_alike_in_each_unit(own_folder):
+    for name, unit in (("small", 1e-9), ("large", 1e9)):
+        rows = "".join(f"{number},{unit * (number * 7 % 40)!r}\n" for number in range(40))
+        (own_folder / f"{name}.csv").write_text(f"x,y\n{rows}")
+        assert run(name, "data=table", f"data.path={name}.csv", "data.kind=regression", "task=regression") == 0
+    small, large = weights("small"), weights("large")
+    for name in ("model.hidden.0.weight", "model.output.weight"):
+        torch.testing.assert_close(small[name], large[name])

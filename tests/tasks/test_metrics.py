@@ -137,6 +137,22 @@ def test_values_in_another_order_are_put_right():
     assert measured(task, torch.ones(4, 1), torch.ones(4), size=2) == {"loss": 2.0, "a": 15.0}
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_has_no_unit_is_the_same_in_each(unit, width):
+    torch.manual_seed(0)
+    true = torch.randn(50, width) + 3
+    said = true + torch.randn(50, width)
+    names = ["r2", "explained_variance"]
+    found, own = (
+        {name: values[name] for name in names}
+        for values in (
+            measured(Regression(num_outputs=width, metrics=names), said * scale, true * scale) for scale in (unit, 1.0)
+        )
+    )
+    assert found == pytest.approx(own, rel=1e-4) and found["r2"] == pytest.approx(sk.r2_score(true, said), rel=1e-4)
+
+
 def test_of_one_row_there_is_no_r2():
     task = Regression(num_outputs=1, metrics=["r2"])
     assert math.isnan(measured(task, torch.ones(1, 1), torch.zeros(1, 1))["r2"])

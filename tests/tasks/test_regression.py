@@ -30,6 +30,26 @@ def test_the_losses():
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
+def test_gradients_of_scaled_targets_are_the_same_in_each_unit(loss):
+    """The value is in the targets' own; a delta is, too."""
+    units = torch.tensor([1e-6, 1e6])
+    targets = torch.tensor([[0.5, -1.0], [2.0, 3.0], [0.1, -0.4]])
+    outputs = torch.zeros(3, 2, requires_grad=True)
+    task = Regression(loss=loss, huber_delta=1e6)
+    value = task(nn.Identity(), (outputs * units, targets * units))["loss"]
+    task.learn_scaled(units.tolist())
+    scaled = task(nn.Identity(), (outputs * units, targets * units))
+    assert scaled["loss"].item() == value.item()
+    (found,) = torch.autograd.grad(scaled["loss"], outputs)
+    learned = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.mse_loss}[loss](outputs, targets)
+    (wanted,) = torch.autograd.grad(learned, outputs)
+    columns = slice(0, 1) if loss == "huber" else slice(None)  # half a square, within the delta
+    torch.testing.assert_close(found[:, columns] * (2 if loss == "huber" else 1), wanted[:, columns])
+    with torch.no_grad():
+        assert task(nn.Identity(), (outputs * units, targets * units))["loss"].item() == value.item()
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber"])
 def test_the_root_follows_from_the_mean_square_of_all_rows(loss):
     task = Regression(loss=loss)
     values = judged(task, torch.tensor([[1.0], [4.0]]), torch.tensor([[0.0], [1.0]]))

@@ -56,7 +56,7 @@ def table(
     The host keeps the values as they are, (N, floats), NaN for missing and a number for a category (numbers with more
     digits than float32 has, times for one, less a number near their mean, which the reader takes off, too): a layer before the
     model scales and spreads them out, fitted on the training split alone, and goes with it wherever it goes. Its width is
-    facts.in_features. Of a regression, a layer behind the model scales outputs back: losses are in the target's own units.
+    facts.in_features. Of a regression, a layer behind the model scales outputs back: losses are told in the target's own units, and learnt in its spread.
 
     Texts like $1,234.50 are numbers, too. decimal="," is for numbers like 3,5 and 1.234,50; header=False for files that
     begin with a row, whose columns are then called c0, c1 and so on; date_format, as strptime's or a list of them, for
