@@ -113,6 +113,16 @@ def about_precision(device: torch.device, precision: str) -> str:
     return said.get(precision, "")
 
 
+def lay_out(model: nn.Module, *, device: torch.device, precision: str, asked: bool | None) -> str:
+    """Puts a model's weights in the order that suits the device, and says which, where that is no matter of course."""
+    channels_last, why = takes_channels_last(model, device=device, precision=precision, asked=asked)
+    if channels_last:
+        for tensor in (*model.parameters(), *model.buffers()):  # the batches need not be changed
+            if tensor.dim() == 4:  # Module.to() would want it of 5 dimensions too, which have no such order
+                tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return f"channels {'last' if channels_last else 'first'} ({why})" if why else ""
+
+
 def takes_channels_last(
     model: nn.Module, *, device: torch.device, precision: str, asked: bool | None
 ) -> tuple[bool, str]:

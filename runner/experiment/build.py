@@ -160,7 +160,8 @@ def prepare_training(
             lies = spread(model, device, cfg.placement.map, prefix=prefix)
         else:
             model = place(model, device)
-        layout = _lay_out(cfg, model, device)
+        asked = cfg.backends.get(device.type, {}).get("channels_last")
+        layout = backends.lay_out(model, device=device, precision=cfg.train.precision, asked=asked)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
         check_last_batch(model, task, loaders["train"], device, num_ranks)
@@ -238,17 +239,6 @@ def _needs_validation(
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.evaluate_every_steps=null"))
     if found:
         raise RunnerError(*found)
-
-
-def _lay_out(cfg: DictConfig, model: nn.Module, device: torch.device) -> str:
-    """Puts the weights in the order that suits the device, and says which, where that is no matter of course."""
-    asked = cfg.backends.get(device.type, {}).get("channels_last")
-    channels_last, why = backends.takes_channels_last(model, device=device, precision=cfg.train.precision, asked=asked)
-    if channels_last:
-        for tensor in (*model.parameters(), *model.buffers()):  # the batches need not be changed
-            if tensor.dim() == 4:  # Module.to() would want it of 5 dimensions too, which have no such order
-                tensor.data = tensor.data.to(memory_format=torch.channels_last)
-    return f"channels {'last' if channels_last else 'first'} ({why})" if why else ""
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:

@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
-from runner.device import probe
+from runner.device import backends, probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
@@ -49,6 +49,8 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     device = torch.device(choice.here)
     build.set_switches(cfg, device)
     trained = open_run((folder, weights), precision=cfg.train.precision, own_device=choice)
+    asked = cfg.backends.get(device.type, {}).get("channels_last")
+    backends.lay_out(trained.model, device=device, precision=trained.precision.name, asked=asked)  # as in the run
     found = measured(cfg, trained.card, other=other)
     values = _values(trained, found, cfg)
     report = _report(trained, found, values)

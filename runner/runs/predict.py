@@ -49,8 +49,9 @@ def predict(
     device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
     settings = _backends(run[0], overrides)
     trained = open_run(run, device=device, precision=precision)
-    switches = settings.get(trained.device.type, {})
-    backends.set_switches(trained.device, precision=trained.precision.name, deterministic=False, **switches)
+    switches, name = settings.get(trained.device.type, {}), trained.precision.name
+    backends.lay_out(trained.model, device=trained.device, precision=name, asked=switches.pop("channels_last", None))
+    backends.set_switches(trained.device, precision=name, deterministic=False, **switches)
     say(f"run     {trained.title}")
     say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")
     for note in trained.notes:
@@ -80,10 +81,7 @@ def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any
     cfg = of_run(folder, words)
     if wrong := [fault for fault in validate.faults(cfg) if fault.asked.startswith("backends.")]:
         raise RunnerError(*wrong)
-    return {
-        str(kind): {str(name): value for name, value in found.items() if name != "channels_last"}
-        for kind, found in cfg.backends.items()
-    }
+    return {str(kind): {str(name): value for name, value in found.items()} for kind, found in cfg.backends.items()}
 
 
 def told(trained: Trained, found: Iterable[Any], batch_size: int) -> Iterator[Columns]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from runner import cli
 from runner.device import backends, torch_private
-from runner.device.backends import overruns, takes_channels_last
+from runner.device.backends import lay_out, overruns, takes_channels_last
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
 
@@ -40,6 +40,22 @@ def test_channels_last(model, device, precision, asked, takes):
     found, why = takes_channels_last(model, device=torch.device(device), precision=precision, asked=asked)
     assert found is takes
     assert bool(why) is takes
+
+
+def test_channels_lie_last_in_what_has_four_dimensions_alone():
+    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3))
+    model.register_buffer("table", torch.rand(2, 3, 4, 5))
+    model.register_buffer("wide_table", torch.rand(2, 3, 4, 5, 6))
+    before = dict(model.state_dict(keep_vars=True))
+    values = {name: value.detach().clone() for name, value in before.items()}
+    said = lay_out(model, device=torch.device("cpu"), precision="fp32", asked=None)
+    assert said.startswith("channels last")
+    after = dict(model.state_dict(keep_vars=True))
+    assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in before)
+    last = {name for name, value in after.items() if value.dim() == 4}
+    assert last == {"0.weight", "table"}
+    assert all(after[name].is_contiguous(memory_format=torch.channels_last) for name in last)
+    assert all(value.is_contiguous() for name, value in after.items() if name not in last)
 
 
 NARROW, WIDE = ResNet((1, 8, 8), 10, depth=8, width=4), ResNet((1, 8, 8), 10, depth=8)

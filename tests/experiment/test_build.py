@@ -9,7 +9,6 @@ import pytest
 import torch
 from members import trained_alone
 from omegaconf import OmegaConf
-from torch import nn
 from torch.nn import functional as F
 
 from runner import cli
@@ -18,7 +17,7 @@ from runner.config.instantiate import build
 from runner.config.nodes import SHARED
 from runner.data.builtin.digits import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
-from runner.experiment.build import _lay_out, compiles_alone
+from runner.experiment.build import compiles_alone
 from runner.models.card import read_card
 from runner.models.mlp import MLP
 
@@ -269,22 +268,6 @@ def test_a_run_with_a_sampler_goes_on_in_the_middle_of_an_epoch(tmp_path, where)
 )
 def test_augmentation_is_compiled_by_itself_where_no_step_has_it(device, is_compiled, is_captured, expected):
     assert compiles_alone(torch.device(device), is_compiled=is_compiled, is_captured=is_captured) is expected
-
-
-def test_channels_lie_last_in_what_has_four_dimensions_alone():
-    model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Conv3d(8, 4, 3))
-    model.register_buffer("table", torch.rand(2, 3, 4, 5))
-    model.register_buffer("wide_table", torch.rand(2, 3, 4, 5, 6))
-    before = dict(model.state_dict(keep_vars=True))
-    values = {name: value.detach().clone() for name, value in before.items()}
-    cfg = OmegaConf.create({"backends": {"cpu": {"channels_last": None}}, "train": {"precision": "fp32"}})
-    assert _lay_out(cfg, model, torch.device("cpu")).startswith("channels last")
-    after = dict(model.state_dict(keep_vars=True))
-    assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in before)
-    last = {name for name, value in after.items() if value.dim() == 4}
-    assert last == {"0.weight", "table"}
-    assert all(after[name].is_contiguous(memory_format=torch.channels_last) for name in last)
-    assert all(value.is_contiguous() for name, value in after.items() if name not in last)
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,15 @@ def test_where_nothing_can_be_written_that_is_said(tmp_path, is_own):
     assert fault.fix == "a copy of the folder, in a place that you may write to"
 
 
+def test_convolutions_are_laid_out_as_in_the_run(run, tmp_path):
+    """Their sums are the same to the bit then."""
+    words = ("model=cnn", "data=synthetic", "data.num_rows=400", "data.shape=[3,32,32]", "train.num_epochs=1")
+    assert run("device=cpu", f"hydra.run.dir={tmp_path}/run", *QUIET, *words)[0] == 0
+    assert run("evaluate", f"{tmp_path}/run", "device=cpu")[0] == 0
+    found = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert found["metrics"] == found["in_the_run"]
+
+
 def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatch):
     sent = []
 

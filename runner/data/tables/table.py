@@ -53,10 +53,11 @@ def table(
     there are times, the hour; zones are told from universal time. Missing numbers become the mean of the training split;
     each column that has any gets a 0/1 column for it, which also says it of categories.
 
-    The host keeps the values as they are, (N, floats), NaN for missing and a number for a category (numbers with more
-    digits than float32 has, times for one, less a number near their mean, which the reader takes off, too): a layer before the
+    The host keeps the values as they are, (N, floats), NaN for missing and a number for a category: a layer before the
     model scales and spreads them out, fitted on the training split alone, and goes with it wherever it goes. Its width is
-    facts.in_features. Of a regression, a layer behind the model scales outputs back: losses are told in the target's own units, and learnt in its spread.
+    facts.in_features. From numbers with more digits than float32 has, times for one, their mean is taken before, by the
+    reader, too. Of a regression, a layer behind the model scales outputs back: losses are told in the target's own unit,
+    and learnt in its spread.
 
     Texts like $1,234.50 are numbers, too. decimal="," is for numbers like 3,5 and 1.234,50; header=False for files that
     begin with a row, whose columns are then called c0, c1 and so on; date_format, as strptime's or a list of them, for
