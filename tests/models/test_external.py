@@ -300,6 +300,16 @@ def test_a_decoder_answers_at_the_last_token_that_is_no_padding():
 
 
 @needs_transformers
+def test_a_decoder_that_was_trained_with_another_padding_goes_by_the_data_s(tmp_path):
+    made = external.transformers_model((7,), 3, config={**GPT, "pad_token_id": 5}, vocab_size=9)
+    made.model.config.pad_token_id = 5
+    made.model.save_pretrained(tmp_path)
+    model = external.transformers_model((7,), 3, pretrained=str(tmp_path), vocab_size=9, padding_token=8).eval()
+    texts = torch.tensor([[1, 2, 3, 8, 8, 8, 8]])
+    torch.testing.assert_close(model(texts), model(texts[:, :3]), atol=1e-6, rtol=1e-5)
+
+
+@needs_transformers
 @pytest.mark.parametrize(
     "config",
     [GPT, {"model_type": "llama", **TINY}, {**GPT, "model_type": "openai-gpt"}],
