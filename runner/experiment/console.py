@@ -70,6 +70,16 @@ class Screen:
         self.console.print(text, markup=False)
 
     @contextmanager
+    def with_warnings(self) -> Iterator[None]:
+        """While it lasts, what is warned of goes to the screen too: whoever reads data or builds a model has no other way."""
+        handler = _OnTheScreen(self.console)
+        log.addHandler(handler)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
+
+    @contextmanager
     def training(self, *, num_steps: int, num_epochs: int) -> Iterator[None]:
         """Shows the progress of a training while it lasts."""
         self._num_epochs = num_epochs
@@ -148,6 +158,18 @@ class Screen:
             self._bar.task_ids[0], completed=step, description=f"epoch {epoch}/{self._num_epochs}", news=news
         )
         self._bar.refresh()
+
+
+class _OnTheScreen(logging.Handler):
+    """Of warnings alone: errors are told as the run's status, and those with a traceback beside it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING and not record.exc_info:
+            self._console.print(f"note:   {record.getMessage()}", markup=False)
 
 
 def _facts(summary: Mapping[str, Any]) -> dict[str, str]:

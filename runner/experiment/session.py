@@ -94,7 +94,7 @@ class Session:
         session.say(f"device: {machine.choice.device} ({machine.choice.reason})")
         mask_folder(folder, settings.tracking.uri)
         forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
-        with session._publishing() as session._publisher:
+        with session._publishing() as session._publisher, session.screen.with_warnings():
             with loading():
                 importlib.import_module("torch._dynamo")  # else torch's optimizers import it, 1.5 s
             with session._open:

@@ -174,7 +174,7 @@ def transformers_model(
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding_token
     if made.padding_token is not None and settings.model_type in MIXES_PADDING:
         log.warning(
-            "model: %s mixes what fills a text up into its answer, which depends on how far it is filled up: predict with the "
+            "a model of kind %s mixes what fills a text up into its answer, which depends on how far it is filled up: predict with the "
             "data.context_length of the training, or write a kind that looks past it (model.config.model_type=bert)",
             settings.model_type,
         )

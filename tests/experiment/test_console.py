@@ -1,6 +1,7 @@
 """What a run's end says of numbers that no table is made for."""
 
 import io
+import logging
 import threading
 from types import SimpleNamespace
 
@@ -18,6 +19,17 @@ from runner.training.metric_buffer import Window
 @pytest.fixture
 def screen():
     return Screen(Console(file=io.StringIO(), width=80))
+
+
+def test_warnings_are_shown_while_a_run_lasts_and_errors_are_its_status(screen):
+    log = logging.getLogger("runner")
+    with screen.with_warnings():
+        log.warning("column %r: 1 row", "[city]")
+        log.warning("a hook failed", exc_info=ValueError("of its own"))
+        log.error("the run failed")
+        log.info("written")
+    log.warning("after it")
+    assert screen.console.file.getvalue() == "note:   column '[city]': 1 row\n"
 
 
 def test_extreme_numbers_fit_into_the_table_and_its_lines(screen):

@@ -141,6 +141,15 @@ def short():
     return Short()
 
 
+class Long(Stream):
+    def __iter__(self):
+        return (pair for _ in range(2) for pair in super(Long, self).__iter__())
+
+
+def long():
+    return Long()
+
+
 class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 2))
@@ -167,6 +176,7 @@ def mine(own_folder, monkeypatch):
         "stateful",
         "endless",
         "short",
+        "long",
     ):
         Path(f"conf/data/{name}.yaml").write_text(f"_target_: mine.{name}\n")
     Path("conf/model/mine.yaml").write_text("_target_: mine.Net\n")
@@ -292,6 +302,12 @@ def test_what_it_can_not_be_asked(mine, capfd, words, told):
 def test_one_that_ends_early_is_named(mine, capfd):
     assert cli.main([*QUIET, "data=short", "train.batch_size=8"]) == 1
     assert "epoch 1 ended after batch 3, and its length says 7" in capfd.readouterr().out
+
+
+def test_one_that_goes_on_beyond_its_length_is_told_on_the_screen(mine, capfd):
+    trained("run", "data=long", "train.batch_size=8")
+    told = "note:   Long goes on beyond its length (7 batches): what comes then is left out of each epoch; write def __len__"
+    assert capfd.readouterr().out.count(told) == 1
 
 
 def test_its_plan_reads_as_the_run_does(mine, capfd):
