@@ -100,6 +100,7 @@ def huggingface(
         classes=classes,
         around=normalised if picked.form == IMAGE else None,
         told=f"{shape} {[mark for _, mark in read.values()]}",
+        notes=_on_length(reading),
         reader=_reader(reading, classes),
     )
     return augmented(source, augment)
@@ -114,6 +115,12 @@ def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[
         picked.target is None
     )  # one more, for what follows the last
     return TextRows(entries, length, asked=f"data.tokenizer={tokenizer}")
+
+
+def _on_length(reading: Reading) -> tuple[str, ...]:
+    """What to write where texts are longer than rows."""
+    cut = "" if reading.tokens is None else reading.tokens.what_was_cut()
+    return (f"{cut}; a larger data.context_length takes more of them",) if cut else ()
 
 
 def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from runner.data.vision.dataset import is_decoded_once
 from runner.data.vision.decode import checked_mode, checked_size
 from runner.data.vision.reader import read_images
 from runner.errors import Fault, RunnerError, nearest
+
+log = logging.getLogger("runner")
 
 #: rows in a block, where all of them do not fit into memory
 BLOCK = 4096
@@ -54,8 +57,21 @@ def read_rows(
     rows = table.with_format("arrow")
     once, _ = is_decoded_once("auto", num_bytes=len(rows) * 8 * math.prod(row_shape(table, reading)))
     if once:
-        return reading.inputs(rows[:])
-    return (reading.inputs(rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK))
+        found = reading.inputs(rows[:])
+        _tell_cut(tokens)
+        return found
+    return _blocks(rows, reading)
+
+
+def _blocks(rows: Any, reading: Reading) -> Iterator[Tensor]:
+    for start in range(0, len(rows), BLOCK):
+        yield reading.inputs(rows[start : start + BLOCK])
+    _tell_cut(reading.tokens)
+
+
+def _tell_cut(tokens: TextRows | None) -> None:
+    if tokens is not None and (cut := tokens.what_was_cut()):
+        log.warning("%s, as in the training", cut)
 
 
 def _check_columns(table: Any, columns: Sequence[str], path: Any) -> None:

@@ -30,6 +30,8 @@ class TextRows:
         # a node may hold no ${, and in JSON this is the same
         self.entries = None if entries is None else entries.replace("$", "\\u0024")
         self.length = length
+        self._num_texts = self._num_cut = 0  # that were encoded here
+        self._longest = 0
         self._tokenizer = None if entries is None else tokenizer_of(entries, asked=asked)
         if self._tokenizer is None:
             self.padding, self.vocab_size = NUM_BYTES, NUM_BYTES + 1
@@ -42,9 +44,20 @@ class TextRows:
     def encode(self, texts: Sequence[str]) -> Tensor:  # -> (N, length) int64
         rows = torch.full((len(texts), self.length), self.padding)
         for row, text in zip(rows, texts, strict=True):
-            numbers = self._numbers(text)[: self.length]
+            numbers = self._numbers(text)
+            self._longest = max(self._longest, len(numbers))
+            self._num_cut += len(numbers) > self.length
+            numbers = numbers[: self.length]
             row[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
+        self._num_texts += len(texts)
         return rows
+
+    def what_was_cut(self) -> str:
+        """Of the texts that were encoded so far, in words; empty where each is whole."""
+        if not self._num_cut:
+            return ""
+        texts = f"{self._num_cut:,} of {self._num_texts:,} texts that were read"
+        return f"{texts} have more than {self.length:,} tokens (up to {self._longest:,}), and are cut there"
 
     def next_tokens(self, rows: Tensor) -> tuple[Tensor, Tensor]:  # (N, length) -> twice (N, length - 1)
         """Inputs, and at each place the token that follows; padding counts for nothing."""

@@ -223,6 +223,9 @@ def test_texts_and_classes_become_tokens(tmp_path):
         assert rows[0].tolist() == [[*b"good", 256, 256], [*"bä".encode(), 256, 256, 256], [*b"very g"]]
         assert rows[1].tolist() == [1, 0, 1]
         assert source.facts == {"input_shape": [6], "num_classes": 2, "out_features": 2, "vocab_size": 257, "context_length": 6, "padding_token": 256}  # fmt: skip
+        told = "1 of 3 texts that were read have more than 6 tokens (up to 9), and are cut there"
+        assert source.notes == (f"{told}; a larger data.context_length takes more of them",)
+    assert huggingface(str(tmp_path / "a.csv"), context_length=9).notes == ()
 
 
 def test_several_texts_are_joined(tmp_path):
@@ -284,6 +287,19 @@ def test_a_reader_reads_the_same_columns(tmp_path):
     assert build(texts.reader)(str(tmp_path / "t.txt")).tolist() == [[*b"hell"], [*b"hi", 256, 256]]
     images = huggingface("imagefolder", data_dir=write_images(tmp_path / "set"), size=4)
     assert build(images.reader)(tmp_path / "set" / "dark").shape == (6, 3, 4, 4)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_text_that_is_cut_in_prediction_is_told(once, tmp_path, monkeypatch, caplog):
+    from runner.data.hub import reader
+
+    (tmp_path / "t.txt").write_text("hello\nhi\n")
+    texts = huggingface(str(tmp_path / "t.txt"), context_length=4)
+    monkeypatch.setattr(reader, "is_decoded_once", lambda asked, num_bytes: (once, ""))
+    list(build(texts.reader)(str(tmp_path / "t.txt")))
+    assert [each.getMessage() for each in caplog.records if each.name == "runner"] == [
+        "1 of 2 texts that were read have more than 4 tokens (up to 5), and are cut there, as in the training"
+    ]
 
 
 def test_what_is_too_big_for_memory_is_read_in_blocks(tmp_path, monkeypatch):
