@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from runner.data.loading.served import Served
 from runner.data.map_style import batch_of, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
-from runner.data.tables.values import are_texts, to_inputs, to_targets, without_bools
+from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
 from runner.errors import Fault, RunnerError, nearest
 
@@ -116,7 +116,9 @@ def from_arrays(
     facts = facts_of(x, y, num_classes=len(classes) or None)
     if like is not None and (fault := _unlike(facts, like.facts, asked, called)):
         raise RunnerError(fault)
-    return Source(name, (x, y), facts, labels=y if classes else None, origin=origin, classes=classes)
+    notes = () if keep_integers else fall_together(inputs, called=called[0])
+    notes += () if classes else fall_together(targets, called=called[1])
+    return Source(name, (x, y), facts, labels=y if classes else None, origin=origin, classes=classes, notes=notes)
 
 
 def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dict[str, Any]:

@@ -261,3 +261,22 @@ def test_integers_may_stay_in_every_split():
 def test_facts_of_tensors():
     assert facts_of(torch.ones(2, 3, 5), torch.ones(2, 7), num_classes=None)["out_features"] == 7
     assert facts_of(torch.ones(2, 3, 5), torch.ones(2), num_classes=4)["in_features"] == 15
+
+
+STAMPS = 1_700_000_000 + np.arange(40).reshape(20, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "told"),
+    [
+        (STAMPS, np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
+        (torch.from_numpy(STAMPS), np.arange(20) % 2, "column 0 of the inputs: 1.7e+09, and 11.5 apart"),
+        (np.ones((20, 2)), STAMPS[:, 1].astype(float), "the targets: 1.7e+09, and 11.5 apart"),
+        (np.float32(STAMPS), np.arange(20) % 2, ""),  # they have fallen together
+        (STAMPS - STAMPS[0, 0], np.arange(20) % 2, ""),
+        (np.array([[2**31, 5]] * 20), STAMPS[:, 0], ""),  # all the same, and classes
+    ],
+)
+def test_numbers_that_fall_together_as_float32_are_told(inputs, targets, told):
+    notes = from_arrays(inputs, targets, name="mine").notes
+    assert len(notes) == bool(told) and all(told in note and "less 1,700,000,0" in note for note in notes)

@@ -67,6 +67,14 @@ class Moments:
         return np.where(spread > 1e-7 * np.maximum(np.abs(self.mean), 1e-30), spread, 1.0)
 
 
+def offset_of(mean: float, spread: float) -> float:
+    """What numbers have to be less so that float32 keeps them apart: their mean, rounded; 0 where they are."""
+    far = APART if abs(mean) >= ROUNDED else FAR_OFF
+    if not (0 < spread * far < abs(mean) < float("inf")):
+        return 0.0
+    return float(round(mean)) if spread > 1 else mean
+
+
 class Tally:
     """What the values of one column are, batch by batch."""
 
@@ -132,12 +140,8 @@ class Tally:
         return Column(self.name, kind, texts, self.has_times and kind == "date", self.present < self.rows, offset)
 
     def offset(self) -> float:
-        """What is taken off its numbers so that float32 keeps them apart: their mean, rounded; 0 where nothing has to be."""
-        mean, spread = float(self.moments.mean[0]), float(self.moments.deviation()[0])
-        far = APART if abs(mean) >= ROUNDED else FAR_OFF
-        if not (0 < spread * far < abs(mean) < float("inf")):
-            return 0.0
-        return float(round(mean)) if spread > 1 else mean
+        """What is taken off its numbers so that float32 keeps them apart; 0 where nothing has to be."""
+        return offset_of(float(self.moments.mean[0]), float(self.moments.deviation()[0]))
 
     def _measure(self, values: Any) -> None:
         import pyarrow as pa

@@ -9,10 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runner.data.tables.scan import offset_of
 from runner.errors import Fault, RunnerError, first_line
 
 KINDS = ("auto", "classification", "regression")
 REGRESSION = "floats for a regression (of a file: data.kind=regression)"
+#: tensors that hold more than float32 does
+WIDE = (torch.int32, torch.int64, torch.float64)
+#: rows that tell whether float32 has room for a column's digits
+MOST_LOOKED_AT = 10_000
 #: of unsigned integers, torch's kernels know uint8 only
 WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
@@ -56,6 +61,24 @@ def to_targets(
             raise RunnerError(Fault(asked, problem, "data.kind=classification, or targets that are numbers"))
         return to_floats(array.reshape(len(array), -1), asked=asked, called=called), ()
     return _numbered(_one_column(array, asked, called), asked, called, like)
+
+
+def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
+    """A line where float32 has no room for the digits of a column of (N,) or (N, F) numbers, by MOST_LOOKED_AT of its rows."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) and values.dtype in WIDE else values
+    array = np.asarray(array) if isinstance(array, list | np.ndarray) else np.empty(0)
+    if array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.ndim not in (1, 2) or not array.size:
+        return ()
+    some = array[:: -(-len(array) // MOST_LOOKED_AT)].astype(np.float64).reshape(-1, array[0].size)
+    for column, (mean, spread) in enumerate(zip(some.mean(0).tolist(), some.std(0).tolist(), strict=True)):
+        if (offset := offset_of(mean, spread)) and not np.array_equal(
+            some[:, column], some[:, column].astype(np.float32)
+        ):
+            where = f"column {column} of {called}" if array.ndim == 2 else called
+            step = float(np.spacing(np.float32(abs(mean))))
+            problem = f"{where}: {offset:,.6g}, and {spread:.3g} apart; float32, in which models compute, has steps of {step:.3g} there"
+            return (f"{problem}, and values fall together; less {offset:,.15g} they stay apart",)
+    return ()
 
 
 def are_texts(values: Any) -> bool:
