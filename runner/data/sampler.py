@@ -30,14 +30,28 @@ def sampler_of(
     if labels is None or source.labels is None:
         problem = f"the rows of {source.name} have no classes to be drawn by"
         raise RunnerError(Fault(_shown(asked), problem, "data.sampler=null"))
-    classes = source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))
+    sizes, shares = _sizes_and_shares(asked, labels, source)
+    below = shares.cumsum(0)
+    return ClassSampler(below / below[-1], labels.argsort(stable=True), sizes)
+
+
+def class_counts(asked: Asked | None, labels: Tensor, source: Source) -> list[int]:
+    """How many rows of each class an epoch has: with a sampler those that it draws, on the mean. asked: as sampler_of()'s."""
+    if asked is None:
+        return torch.bincount(labels, minlength=len(source.classes)).tolist()
+    _, shares = _sizes_and_shares(asked, labels, source)
+    return (len(labels) * shares / shares.sum()).ceil().long().tolist()
+
+
+def _sizes_and_shares(asked: Asked, labels: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    """(C,) each: rows of a class, and how often it is drawn beside the others."""
+    classes = source.classes or tuple(map(str, range(int(source.labels.max()) + 1)))  # type: ignore[union-attr]
     sizes = torch.bincount(labels, minlength=len(classes))
     shares = torch.tensor(_weights(asked, classes, source.name), dtype=torch.float64) * (sizes > 0)
     if not shares.any():
         problem = "no training row is of a class with a weight"
         raise RunnerError(Fault(_shown(asked), problem, "a weight for another class, or data.sampler=balanced"))
-    below = shares.cumsum(0)
-    return ClassSampler(below / below[-1], labels.argsort(stable=True), sizes)
+    return sizes, shares
 
 
 def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:

@@ -26,7 +26,7 @@ from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.first_batch import FirstBatch
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
-from runner.data.sampler import sampler_of
+from runner.data.sampler import class_counts, sampler_of
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
 from runner.data.tables.statistics import SCALED
@@ -129,7 +129,7 @@ def prepare_training(
         raise RunnerError(Fault("train.cuda_graph=true", problem, "data.residency=device, or train.cuda_graph=false"))
     steps_per_epoch = math.ceil(loaders["train"].num_batches / cfg.train.accumulate_steps)
     num_steps = cfg.train.num_steps or cfg.train.num_epochs * steps_per_epoch
-    fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(source, data.splits), **source.facts, "num_steps": num_steps})
+    fill_facts(cfg, {**OPTIONAL_FACTS, **_counted(cfg, source, data.splits), **source.facts, "num_steps": num_steps})
 
     leave_out_unknown_facts(cfg, "task")
     around = source.around(data.splits.train) if source.around is not None else Preprocessing()
@@ -351,11 +351,11 @@ def _card(cfg: DictConfig, model: nn.Module, source: Source, around: Preprocessi
     )
 
 
-def _counted(source: Source, splits: Splits) -> dict[str, Any]:
-    """What is counted in the training split."""
+def _counted(cfg: DictConfig, source: Source, splits: Splits) -> dict[str, Any]:
+    """What is counted in the training split, as it is drawn: what is balanced already is not balanced twice."""
     if splits.labels is None or not source.classes:
         return {}
-    return {"class_counts": torch.bincount(splits.labels, minlength=len(source.classes)).tolist()}
+    return {"class_counts": class_counts(validate.shared_data_settings(cfg)["sampler"], splits.labels, source)}
 
 
 def _for_output(around: Preprocessing, output: Any) -> Preprocessing:

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chi2
 
 from runner.data.loading.order import EPOCH, generator
-from runner.data.sampler import sampler_of
+from runner.data.sampler import class_counts, sampler_of
 from runner.data.source import Source, from_arrays
 from runner.errors import RunnerError
 
@@ -146,3 +146,17 @@ def test_a_weight_on_what_has_no_rows_alone():
     labels = source().labels
     with pytest.raises(RunnerError, match="no training row is of a class with a weight"):
         drawn([0, 0, 1], labels[labels != 2])
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        (None, [700, 250, 50]),
+        ("balanced", [334, 334, 334]),
+        ([1, 3, 0], [250, 750, 0]),
+        ({"dog": 1, "cat": 1, "eel": 2}, [250, 250, 500]),
+    ],
+)
+def test_classes_are_counted_as_they_are_drawn(asked, counts):
+    of = source()
+    assert class_counts(asked, of.labels, of) == counts

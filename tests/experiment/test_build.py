@@ -296,3 +296,12 @@ def test_targets_are_learnt_alike_in_each_unit(own_folder):
     small, large = weights("small"), weights("large")
     for name in ("model.hidden.0.weight", "model.output.weight"):
         torch.testing.assert_close(small[name], large[name])
+
+
+def test_what_a_sampler_balances_is_not_balanced_twice(own_folder):
+    rows = "".join(f"{number},{'rare' if number % 10 == 0 else 'often'}\n" for number in range(80))
+    (own_folder / "t.csv").write_text(f"x,y\n{rows}")
+    for name, more in (("drawn", []), ("both", ["task.class_weights=balanced"])):
+        assert run(name, "data=table", "data.path=t.csv", "data.sampler=balanced", *more) == 0
+    drawn, both = weights("drawn", "last"), weights("both", "last")
+    assert all(torch.equal(drawn[name], both[name]) for name in drawn)
