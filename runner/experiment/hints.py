@@ -19,6 +19,7 @@ from runner.config.settings import Settings
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
+from runner.tasks.regression import Regression
 from runner.tracking.journal_reader import Series
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -29,6 +30,8 @@ MOST_NAMED = 3
 ENOUGH_STEPS, MANY_STEPS = 10, 50
 #: of the weights, below which nothing has moved: Adam's usual rate moves them by that in a step or two
 TINY_CHANGE = 1e-4
+#: a target is far from where a model begins: so large, or so small
+FAR_AWAY = 100
 #: a class is rare with so many of the training rows, and so many of its even part
 RARE, RARE_OF_EVEN = 0.01, 0.1
 #: a validation loss has risen, and a training loss is far below it
@@ -80,7 +83,7 @@ def sample(parts: Parts) -> dict[str, Tensor]:
 def find(run: Ended) -> list[str]:
     """What is to be said of a run that has finished, in the order of its weight; a few reads of the device, some ms."""
     hints: list[str] = []
-    for look in (_softmax_twice, _without_gradients, _stood_still, _rare_class, _learnt_by_heart):
+    for look in (_softmax_twice, _without_gradients, _far_off, _stood_still, _rare_class, _learnt_by_heart):
         try:
             said = look(run)
         except Exception as error:  # of a model or an optimizer that nobody foresaw: then it is not sure
@@ -149,6 +152,31 @@ def _without_gradients(run: Ended) -> str | None:
     return (
         f"{len(left)} of {len(trained)} parameters never got a gradient other than 0 in {run.result.num_steps:,} steps: {listed}; "
         f"use them in forward(), or write model.freeze=[{','.join(shown[:MOST_NAMED])}]"
+    )
+
+
+def _far_off(run: Ended) -> str | None:
+    """A regression whose targets lie far from where a model begins, and that has come no nearer than their mean does."""
+    task, rows = run.parts.task, run.parts.splits.val
+    if not isinstance(task, Regression) or task.spreads is not None or run.result.num_steps < MANY_STEPS:
+        return None
+    measured = _values(run, "val/loss" if task.loss == "mse" else "val/mse")[1]
+    if (
+        not isinstance(rows, tuple)
+        or len(rows) != 2
+        or not isinstance(rows[1], Tensor)
+        or not np.isfinite(measured).any()
+    ):
+        return None
+    targets = rows[1].double().reshape(len(rows[1]), -1)
+    mean, spread = targets.mean(0), targets.std(0, correction=0)
+    at = int(spread.argmax())
+    away, reached = max(abs(float(mean[at])), float(spread[at])), float(np.nanmin(measured))
+    if not spread[at] > 0 or 1 / FAR_AWAY < away < FAR_AWAY or reached < float(spread.square().mean()):
+        return None
+    return (
+        f"always telling the mean would be as good: the targets are {mean[at]:.4g} ± {spread[at]:.3g}, and val/rmse came to "
+        f"{math.sqrt(reached):.4g}; learn (targets - {mean[at]:.4g}) / {spread[at]:.3g}, as data=table does by itself"
     )
 
 

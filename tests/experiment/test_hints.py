@@ -52,6 +52,10 @@ class Words(nn.Sequential):
     def __init__(self, vocab, last=False):
         super().__init__(nn.Embedding(vocab, 8), nn.Linear(8, vocab), *[nn.Softmax(-1)] * last)
 
+def numbers(unit=1.0):
+    inputs = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    return inputs, unit * (3 + inputs.sum(1, keepdim=True))
+
 def rows(num=400, classes=3, rare=0, noise=False, labels=False):
     made = torch.Generator().manual_seed(0)
     inputs = torch.randn(num, 4, generator=made)
@@ -79,6 +83,7 @@ def hints(own_folder, monkeypatch):
             "own",
             "_target_: my_parts.rows\nnum: 400\nclasses: 3\nrare: 0\nnoise: false\nlabels: false\n",
         ),
+        ("data", "numbers", "_target_: my_parts.numbers\nunit: 1.0\n"),
     ):
         file = own_folder / "conf" / group / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,7 @@ def hints(own_folder, monkeypatch):
     return of
 
 
+NUMBERS = "data=numbers task=regression model.outputs=1"
 TWO = "data.classes=2 model.outputs=1"
 HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
 
@@ -135,6 +141,8 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
             60,
             "nothing has moved: in 60 steps the weights changed by",
         ),
+        (f"{NUMBERS} data.unit=1e6", 60, "the targets are 3.078e+06 ± 2.37e+06, and val/rmse came to 3.8"),
+        (f"{NUMBERS} data.unit=1e-6 task.loss=huber", 60, "always telling the mean would be as good"),
         (HEAVY, 400, "it learns the rows by heart; write train.early_stopping.patience=5"),
     ],
 )
@@ -162,6 +170,8 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
         ("data=synthetic data.num_rows=3000 data.num_classes=100 model=linear", 12),  # each has a hundredth
         ("optimizer.lr=1e-9", 30),
         ("data.noise=true", 60),  # there is nothing to learn, and the weights move
+        (NUMBERS, 60),
+        (f"{NUMBERS} data.unit=1e3 optimizer.lr=0.3", 300),
         (f"{HEAVY} train.early_stopping.patience=300", 400),
         (f"{HEAVY} train.early_stopping.metric=val/accuracy", 400),
         (f"{HEAVY} data.noise=false data.num=4000", 400),
