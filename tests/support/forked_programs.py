@@ -132,6 +132,8 @@ def run_python(words: list[str]) -> None:
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     customize(words, paths)
+    own = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith(("_", "n_"))}
+    sys.flags = types.SimpleNamespace(**{**own, "safe_path": "-P" in flags})  # the warm process has -P itself
     if "-P" not in flags:
         sys.path.insert(0, str(Path(kind).parent if kind.endswith(".py") else Path.cwd()))
     if "ignore" in flags:

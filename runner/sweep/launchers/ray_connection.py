@@ -5,18 +5,19 @@ For ray.py: it keeps the connection, and what the cluster's nodes were when last
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from runner.config.packages import install
 from runner.errors import Fault, RunnerError
-from runner.version import PACKAGES
+from runner.version import PACKAGES, python_path
 
 SECONDS_TO_ANSWER = 5.0
 SECONDS_BETWEEN_NODES = 5.0  # the list of nodes is asked for at most so often
@@ -62,8 +63,9 @@ class Connection:
         """Asks for a process of this kind on a node that has what it demands; returns at once."""
         own = {name: amount for name, amount in demand.items() if name not in ("CPU", "GPU")}
         # no upload: the package is installed there, or lies in a folder that the machines share, as the person's modules
-        paths = [str(PACKAGES), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
-        variables = {"PYTHONPATH": os.pathsep.join(paths), **runtime_env.get("env_vars", {})}
+        variables = {"PYTHONPATH": python_path(own=True), **runtime_env.get("env_vars", {})}
+        if sys.flags.safe_path:  # of what the place starts, too
+            variables["PYTHONSAFEPATH"] = "1"
         options = {
             "num_cpus": demand.get("CPU", 0),
             "num_gpus": demand.get("GPU", 0),
@@ -119,7 +121,8 @@ def connect(address: str | None) -> Connection:
     starts: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(where, logging_level=logging.ERROR, log_to_driver=False, **starts)
+        with contextlib.chdir(PACKAGES):  # Ray has its workers find modules in the current folder before all others
+            ray.init(where, logging_level=logging.ERROR, log_to_driver=False, **starts)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise RunnerError(_no_answer(where, error)) from None
     finally:

@@ -230,6 +230,33 @@ def test_a_machine_that_shares_no_files_gets_the_job_and_what_it_has_and_sends_i
     assert told["run_id"] == sent["run_id"], "nobody sent its journal when it was home"
 
 
+@pytest.mark.parametrize(("flags", "has_persons"), [((), True), (("-P",), False)])
+def test_a_place_finds_this_package_first_and_the_persons_modules_where_the_sweep_does(
+    cluster, tmp_path, flags, has_persons
+):
+    """With -P a person keeps their folder's modules out: a `fractions.py` there would end the place before it is one."""
+    asks = f"""
+import json, sys
+from runner.sweep.launchers.ray_connection import connect
+
+class Place:
+    def path(self):
+        return sys.path
+
+connection = connect("{cluster[0]}")
+place = connection.actor(Place, {{"CPU": 1}}, {{}})
+print(json.dumps(connection.get(place.path.remote())))
+connection.kill(place)
+connection.close()
+"""
+    ours, persons = str(sweeps_in_a_shell.ROOT), str(tmp_path)
+    environment = {**os.environ, **RAY, "PYTHONPATH": ours}
+    told = subprocess.check_output([sys.executable, *flags, "-c", asks], cwd=tmp_path, env=environment, text=True)
+    path = json.loads(told)
+    assert (persons in path) == has_persons
+    assert path.index(ours) < (path.index(persons) if has_persons else len(path))
+
+
 def test_what_ray_can_not_place_is_said(cluster, tmp_path):
     address, _ = cluster
     process = start(tmp_path, *on(address), *SMALL, "device=cpu", "+hydra.launcher.resources.moon=1", **RAY)
