@@ -157,6 +157,8 @@ def conduct(
         elif time.monotonic() > deadline:
             places.stop(signal.SIGKILL)
         if not books.running and (not books.waiting or is_stopped):
+            if is_stopped and _is_left(source, books) and stop.signal is None:
+                books.table.say(f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end")
             return
         books.table.show(books.sweep)
         try:
@@ -188,6 +190,12 @@ def _start(source: Source, places: JobLauncher, books: Books) -> None:
         if fresh is None:
             return
         books.waiting.append(fresh)
+
+
+def _is_left(source: Source, books: Books) -> bool:
+    """Whether a sweep that is stopped has more to do. Where its source thinks of a job when there is room for it, the next
+    one is in the ledger from here on: it tells whoever reads that, and sweep.resume begins with it."""
+    return not all(job.is_done for job in books.sweep.jobs.values()) or source.next(0) is not None
 
 
 def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause: str | None = None) -> dict[str, Any]:

@@ -4,12 +4,14 @@ import io
 import json
 import signal
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
 
 from runner.errors import Fault, RunnerError
+from runner.sweep import scheduler
 from runner.sweep.grid import Listed
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
@@ -70,7 +72,7 @@ def prepared(number, *devices):
 
 @pytest.fixture
 def run(tmp_path):
-    def run(jobs, devices, ends, *, stop=None, grace_seconds=60.0, arriving=()):
+    def run(jobs, devices, ends, *, stop=None, grace_seconds=60.0, max_seconds=None, arriving=(), source=None):
         sweep = Sweep(tmp_path, "uid", 0, (), jobs={one.job.number: one.job for one in jobs})
         places = MadeUpPlaces(tmp_path, devices, ends, arriving)
         table = Table(Console(file=io.StringIO()))
@@ -79,7 +81,8 @@ def run(tmp_path):
             for one in jobs:
                 book.plan(one.job)
             books = Books(sweep, book, ASSIGNED, None, table)
-            conduct(Listed(jobs), places, books, stop=stop or Stop(), grace_seconds=grace_seconds)
+            limits = {"grace_seconds": grace_seconds, "max_seconds": max_seconds}
+            conduct((source or (lambda books: Listed(jobs)))(books), places, books, stop=stop or Stop(), **limits)
         return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
 
     return run
@@ -102,6 +105,37 @@ def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):
     log, states, _ = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [asked, [], [0]], stop=stop)
     assert log == ["0 on cpu", "SIGTERM"]
     assert states == ["finished", "planned"]  # it finished while it was told to end
+
+
+class Search:
+    """Thinks of its next job when there is room for it; after the second one its time is over."""
+
+    def __init__(self, books, jobs, clock):
+        self.books, self.left, self.clock = books, deque(jobs), clock
+
+    def next(self, num_waiting):
+        if not self.left:
+            return None
+        job = self.left[0].job
+        self.books.sweep.jobs[job.number] = job
+        self.books.ledger.plan(job)
+        return self.left.popleft()
+
+    def ended(self, job, summary):
+        self.clock.seconds = 60 * job.number
+
+
+@pytest.mark.parametrize(("left", "told"), [([], 0), (["planned"], 1)])
+def test_a_search_that_its_time_cuts_off_between_two_trials_has_one_left(run, monkeypatch, left, told):
+    """With all its jobs at their end it would be one that is over."""
+    clock = SimpleNamespace(seconds=0)
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    jobs = [prepared(number, "cpu") for number in range(2 + len(left))]
+    search = lambda books: Search(books, jobs, clock)  # noqa: E731
+    log, states, said = run([], ["cpu"], [[0], [1]], max_seconds=50, source=search)
+    assert log == ["0 on cpu", "1 on cpu", "SIGTERM"]
+    assert states == ["finished", "finished", *left]
+    assert said.count("sweep.max_seconds=50 was over before all jobs were at their end") == told
 
 
 @pytest.mark.parametrize("second", ["grace", "Ctrl-C"])

@@ -21,6 +21,8 @@ RANK = {
     "killed": 4,
 }
 FAILURES = ("failed", "killed")
+#: of a job that leaves nothing to do
+GOOD = ("finished", "pruned", "skipped")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner.sweep.report.comparisons import Comparison
 from runner.sweep.report.device_gains import Devices, Gain
-from runner.sweep.report.ranking import FAILURES, RANK, Goal
+from runner.sweep.report.ranking import FAILURES, GOOD, RANK, Goal
 from runner.sweep.report.results import Result, differing_keys
 from runner.sweep.report.seeds import Seeds, in_words
 
@@ -40,8 +40,8 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """1 when a job failed or was killed, else 0; a skipped one is no failure."""
-        return int(bool(self.failures))
+        """The sweep's own: 1 when a job failed or was killed, or is not at its end, else 0; a skipped one is no failure."""
+        return int(any(each.state not in GOOD for each in self.results))
 
     @property
     def failures(self) -> list[Result]:
