@@ -6,7 +6,7 @@ Called by sweep.py and until.py. What else may be in the way is found out in the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,11 +94,20 @@ def _kind(key: str, value: Any) -> str:
     drops = key.startswith("model.") and DROPS in key.rpartition(".")[2]
     if not drops and not key.startswith(NUMBERS):
         return repr(value)
-    if isinstance(value, list | tuple) and all(map(_is_number, value)):
-        return f"{len(value)} numbers"
-    if not _is_number(value) or (value == 0 and (drops or key.startswith("data.augment."))):
+    if value == 0 and (drops or key.startswith("data.augment.")):
         return repr(value)  # without dropout a model may have another layer less
-    return "a number"
+    if key.startswith("scheduler.") and isinstance(value, list | tuple) and all(map(_is_number, value)):
+        return "numbers"  # milestones: each has a schedule of its own
+    return _form(value)
+
+
+def _form(value: Any) -> str:
+    """What it is but for its numbers."""
+    if isinstance(value, Mapping):  # optimizer.groups has some
+        return f"{{{', '.join(f'{name}: {_form(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_form, value))}]"
+    return "a number" if _is_number(value) else repr(value)
 
 
 def _is_number(value: Any) -> bool:

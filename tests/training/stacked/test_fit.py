@@ -57,6 +57,18 @@ CASES = {
         [*MLP, "optimizer=adamw"],
         [["seed=0", f"+optimizer.betas=[{a},0.99]"] for a in (0.9, 0.5, 0.8)],
     ),
+    "other milestones, other rates of a group": (
+        [
+            *MLP,
+            "optimizer=sgd",
+            "+scheduler._target_=torch.optim.lr_scheduler.MultiStepLR",
+            "+scheduler._partial_=true",
+        ],
+        [
+            [f"+scheduler.milestones={milestones}", f"optimizer.groups=[{{match:output,lr:{rate}}}]"]
+            for milestones, rate in (([2], 0.1), ([3, 5], 0.1), ([3, 5], 0.01))
+        ],
+    ),
     "other smoothing and weights of classes": (
         [*MLP, "task.class_weights=[1,1,1,1,1,1,1,1,1,1]"],
         [
