@@ -55,7 +55,8 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
         raise RunnerError(Fault(f"compare {' '.join(words)}".strip(), "two are compared, or a sweep's own", FORMS))
     a, b = (one(word, uri) for word in words)
     names = _names(a.name, b.name, words)
-    found = [compared(a, b, goal, names) for goal in _metrics(a, b, metric)]
+    looks = max(a.num_looks, b.num_looks)
+    found = [compared(a, b, goal, names, num_comparisons=looks) for goal in _metrics(a, b, metric)]
     together = [each for each in found if each is not None]
     if not together:
         asked = f"compare {' '.join(words)}{f' metric={metric}' if metric else ''}"
@@ -96,15 +97,13 @@ def show(found: Sequence[Comparison]) -> None:
 
 
 def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
-    results, goals = _read(word, uri)
+    results, goals, times = _read(word, uri)
     groups = configurations(results)
     goal = goal_of(metric, goals) if metric is not None else goals[0] if goals else None
     known = sorted({name for each in results for name in each.metrics} | {each.metric for each in goals})
     if metric is not None and metric not in known:
         fix = " or ".join(f"metric={name}" for name in nearest(metric, known) or known) or "a sweep with finished jobs"
         raise RunnerError(Fault(f"compare {word} metric={metric}", f"no job of it has a metric {metric!r}", fix))
-    folder = sweep_folder(word.partition(":")[0])
-    times = num_looks(ledger.read(folder)) if folder is not None else 1
     found = against_best(groups, goal, num_looks=times) if goal is not None else []
     if not found:
         problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
@@ -116,7 +115,7 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
 
 def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configuration:
     """The run, or the jobs of a sweep, that a word names. Raises: RunnerError where it is not one configuration."""
-    results, goals = _read(word, uri, verb)
+    results, goals, times = _read(word, uri, verb)
     groups = configurations(results)
     if len(groups) != 1:
         names = [name for name in groups if name != "all"]
@@ -128,16 +127,17 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
         problem = f"it has {len(groups)} configurations: {', '.join(names)}" if names else "no job of it has finished"
         raise RunnerError(Fault(f"{verb} {word}", problem, fix))
     (results_of_it,) = groups.values()
-    return Configuration(word, tuple(results_of_it), goals)
+    return Configuration(word, tuple(results_of_it), goals, times)
 
 
-def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...]]:
-    """The jobs that a word names, and what they are judged by."""
+def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
+    """The jobs that a word names, what they are judged by, and at how many numbers of seeds a winner was to be named."""
     place, _, chosen = word.partition(":") if not os.path.exists(word) else (word, "", "")  # noqa: PTH110  # likewise
     folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
+    max_seeds = None
     if folder is None and ID.fullmatch(place) and not Path(place).exists() and not find.with_id(place):
-        results = read_stored(place, uri=uri)
+        results, max_seeds = read_stored(place, uri=uri)
     elif folder is None:
         run = find.find(place, verb=verb)
         state = str(read_summary(run).get("status") or "running")
@@ -146,10 +146,10 @@ def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tup
     else:
         check_folder(folder)
         sweep = ledger.read(folder)
-        results, objectives = read_results(sweep), sweep.objectives
+        results, objectives, max_seeds = read_results(sweep), sweep.objectives, sweep.max_seeds
     if chosen:
         results = _chosen(results, chosen, f"{verb} {word}")
-    return results, find_goals(objectives, results)
+    return results, find_goals(objectives, results), num_looks(max_seeds)
 
 
 def sweep_folder(place: str) -> Path | None:

@@ -20,6 +20,7 @@ from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report.report import Report
+from runner.sweep.report.stored import MAX_SEEDS
 from runner.tracking import store_uri
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
@@ -74,6 +75,7 @@ class Parent:
                     "mlflow.source.name": "python -m runner -m",
                     "mlflow.source.type": "LOCAL",
                     outcome.NOTE: outcome.command(sweep.overrides),
+                    **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
                 },
                 system_metrics=False,
             )

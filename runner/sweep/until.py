@@ -104,7 +104,7 @@ class _Looks:
             results = read_results(self._hands.sweep)
             goals = find_goals((), results)
             groups = by_configuration(results)
-            found = against_best(groups, goals[0], num_looks=num_looks(self._hands.sweep)) if goals else []
+            found = against_best(groups, goals[0], num_looks=num_looks(self._hands.sweep.max_seeds)) if goals else []
             for each in found:
                 self._hands.say(f"until:  {tried} seeds: {each.a} beside {each.b}: {words_of(each)}")
             if found and all(each.verdict == "better" for each in found):

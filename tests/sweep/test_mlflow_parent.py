@@ -31,7 +31,9 @@ def config(name):
 def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     """The first job that is left may be of other data than the first of all, and its experiment another."""
     jobs = [Prepared(job, config(job.name.partition("=")[2])) for job in sweep.jobs.values()]
-    for left in (jobs, jobs[1:], []):
+    for left, sweep.max_seeds in ((jobs, None), (jobs[1:], 16), ([], 64)):
         with Parent.open(sweep, config("wine"), left, follows=True) as parent:
             assert parent.assigned["experiment"] == "iris"
-    assert [event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start"] == ["iris"] * 3
+    starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
+    assert [event["experiment"] for event in starts] == ["iris"] * 3
+    assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # compare ID goes by it

@@ -159,7 +159,8 @@ def test_compare_and_the_report_are_as_sure_as_the_sweep_had_to_be(tmp_path):
     with Ledger(tmp_path) as book:  # gone on with, with more of them
         book.note_max_seeds(64)
     assert build.write(tmp_path).winner is None
-    assert [each.verdict for each in compare([str(tmp_path)])] == ["undecided"]
+    for words in ([str(tmp_path)], [f"{tmp_path}:model=cnn", f"{tmp_path}:model=mlp"]):
+        assert [each.verdict for each in compare(words)] == ["undecided"]
 
 
 def test_equal_configurations_get_a_winner_in_one_sweep_of_twenty_at_most(tmp_path, monkeypatch):

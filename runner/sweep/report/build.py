@@ -32,7 +32,7 @@ def read_report(folder: Path) -> Report:
     goals = find_goals(sweep.objectives, results)
     devices, seeds = over_devices(results, folder), over_seeds(results, goals)
     groups = configurations(results)
-    comparisons = against_best(groups, goals[0], num_looks=num_looks(sweep)) if seeds and goals else []
+    comparisons = against_best(groups, goals[0], num_looks=num_looks(sweep.max_seeds)) if seeds and goals else []
     return Report(
         folder,
         sweep.uid,

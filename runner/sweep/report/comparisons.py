@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.report.ranking import Goal
 from runner.sweep.report.results import Result
 from runner.sweep.report.significance import Difference, Place, difference, independent
@@ -20,11 +19,13 @@ FIRST_LOOK = 8
 
 @dataclass(frozen=True)
 class Configuration:
-    """The jobs that are one configuration and came to an end by themselves, and the goals of the sweep that they are of."""
+    """The jobs that are one configuration and came to an end by themselves, and of the sweep that they are of its goals, and
+    at how many numbers of seeds it was to name a winner."""
 
     name: str
     results: tuple[Result, ...]
     goals: tuple[Goal, ...]
+    num_looks: int = 1
 
     def values(self, goal: Goal) -> dict[Place, float]:
         """By seed and fold; of a training that diverged the worst there is, infinite."""
@@ -59,9 +60,9 @@ def looks(max_seeds: int) -> list[int]:
     return [*sizes, max_seeds] if max_seeds > sizes[-1] else sizes
 
 
-def num_looks(sweep: Sweep) -> int:
-    """At how many numbers of seeds a sweep was to name a winner."""
-    return 1 if sweep.max_seeds is None else len(looks(sweep.max_seeds))
+def num_looks(max_seeds: int | None) -> int:
+    """At how many numbers of seeds a sweep was to name a winner. max_seeds: that it was to add up to (None: it was to add none)."""
+    return 1 if max_seeds is None else len(looks(max_seeds))
 
 
 def against_best(groups: Mapping[str, Sequence[Result]], goal: Goal, *, num_looks: int = 1) -> list[Comparison]:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 STATES = {"FINISHED": "finished", "RUNNING": "running", "KILLED": "killed", "FAILED": "failed"}
 PARENT = "mlflow.parentRunId"
+MAX_SEEDS = "max_seeds"  # the tag of a sweep's run: see Sweep.max_seeds
 MOST_RUNS = 1000
 
 
-def read_stored(run_id: str, *, uri: str) -> list[Result]:
-    """The run of this id, or the jobs of the sweep. Imports MLflow (1 s); asks twice, and once for each run.
+def read_stored(run_id: str, *, uri: str) -> tuple[list[Result], int | None]:
+    """The run of this id, or the jobs of the sweep and its max_seeds. Imports MLflow (1 s); asks twice, and once for each run.
 
     Raises: RunnerError where the store does not answer, or has no such run.
     """
@@ -34,8 +35,10 @@ def read_stored(run_id: str, *, uri: str) -> list[Result]:
     try:
         with mlflow_store.settings():
             client = mlflow_store.open_store(uri)
-            runs = _runs(client, run_id)
-            return [_result(client, number, run, _apart(runs)) for number, run in enumerate(runs)]
+            run = client.get_run(run_id)
+            runs, most = _jobs(client, run_id) or [run], run.data.tags.get(MAX_SEEDS)
+            results = [_result(client, number, each, _apart(runs)) for number, each in enumerate(runs)]
+            return results, int(most) if most else None
     except Exception as error:
         problem = (
             f"no folder has this name, no run here this id, and of the store: {mlflow_store.explain(error, uri=uri)}"
@@ -48,8 +51,7 @@ def _as_sent(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
-def _runs(client: MlflowClient, run_id: str) -> list[Run]:
-    run = client.get_run(run_id)
+def _jobs(client: MlflowClient, run_id: str) -> list[Run]:
     experiments = [each.experiment_id for each in client.search_experiments()]
     asked = f"tags.`{PARENT}` = '{run_id}'"
     page = client.search_runs(experiments, asked, max_results=MOST_RUNS)
@@ -57,7 +59,7 @@ def _runs(client: MlflowClient, run_id: str) -> list[Run]:
     while page.token:
         page = client.search_runs(experiments, asked, max_results=MOST_RUNS, page_token=page.token)
         jobs += page
-    return sorted(jobs, key=lambda job: int(job.info.start_time)) or [run]
+    return sorted(jobs, key=lambda job: int(job.info.start_time))
 
 
 def _apart(runs: list[Run]) -> list[str]:
