@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import Tensor
@@ -221,12 +222,20 @@ class CheckpointWriter:
         entry: of kept.json, for one that stays as step-N.pt, too, as long as `keeping` says; none of these is skipped: a
         newer one waits until it is written.
         Waits for the device where that has no streams, or where the host's memory has little room left: in pinned memory
-        nothing else can lie.
+        nothing else can lie; and where it overtakes another, which only one that is to be gone on with does.
         """
         with self._lock:
-            is_to_stay = self._waiting.get(name, (0, None, None))[2] is not None
+            waits, is_to_stay = name in self._waiting, self._waiting.get(name, (0, None, None))[2] is not None
         if is_to_stay:
             self._background.wait()
+        elif waits and self._check is not None:
+            try:
+                self._check(state)
+            except (
+                Exception
+            ) as error:  # the one that waits is good for all that is known, and is written; then this is told
+                self._background.do_settled(partial(_raise, error))
+                return
         with self._lock:
             _, overtaken, _ = self._waiting.pop(name, (0, None, None))
             free = overtaken.state if overtaken else self._free.pop(name, None)
@@ -314,6 +323,10 @@ class _Hashing(io.RawIOBase):
             self.error = error
             raise
         return len(data)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _also_as(other: Path, path: Path) -> None:

@@ -198,6 +198,24 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(tmp_path, monkeypat
     assert is_same(load(tmp_path / "last.pt"), state(2)) and is_same(load(before(tmp_path / "last.pt")), state(1))
 
 
+def test_one_that_is_not_to_be_gone_on_with_overtakes_none(tmp_path):
+    """A slow disk had the last good state wait, and a spoilt one take its place, of which no file is made."""
+    background, gate = Background(), threading.Event()
+
+    def check(kept):
+        if kept["step"] == 2:
+            raise ValueError("spoilt")
+
+    keeper = CheckpointWriter(tmp_path, background, check=check)
+    background.do(gate.wait)
+    keeper.keep("last", state(1))
+    keeper.keep("last", state(2))
+    gate.set()
+    with pytest.raises(ValueError, match="spoilt"):
+        background.close()
+    assert is_same(load(tmp_path / "last.pt"), state(1)) and is_same(keeper.newest("last"), state(1))
+
+
 def test_a_newer_one_is_not_written_before_what_stands_ahead_of_it(tmp_path):
     """Its rows may still wait to be journaled: after a kill between the two they would be nowhere."""
     background, gate, seen = Background(), threading.Event(), []
