@@ -126,10 +126,10 @@ def plan(words: list[str]) -> int:
         try:
             master = (composer(flags, mode=RunMode.MULTIRUN) if is_sweep else compose)(overrides)
             is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
-            jobs = [
-                command.Job(name, composed_with(compose, given))
-                for given, name in (_planned(overrides, master) if is_sweep else [(tuple(overrides), "")])
-            ]
+            jobs = []
+            for given, name in _planned(overrides, master) if is_sweep else [(tuple(overrides), "")]:
+                with override_errors.of_a_job(given):
+                    jobs.append(command.Job(name, composed_with(compose, given)))
         except RunnerError:
             raise
         except Exception as error:

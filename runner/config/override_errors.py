@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
-from itertools import islice, product
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,8 +18,6 @@ from runner.config.identity import as_read, key_of, quoted
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
-#: jobs of a sweep that are composed for their mistakes, 0.1 s each
-MOST_JOBS = 50
 #: groups whose options have keys of their own
 FREE = ("data", "model", "optimizer", "scheduler", "task")
 #: how Hydra's grammar begins its complaints
@@ -31,11 +29,32 @@ MARK = '"'  # in which a value stands that a shell gets in '...'
 WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
 
 
+class JobError(Exception):
+    """A sweep's job can't be composed, of these overrides: explain() looks at them where it finds nothing in the sweep's words."""
+
+    def __init__(self, overrides: Iterable[str]) -> None:
+        super().__init__(*overrides)
+        self.overrides = list(overrides)
+
+
+@contextmanager
+def of_a_job(overrides: Iterable[str]) -> Iterator[None]:
+    """Around what composes a job. Raises: JobError where it can't be."""
+    try:
+        yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        raise JobError(overrides) from error
+
+
 def is_about_composition(error: Exception) -> bool:
     """Whether it comes from Hydra, OmegaConf or YAML, and not from what ran afterwards."""
     from hydra.errors import HydraException
 
-    return isinstance(error, HydraException | OmegaConfBaseException) or hasattr(_innermost(error), "problem_mark")
+    return isinstance(error, HydraException | OmegaConfBaseException | JobError) or hasattr(
+        _innermost(error), "problem_mark"
+    )
 
 
 def explain(
@@ -79,9 +98,12 @@ def explain(
             accepted.append(single)
             cfg = tried
     if not faults:
-        alone = _first_refused([list(_singles(text)) for text in overrides], compose)
-        if alone not in (None, overrides):
-            return explain(error, alone, compose=compose, check=check)
+        if isinstance(error, JobError) and isinstance(error.__cause__, Exception):
+            typed = {
+                key_of(text): text for text in overrides if len(list(_singles(text))) == 1
+            }  # Hydra makes False of false
+            of_it = [typed.get(key_of(text), text) for text in error.overrides]
+            return explain(error.__cause__, of_it, compose=compose, check=check)
         return RunnerError(_broken_files(error))
     try:
         check(cfg)
@@ -104,16 +126,6 @@ def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, c
     if isinstance(error, WrongFile):
         return file_faults(error, known)
     return [defaults_fault(text, error) or _fault(text, error, known, compose)]
-
-
-def _first_refused(values: list[list[str]], compose: Compose) -> list[str] | None:
-    """The words of the first job of a sweep, of some, that can't be composed: a key need not be in all options of a group."""
-    for words in islice(product(*values), MOST_JOBS):
-        try:
-            compose(list(words))
-        except Exception:
-            return list(words)
-    return None
 
 
 def _singles(text: str) -> Iterator[str]:

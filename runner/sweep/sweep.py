@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
+from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError
@@ -107,7 +108,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}")
         composer = Composer(context.config_loader, config)
-        prepared = [Prepared(job, composer.compose(job)) for job in to_run]
+        prepared = [Prepared(job, _composed(job, composer)) for job in to_run]
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
@@ -269,6 +270,12 @@ def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list
     for job in found:
         composer.compose(job)  # names its folder
     return found
+
+
+def _composed(job: Job, composer: Composer) -> DictConfig:
+    """Raises: JobError, where the job's words are no configuration."""
+    with of_a_job(job.overrides):
+        return composer.compose(job)
 
 
 def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware:
