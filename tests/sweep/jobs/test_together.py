@@ -66,7 +66,16 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     ]
 
 
-def test_settings_that_each_needs_for_itself_are_told():
-    word = "train.cuda_graph=true"
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("train.cuda_graph=true", "train.cuda_graph=true"),
+        (
+            "train.max_seconds=3",
+            "train.max_seconds is the time of each",
+        ),  # of eight together 588 steps, and 3,431 alone
+    ],
+)
+def test_settings_that_each_needs_for_itself_are_told(word, why):
     found = in_groups(jobs(*of("seed", *range(4)), words=(*MLP, word)), batch="auto", num_slots=lambda devices: 2)
-    assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {word}"]
+    assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {why}"]
