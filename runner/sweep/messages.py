@@ -21,6 +21,8 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.mlflow_parent import shown
 from runner.sweep.progress_table import Table
 from runner.tracking import stores
+from runner.tracking.ack import read_ack
+from runner.tracking.journal_records import FILE, has_records
 
 MOST_LINES = 24
 
@@ -96,7 +98,13 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     table.say(f"report  {folder}/report.html")
     if config.tracking.enabled:
         uri = str(config.tracking.uri)
-        table.say(f"MLflow  {without_password(uri)}: {f'python -m runner ui {stores.words_for(uri)}'.rstrip()}")
+        runs = [path for path in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())) if has_records(path / FILE)]
+        left = sum(not read_ack(path).is_complete for path in runs)
+        where = (
+            f"{left} of {len(runs)} runs are not whole in {without_password(uri)}" if left else without_password(uri)
+        )
+        verb = f"sync {shlex.quote(folder)}" if left else "ui"
+        table.say(f"MLflow  {where}: {f'python -m runner {verb} {stores.words_for(uri)}'.rstrip()}")
     if any(state in ("planned", "running", "interrupted") for state in states):
         table.say(f"next    the same line with {again}")
     elif any(state in ("failed", "killed") for state in states):

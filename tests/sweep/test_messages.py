@@ -6,12 +6,18 @@ from types import SimpleNamespace
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from machine_figures import MACHINE, facts, keep_facts
-from pretended_gpus import sweep
+from omegaconf import OmegaConf
+from pretended_gpus import sweep as sweep_of
 from simulated import run_simulated
+from synthetic_sweep import Folder
 
 from runner.device.benchmark import cache
 from runner.sweep import messages
+from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Sweep
+from runner.tracking.ack import Ack, write_ack
+from runner.tracking.journal import Journal
+from runner.tracking.journal_records import FILE
 
 LINE = "measured: cuda:0 42.0 TFLOP/s fp32, cpu 0.100 (420 times)"
 
@@ -63,6 +69,31 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(own_folder, state
     assert lines[-1] == next_line
 
 
+@pytest.mark.parametrize(
+    ("has_all", "line"),
+    [
+        (True, "MLflow  http://there: python -m runner ui tracking.uri=http://there"),
+        (
+            False,
+            "MLflow  2 of 3 runs are not whole in http://there: python -m runner sync 'a b' tracking.uri=http://there",
+        ),
+    ],
+)
+def test_what_a_store_has_not_got_is_told_at_the_end(own_folder, has_all, line):
+    """A sweep whose server was away said where it is to be seen, and nothing is there."""
+    made, lines = Folder(own_folder / "a b", ("seed=range(3)",)), []
+    for number in range(3):
+        made.job((f"seed={number}",), "planned" if number == 2 else "finished")
+    sweep = ledger.read(made.close())
+    for number, folder in enumerate((sweep.folder, *map(sweep.folder_of, list(sweep.jobs.values())[:2]))):
+        with Journal(folder) as journal:
+            journal.event("start", uid=str(number), experiment="e", run_name=None, start_ms=0)
+        write_ack(folder, Ack(offset=(folder / FILE).stat().st_size, ended=has_all or number == 0))
+    on = OmegaConf.create({"tracking": {"enabled": True, "uri": "http://there"}})
+    messages.what_next(SimpleNamespace(say=lines.append), sweep, on)
+    assert line in lines
+
+
 @pytest.mark.parametrize("folder", ["multirun/2026-11-25/10-00-00", "/my runs/a", "übung, 1", 'it\'s (a) & "b"', "a,b"])
 def test_hydra_reads_the_folder_that_is_to_be_typed(folder):
     (word,) = shlex.split(messages.to_resume(folder))
@@ -73,5 +104,5 @@ def test_hydra_reads_the_folder_that_is_to_be_typed(folder):
 def test_a_sweep_over_two_kinds_of_devices_says_it(own_folder, warm, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the sweep below has it
     run_simulated("cuda:0", keep_facts)
-    out, _ = sweep(warm, own_folder, "device=cuda:0,cpu")
+    out, _ = sweep_of(warm, own_folder, "device=cuda:0,cpu")
     assert f"slots:  cuda:0, cpu\n{LINE}\n" in out
