@@ -68,6 +68,10 @@ def plan(
         table.say(f"  {job.folder_name:<4} {job.name}{again}")
     if len(to_run) > MOST_LINES:
         table.say(f"  ... and {len(to_run) - MOST_LINES} more")
+    described = {found.job.number for found in prepared}
+    if left := sum(not job.is_done and job.number not in described for job in sweep.jobs.values()):
+        began = shlex.join(map(without_password, sweep.overrides))
+        table.say(f"left:   not at their end, and of other words: {left} of the sweep's jobs; it began with {began}")
     reasons: dict[str, list[str]] = {}
     for found in skipped:
         assert found.missing is not None

@@ -31,7 +31,7 @@ def own_cache(tmp_path, monkeypatch):
 def said(tmp_path, *devices, hardware=MACHINE, search=()):
     lines = []
     prepared = [
-        SimpleNamespace(job=SimpleNamespace(folder_name="0", name="a=1"), missing=None, devices=(device,))
+        SimpleNamespace(job=SimpleNamespace(folder_name="0", name="a=1", number=0), missing=None, devices=(device,))
         for device in devices
     ]
     table = SimpleNamespace(say=lines.append)
@@ -51,6 +51,20 @@ def test_one_kind_or_a_machine_elsewhere_is_not_compared(tmp_path):
     cache.keep(facts(), MACHINE)
     for lines in (said(tmp_path, "cpu", "cpu"), said(tmp_path), said(tmp_path, "cuda:0", "cpu", hardware=None)):
         assert not any("measured" in line for line in lines)
+
+
+@pytest.mark.parametrize(("state", "is_told"), [("interrupted", True), ("planned", True), ("finished", False)])
+def test_jobs_that_the_words_of_a_resumed_sweep_do_not_describe_are_told(tmp_path, state, is_told):
+    """They stay as they are, and "the same line" at the end would not go on with them either."""
+    made, lines = Folder(tmp_path, ("train.num_epochs=9", "name=a b", "seed=1,2")), []
+    for epochs, each in ((9, "finished"), (9, state), (5, "planned")):
+        made.job((f"train.num_epochs={epochs}",), each)
+    sweep = ledger.read(made.close())
+    prepared = [SimpleNamespace(job=sweep.jobs[2], missing=None, devices=("cpu",))]
+    messages.plan(SimpleNamespace(say=lines.append), sweep, prepared, slots="cpu", search=())
+    words = "train.num_epochs=9 'name=a b' seed=1,2"
+    told = f"left:   not at their end, and of other words: 1 of the sweep's jobs; it began with {words}"
+    assert (told in lines) == is_told
 
 
 @pytest.mark.parametrize(
