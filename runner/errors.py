@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import os
 import re
@@ -106,6 +107,10 @@ def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[s
 
 def _hang(text: str) -> str:
     return text.strip().replace("\n", "\n" + " " * 9)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class DeletedError(OSError):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from runner.config import origin
 from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, is_full_disk
 from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
@@ -29,7 +30,7 @@ from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
 from runner.sweep.launchers.process_pool import call
-from runner.sweep.mlflow_parent import Parent
+from runner.sweep.mlflow_parent import Parent, shown
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
 from runner.sweep.scheduler import Books, Source, conduct
@@ -135,14 +136,29 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 publisher = parent.publisher if launcher.follows else None
                 books = Books(sweep, book, parent.assigned, publisher, table)
                 limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
-                conduct(source, launcher, books, stop=stop, **limits)
-                _end(sweep, parent, stop)
+                with _full_disk_told(sweep):
+                    conduct(source, launcher, books, stop=stop, **limits)
+                    _end(sweep, parent, stop)
     found = build.write(sweep.folder)
     text.show(found, table.console)
     messages.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
     return sweep
+
+
+@contextmanager
+def _full_disk_told(sweep: Sweep) -> Iterator[None]:
+    """Raises: RunnerError, in the place of what the disk says."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        folder = shown(sweep.folder)
+        problem = f"the disk is full ({error}); what was saved before is there"
+        fix = f"once there is room, the same line with {messages.to_resume(folder)}"
+        raise RunnerError(Fault(f"sweep {folder}", problem, fix)) from error
 
 
 def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
@@ -194,17 +210,23 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
     for job, overrides in _listed(plan, sweep):
         job.overrides = overrides
         if job.state in ("failed", "killed") and retry:
-            job.folder_name = _free_name(sweep, job)
+            if not _lacked_room(read_summary(sweep.folder_of(job))):
+                job.folder_name = _free_name(sweep, job)
         elif job.state == "running":  # it may have ended by itself when the sweep was killed
             _wait_for_its_end(sweep.folder_of(job), seconds=grace_seconds)
             summary = read_summary(sweep.folder_of(job))
-            if summary.get("status") in ("finished", "failed", "pruned"):
+            if summary.get("status") in ("finished", "failed", "pruned") and not _lacked_room(summary):
                 job.state, job.error = summary["status"], summary.get("error")
                 continue
         elif job.is_done and job.state != "skipped":
             continue
         jobs.append(job)
     return jobs
+
+
+def _lacked_room(summary: Mapping[str, Any]) -> bool:
+    """Whether a job failed on a full disk: once there is room it goes on from its checkpoint."""
+    return summary.get("ending") == "disk_full"
 
 
 def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import traceback
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from runner.errors import DeletedError, RunnerError
+from runner.errors import DeletedError, RunnerError, is_full_disk
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.training.metric_buffer import NotFiniteError
@@ -38,7 +37,7 @@ def fail(result: Result, error: BaseException) -> None:
         result.error = str(error)
         log.error("tensors on two devices met", exc_info=error)
         return
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full_disk(error):
         result.ending = "disk_full"
         result.error = f"the disk is full ({error}); what was saved before is there: make room and resume"
         return

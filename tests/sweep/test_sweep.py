@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -20,10 +21,11 @@ from synthetic_sweep import Folder
 from waiting import wait_for
 
 from runner import cli
+from runner.errors import RunnerError
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.sweep import Plan, _end, _folder_faults, _sweep_of
+from runner.sweep.sweep import Plan, _end, _folder_faults, _full_disk_told, _jobs_to_run, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
@@ -130,6 +132,31 @@ def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, 
     stop.signal = what
     _end(ledger.read(made.close()), parent, stop)
     assert ended == [status]
+
+
+def test_what_a_full_disk_ended_is_tried_again_where_its_checkpoint_lies(tmp_path):
+    """All else in a folder of its own: what made it fail may lie in the old one."""
+    words = [(f"seed={seed}",) for seed in range(4)]
+    made = Folder(tmp_path, ("seed=range(4)",))
+    for each, ending in zip(words, ("disk_full", "not_finite", None, "disk_full"), strict=True):
+        made.job(each, "running" if each == words[-1] else "failed", summary={})
+        (tmp_path / each[0][-1] / "summary.json").write_text(json.dumps({"status": "failed", "ending": ending}))
+    sweep = ledger.read(made.close())
+    plan = Plan((), [(each, "") for each in words], lambda hands: None)
+    found = _jobs_to_run(plan, sweep, retry=True, grace_seconds=0)
+    assert [job.folder_name for job in found] == ["0", "1-1", "2-1", "3"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full")
+def test_a_disk_that_is_full_under_a_sweep_is_told_with_the_way_on(tmp_path):
+    sweep = Sweep(tmp_path / "a b", "1", 0, ())
+    with pytest.raises(RunnerError) as raised, _full_disk_told(sweep), open("/dev/full", "w") as full:  # noqa: PTH123
+        full.write("a job's summary, say")
+    (fault,) = raised.value.faults
+    assert "the disk is full ([Errno 28]" in fault.problem
+    assert fault.fix == f"once there is room, the same line with 'sweep.resume={tmp_path}/a b'"
+    with pytest.raises(FileNotFoundError), _full_disk_told(sweep):
+        (tmp_path / "nowhere").read_text()
 
 
 GOALS = ({"metric": "val/loss", "direction": "minimize"},)
