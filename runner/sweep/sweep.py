@@ -25,7 +25,15 @@ from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
-from runner.sweep.jobs.prepare import Composer, Prepared, configurations, examine, folder_faults, used_faults
+from runner.sweep.jobs.prepare import (
+    Composer,
+    Prepared,
+    configurations,
+    examine,
+    folder_faults,
+    store_faults,
+    used_faults,
+)
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
@@ -113,7 +121,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
-        if faults := _folder_faults(plan, sweep, new):
+        if faults := _folder_faults(plan, sweep, new) + store_faults(prepared, config):
             raise RunnerError(*faults)
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))

@@ -242,6 +242,8 @@ def test_jobs_whose_device_is_missing_are_announced_and_skipped(own_folder):
         (["model=mlp", "model.hiden_sizes=[1],[2]"], ["model.hidden_sizes=[1]"]),
         (["device=cpu", "sweep.slots.cpu=1,2"], ["sweep.slots.cpu=... with one value"]),
         (["device=cpu", "sweep.slots.cpu=0"], ["sweep.slots.cpu=1"]),
+        (["device=cpu", "sweep.zip={tracking.enabled:[true,false]}"], ["tracking.enabled=..."]),
+        (["device=cpu", "hydra.sweeper.params={tracking.enabled:'true,false'}"], ["or a sweep for each"]),
         (["device=cpu", "sweep.resume=last"], ["the same line without sweep.resume"]),
         (["device=cpu", "sweep.resume=nowhere"], ["multirun/DATE/TIME"]),
         (["tracking.enabled=true,false", "device=cpu"], ["tracking.enabled=... with one value"]),

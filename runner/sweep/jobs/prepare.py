@@ -28,7 +28,6 @@ from runner.sweep.jobs.slots import DevicesFor
 
 #: not a job's own: what says how the sweep is run
 OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
-#: one process sends all journals of a sweep to one store
 #: of a job's folder: it passes through shells, and through Hydra as a word of its own
 USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
 LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
@@ -36,7 +35,9 @@ PARAMS = "hydra.sweeper.params"
 ZIP = "sweep.zip"
 #: texts that Hydra reads as they are, and those among them that it takes for something else
 PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
-THE_SAME_FOR_ALL = (*OF_THE_SWEEP, "tracking.uri", "tracking.enabled")
+#: one process sends all journals of a sweep to one store
+OF_THE_STORE = ("tracking.uri", "tracking.enabled")
+THE_SAME_FOR_ALL = (*OF_THE_SWEEP, *OF_THE_STORE)
 
 Words = tuple[str, ...]
 SEED = ("seed",)  # what jobs of one configuration differ in
@@ -148,7 +149,7 @@ def together(zipped: Mapping[str, Any], others: Collection[str] = ()) -> list[tu
     faults = []
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"
-        if key.lstrip("+~").startswith(OF_THE_SWEEP):
+        if key.lstrip("+~").startswith(THE_SAME_FOR_ALL):
             faults.append(Fault(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=..."))
         elif not isinstance(values, list) or not values:
             faults.append(Fault(asked, "a key has a list of values, one for each job", example))
@@ -329,6 +330,20 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     ]
     if found:
         raise RunnerError(*found)
+
+
+def store_faults(prepared: Sequence[Prepared], config: DictConfig) -> list[Fault]:
+    """What a job says of its store, by an option of a group, say, and the sweep does not. config: what all have in common."""
+    found: dict[tuple[str, Any], Fault] = {}
+    for job in prepared:
+        for key in OF_THE_STORE:
+            theirs, ours = validate.value(job.config, key), validate.value(config, key)
+            if theirs != ours:
+                asked, shown = (without_password(f"{key}={as_word(value)}") for value in (theirs, ours))
+                problem = f"{key} is the same for all jobs of a sweep, and of this one it is {shown}"
+                fix = f"{key}=... with one value, or a sweep for each"
+                found.setdefault((key, theirs), Fault(f"{job.job.name}, with {asked}", problem, fix))
+    return list(found.values())
 
 
 def configurations(jobs: Sequence[tuple[Words, str]]) -> list[Words]:
