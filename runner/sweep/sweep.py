@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
+from runner.config.identity import key_of
 from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
@@ -26,13 +27,17 @@ from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
 from runner.sweep.jobs.prepare import (
+    OF_THE_STORE,
+    SEED,
     Composer,
     Prepared,
+    Words,
     configurations,
     examine,
     folder_faults,
     store_faults,
     used_faults,
+    without,
 )
 from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
@@ -113,6 +118,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
     with open_launcher(context, config, imports=plan.imports) as launcher, listening() as stop, Table() as table:
         launcher.process_pool()  # it imports torch while the jobs are composed
         before = {job.number: job.state for job in sweep.jobs.values()}
+        words = {job.number: ledger.kept(job.overrides) for job in sweep.jobs.values()}
         to_run = _jobs_to_run(plan, sweep, retry=config.sweep.retry, grace_seconds=config.sweep.grace_seconds)
         if len(to_run) >= MANY:
             table.say(f"jobs:   composing and checking {len(to_run):,}")
@@ -130,6 +136,9 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 book.begin(sweep)
                 OmegaConf.save(OmegaConf.create(for_disk(config)), sweep.folder / "multirun.yaml")
             book.note(*(job for job in sweep.jobs.values() if job.is_done and before.get(job.number) == "running"))
+            book.plan(
+                *(sweep.jobs[number] for number in words if words[number] != ledger.kept(sweep.jobs[number].overrides))
+            )
             hands = Hands(sweep, book, config, composer, hardware, launcher.is_here, launcher.devices_for, table.say)
             if not plan.objectives:
                 hands.prepared = _enlist(prepared, hands)
@@ -241,24 +250,37 @@ def _listed(plan: Plan, sweep: Sweep) -> list[tuple[Job, tuple[str, ...]]]:
     """Each job of the plan, and of sweep.until, that the sweep has or gets now, with its overrides."""
     known: dict[tuple[str, ...], list[Job]] = {}
     for job in sweep.jobs.values():
-        known.setdefault(ledger.kept(job.overrides), []).append(job)
+        known.setdefault(_known_by(job.overrides), []).append(job)
     wanted = [*plan.jobs, *_added(plan, sweep)]
     found = []
     for overrides, name in wanted:
-        same = known.get(ledger.kept(overrides))
+        same = known.get(_known_by(overrides))
         found.append((same.pop(0) if same else _new_job(sweep, overrides, name), overrides))
-    given = {ledger.kept(overrides): overrides for overrides, _ in wanted}
+    given = {_known_by(overrides): overrides for overrides, _ in wanted}
     # a folder from before equal jobs ran once has more of them than a plan
     return found + [(job, given[key]) for key, left in known.items() if key in given for job in left]
 
 
+def _known_by(overrides: Words) -> Words:
+    """What makes a job the one that it was: where its points go does not."""
+    return without(OF_THE_STORE, ledger.kept(overrides))
+
+
 def _added(plan: Plan, sweep: Sweep) -> list[tuple[tuple[str, ...], str]]:
-    """Jobs that sweep.until has added to the plan's before the sweep was stopped."""
-    words = {word for overrides, _ in plan.jobs for word in overrides}
-    given = dict(zip(ledger.kept(tuple(words)), words, strict=True))  # the ledger keeps no passwords
-    planned = {ledger.kept(overrides) for overrides, _ in plan.jobs}
-    others = [job for job in sweep.jobs.values() if ledger.kept(job.overrides) not in planned]
-    return [(tuple(given.get(word, word) for word in job.overrides), job.name) for job in others if plan.adds_seeds]
+    """Jobs that sweep.until has added to the plan's before the sweep was stopped: with the plan's words, as far as they are
+    its own, since the ledger keeps no passwords and the store may be another one, and with their seeds."""
+    if not plan.adds_seeds:
+        return []
+    typed = {ledger.kept((word,))[0]: word for overrides, _ in plan.jobs for word in overrides}
+    given = {without(SEED, _known_by(overrides)): without(SEED, overrides) for overrides, _ in plan.jobs}
+    planned = {_known_by(overrides) for overrides, _ in plan.jobs}
+    found = []
+    for job in sweep.jobs.values():
+        if _known_by(job.overrides) not in planned:
+            own = tuple(typed.get(word, word) for word in without(SEED, job.overrides))
+            words = given.get(without(SEED, _known_by(job.overrides)), own)
+            found.append(((*words, *(word for word in job.overrides if key_of(word) in SEED)), job.name))
+    return found
 
 
 def _free_name(sweep: Sweep, job: Job) -> str:

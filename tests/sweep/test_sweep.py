@@ -134,6 +134,24 @@ def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, 
     assert ended == [status]
 
 
+@pytest.mark.parametrize("adds_seeds", [False, True])
+def test_a_sweep_whose_points_go_elsewhere_from_now_on_has_the_jobs_that_it_had(tmp_path, adds_seeds):
+    """Its store was away, say: all that had ended ran once more, and was compared with itself."""
+    made, now = Folder(tmp_path, ("tracking.uri=http://there", "seed=range(3)")), "tracking.uri=sqlite:///here.db"
+    for seed, state in enumerate(("finished", "interrupted", "finished")):
+        made.job(("tracking.uri=http://there", f"seed={seed}"), state, summary={})
+    sweep = ledger.read(made.close())
+    planned = [((now, f"seed={seed}"), "") for seed in range(2 if adds_seeds else 3)]
+    plan = Plan((), planned, lambda hands: None, adds_seeds=adds_seeds)
+    (found,) = _jobs_to_run(plan, sweep, retry=False, grace_seconds=0)
+    assert (found.number, found.folder_name) == (1, "1")
+    assert [job.overrides for job in sweep.jobs.values()] == [(now, f"seed={seed}") for seed in range(3)]
+    with ledger.Ledger(tmp_path) as book:  # as run_sweep notes it, for the report
+        book.plan(*sweep.jobs.values())
+    states = [(job.state, job.overrides) for job in ledger.read(tmp_path).jobs.values()]
+    assert states == [(job.state, job.overrides) for job in sweep.jobs.values()]
+
+
 def test_what_a_full_disk_ended_is_tried_again_where_its_checkpoint_lies(tmp_path):
     """All else in a folder of its own: what made it fail may lie in the old one."""
     words = [(f"seed={seed}",) for seed in range(4)]

@@ -148,9 +148,12 @@ def read(folder: Path) -> Sweep:
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:
         if line["kind"] == "job":
-            sweep.jobs[line["job"]] = Job(
+            before = sweep.jobs.get(line["job"])
+            sweep.jobs[line["job"]] = job = Job(
                 line["job"], tuple(line["overrides"]), line["name"], folder_name=line["folder"], trial=line["trial"]
             )
+            if before is not None and before.folder_name == job.folder_name:  # other words for what it is
+                job.state, job.device, job.error = before.state, before.device, before.error
         elif line["kind"] == "state":
             job = sweep.jobs[line["job"]]
             job.state, job.device, job.error = line["state"], line["device"], line["error"]
