@@ -15,12 +15,29 @@ if "OMP_WAIT_POLICY" not in os.environ:
 def main() -> int:
     """Returns the exit code: also of a Ctrl-C while the commands are being imported."""
     try:
-        from runner.cli import main as run  # 0.5 s, in which somebody may think better of it
-
+        try:
+            from runner.cli import main as run  # 0.5 s, in which somebody may think better of it
+        except ModuleNotFoundError as error:
+            return _tell_missing(error)
         return run()
     except KeyboardInterrupt:
         exec("")  # else CPython may end the process by the signal: see runner.cli.dispatch
         return 130
+
+
+def _tell_missing(error: ModuleNotFoundError) -> int:
+    """What a checkout lacks that nobody has installed, as runner.cli would say it. Returns the exit code."""
+    import json
+
+    from runner.config import packages
+    from runner.errors import MISTAKE, as_facts
+
+    if (told := packages.missing(error)) is None:
+        raise error
+    print(f"runner: this can't be run\n\n{told}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps(as_facts(told), indent=2))
+    return MISTAKE
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ class RunnerError(Exception):
         return "\n\n".join(str(fault) for fault in self.faults)
 
 
+def as_facts(error: RunnerError) -> dict[str, list[dict[str, str]]]:
+    """All that is wrong, for a program."""
+    return {"faults": [{"asked": fault.asked, "so": fault.problem, "write": fault.fix} for fault in error.faults]}
+
+
 def on_a_line(error: RunnerError) -> str:
     """All that is wrong, for a summary."""
     return "; ".join(f"{fault.asked}: {fault.problem}; write {fault.fix}" for fault in error.faults)

@@ -1,9 +1,15 @@
 """How `python -m runner` and the script `runner` begin."""
 
+import json
+import os
+import subprocess
 import sys
 from types import ModuleType
 
+import pytest
+
 from runner import __main__
+from runner.version import PACKAGES
 
 
 class Importing(ModuleType):
@@ -20,3 +26,25 @@ def test_ctrl_c_in_the_first_moments_is_no_traceback(monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["runner", "--version"])
     assert __main__.main() == 130
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [[], ["devices", "--json"], ["--help"]])
+def test_a_checkout_that_nobody_has_installed_says_what_is_missing(words, own_folder):
+    """As a Python without packages sees it: -S knows of none."""
+    command = [sys.executable, "-S", "-m", "runner", *words]
+    said = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGES)}, capture_output=True, text=True)
+    assert said.returncode == 2 and "Traceback" not in said.stderr
+    (asked, so, write) = said.stderr.splitlines()[2:]
+    assert asked == "  asked: python -m runner"
+    assert so.startswith("  so:    this Python has no hydra, ") and so.endswith(" more, which the runner imports")
+    assert write == f"  write: {sys.executable} -m pip install -e {PACKAGES}"
+    if "--json" in words:
+        assert f"  write: {json.loads(said.stdout)['faults'][0]['write']}" == write
+    else:
+        assert not said.stdout
+
+
+def test_another_module_that_is_missing_is_no_package_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "runner.cli", None)
+    with pytest.raises(ModuleNotFoundError, match="runner"):
+        __main__.main()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from runner.distributed.environment import rank_here
-from runner.errors import MISTAKE, RunnerError, finite, without_password
+from runner.errors import MISTAKE, RunnerError, as_facts, finite, without_password
 
 FLAG = "--json"
 #: what has a command print a text, and do nothing
@@ -82,7 +82,7 @@ def report(error: RunnerError) -> int:
     count = len(error.faults)
     head = "runner: this can't be run" if count == 1 else f"runner: this can't be run, for {count} reasons"
     print(f"{head}\n\n{error}", file=sys.stderr)
-    give({"faults": [{"asked": fault.asked, "so": fault.problem, "write": fault.fix} for fault in error.faults]})
+    give(as_facts(error))
     return MISTAKE
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.cli import answer
+from runner.config import packages
 from runner.errors import RunnerError, without_password
 
 #: set by who wants the traceback on the screen, too
@@ -41,6 +42,8 @@ def noting(folder: Path) -> Iterator[None]:
 def tell(error: Exception) -> int:
     """Prints what failed, where in the person's own code, and where its traceback is. Returns the exit code."""
     cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
+    if isinstance(cause, ModuleNotFoundError) and (lacking := packages.missing(cause)) is not None:
+        return answer.report(lacking)
     text = "".join(traceback.format_exception(cause))
     if isinstance(error, UnexpectedError):
         log = error.log

@@ -1,5 +1,6 @@
 """What nobody foresaw: a line on the screen, its traceback in a file, and nothing left of a mistake."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
     (log,) = own_folder.glob("runner-*.log")
     assert "ValueError: of a verb" in said and str(log) in said and "Traceback" not in said
     assert "of a verb" in log.read_text()
+
+
+def test_a_package_that_every_run_needs_and_nobody_installed_is_told_as_a_mistake(own_folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+
+    def fail(words):
+        raise ModuleNotFoundError(name="psutil")
+
+    monkeypatch.setitem(commands.COMMANDS, "devices", fail)
+    assert cli.main(["devices"]) == 2
+    assert "pip install -e" in capsys.readouterr().err
 
 
 def test_a_run_that_is_resumed_writes_it_into_its_own_log(own_folder, monkeypatch, capsys):

@@ -1,4 +1,5 @@
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -50,6 +51,26 @@ def test_a_copy_without_metadata_names_no_distribution(own_folder, monkeypatch):
     monkeypatch.setattr(packages, "PACKAGES", own_folder)
     monkeypatch.setattr(packages, "DISTRIBUTION", "nothing-of-the-kind")
     assert install("search") == "the packages of the extra search in the runner's pyproject.toml"
+
+
+def test_what_every_run_needs_is_what_the_project_asks_for():
+    asked = [re.split("[<>=]", line)[0] for line in PROJECT["dependencies"]]
+    assert list(packages.NEEDED) == asked
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_package_that_every_run_needs_is_installed_by_the_checkout(beside, own_folder, monkeypatch):
+    """By this Python's own pip: another one's may come first on the path."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.chdir(own_folder if beside else PACKAGES)
+    (fault,) = packages.missing(ModuleNotFoundError(name="torch.nn")).faults
+    assert fault.problem == "this Python has no torch, which the runner imports"
+    assert fault.fix == f"{sys.executable} -m pip install -e {PACKAGES if beside else '.'}"
+    assert packages.missing(ModuleNotFoundError(name="my_module")) is None
+    monkeypatch.setattr(packages, "PACKAGES", own_folder)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    (fault,) = packages.missing(ModuleNotFoundError(name="torch")).faults
+    assert fault.fix == f"{sys.executable} -m pip install scikit-learn torch"
 
 
 def test_every_extra_that_a_message_names_is_there():
