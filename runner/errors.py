@@ -95,6 +95,17 @@ def first_line(error: object) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+#: what a person's code raises: sys.exit(), too, which is no end of a command of ours
+OF_CODE = (Exception, SystemExit)
+
+
+def in_words(error: BaseException) -> str:
+    """An error's kind and what it says; sys.exit() says nothing, and would have ended the program, perhaps as if all were well."""
+    if isinstance(error, SystemExit):
+        return f"SystemExit: it would end the program, with exit code {error.code or 0}"
+    return f"{type(error).__name__}: {error}"
+
+
 def finite(value: Any) -> Any:
     """The same for JSON: NaN and inf are null, tuples lists, keys words."""
     if isinstance(value, Mapping):

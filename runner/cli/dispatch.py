@@ -14,6 +14,7 @@ from runner.config.compose import (
     make_own_code_importable,
     restored,
 )
+from runner.config.instantiate import own_line
 from runner.distributed.environment import rank_here
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError
 from runner.experiment.terminal import leave_unread
@@ -49,6 +50,8 @@ def _run(words: list[str]) -> int:
             MISTAKE if place is not None and place.rank else answer.report(error)
         )  # of several processes the first one tells it
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
+        if own_line(end):  # nobody else's code says how this command ends, and that all is well
+            return unexpected.tell(end)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         # one that passed through an exec of text (a dataclass being made, in an import) has CPython end the process by the

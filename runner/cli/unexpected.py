@@ -12,7 +12,8 @@ from pathlib import Path
 
 from runner.cli import answer
 from runner.config import packages
-from runner.errors import RunnerError, without_password
+from runner.config.instantiate import own_line
+from runner.errors import OF_CODE, RunnerError, in_words, without_password
 
 #: set by who wants the traceback on the screen, too
 VARIABLE = "RUNNER_TRACEBACK"
@@ -33,13 +34,13 @@ def noting(folder: Path) -> Iterator[None]:
         yield
     except (RunnerError, BrokenPipeError):
         raise
-    except Exception as error:
+    except OF_CODE as error:
         with (log := folder / "runner.log").open("a", encoding="utf-8") as file:
             file.write("".join(traceback.format_exception(error)))
         raise UnexpectedError(log) from error
 
 
-def tell(error: Exception) -> int:
+def tell(error: BaseException) -> int:
     """Prints what failed, where in the person's own code, and where its traceback is. Returns the exit code."""
     cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
     if isinstance(cause, ModuleNotFoundError) and (lacking := packages.missing(cause)) is not None:
@@ -52,13 +53,10 @@ def tell(error: Exception) -> int:
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
         log = Path(name)
-    frames = traceback.extract_tb(cause.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path.cwd())]
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    words = without_password(" ".join(str(cause).split()))
-    print(f"runner: it failed: {type(cause).__name__}: {words}{where}", file=sys.stderr)
+    words = without_password(" ".join(in_words(cause).split()))
+    print(f"runner: it failed: {words}{own_line(cause)}", file=sys.stderr)
     if os.environ.get(VARIABLE):
         print(text, file=sys.stderr)
     print(f"its traceback: {log} ({VARIABLE}=1 shows it here)", file=sys.stderr)
-    answer.give({"error": f"{type(cause).__name__}: {words}", "traceback": str(log)})
+    answer.give({"error": words, "traceback": str(log)})
     return 1

@@ -15,6 +15,7 @@ import importlib
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Any
 
 from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, in_words, nearest
+from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
 ALLOW_VARIABLE = "RUNNER_ALLOW"
@@ -32,6 +34,8 @@ NO_OWN_CODE = ("conf", "runner", "tests")
 PREPARED = "runner.models.Prepared"
 #: packages that --allow does not open: what of them is a part is listed
 OURS = ("runner", *dict.fromkeys(name.split(".")[0] for name in LIBRARIES))
+#: of the Python that runs, which may lie below the current folder as a person's own code does
+STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 HYDRA_KEYS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
 
@@ -57,19 +61,21 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
         if isinstance(cause, RunnerError):
             raise cause from None
         raise RunnerError(_not_built(node, key, cause)) from cause
+    except SystemExit as error:  # Hydra lets it pass
+        raise RunnerError(_not_built(node, key, error)) from error
 
 
 def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
     """What a person's constructor raised, in their words: other arguments help only where it is about those."""
     if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
         node = node["model"]
-    where = _where(cause)
+    where = own_line(cause)
     fix = f"other values for {', '.join(f'{key}.{name}' for name in node if name not in HYDRA_KEYS) or 'its arguments'}"
     if "before Module.__init__() call" in str(cause):
         fix = f"super().__init__() before the first line that sets something{where}"
     elif where and not isinstance(cause, TypeError | ValueError):
         fix = f"the same once {where.strip(' ()')} is mended"
-    problem = f"it failed with {type(cause).__name__}: {cause}{where}"
+    problem = f"it failed with {in_words(cause)}{where}"
     return Fault(f"{key}._target_={node['_target_']}", problem, fix)
 
 
@@ -244,17 +250,17 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
             return None
         if error.name == name:
             raise RunnerError(_no_module(name, target)) from None
-        problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{_where(error)}"
+        problem = f"importing {name} failed: it needs the module {error.name}, which is not installed{own_line(error)}"
         fix = f"pip install {error.name}, or take that import out"
         if under(str(error.name), NO_OWN_CODE):  # on the public index these are strangers' packages
             fix = "that import as this version has it, or take it out"
         raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
     except SystemExit as error:  # a script's, which would end this program, and well
-        problem = f"importing {name} ended the program (exit code {error.code or 0}){_where(error)}"
+        problem = f"importing {name} ended the program (exit code {error.code or 0}){own_line(error)}"
         fix = 'if __name__ == "__main__": before what it does as a script'
         raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
     except Exception as error:
-        problem = f"importing {name} failed with {type(error).__name__}: {error}{_where(error)}"
+        problem = f"importing {name} failed with {in_words(error)}{own_line(error)}"
         raise RunnerError(Fault(f"_target_={target}", problem, "the same once that line is mended")) from error
 
 
@@ -303,14 +309,15 @@ def _in_files_like(target: str) -> list[str]:
     return [f"{hit}{dot}{rest}" for hit in nearest(first, {*found} - {*NO_OWN_CODE})]
 
 
-def _where(error: BaseException) -> str:
-    """The last line of the person's own code that the error passed through."""
+def own_line(error: BaseException) -> str:
+    """The last line of the person's own code that an error passed through, " (mine.py:2)"; empty where there is none."""
     if isinstance(error, SyntaxError):
         return f" ({Path(error.filename or '?').name}:{error.lineno})"
     trace, line = error.__traceback__, ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        if file.is_relative_to(Path.cwd()) and "site-packages" not in file.parts and file != Path(__file__):
+        is_others = "site-packages" in file.parts or any(file.is_relative_to(place) for place in (HERE, *STDLIB))
+        if file.is_relative_to(Path.cwd()) and not is_others:
             line = f" ({file.name}:{trace.tb_lineno})"
         trace = trace.tb_next
     return line

@@ -27,7 +27,7 @@ from runner.config.compose import CONF
 from runner.config.instantiate import build
 from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import resolved, split_settings
-from runner.errors import Fault, RunnerError
+from runner.errors import OF_CODE, Fault, RunnerError, in_words
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_metric
 
 #: in place of what only the data knows
@@ -63,7 +63,7 @@ def optimizer_of(cfg: DictConfig, model: nn.Module, *, device: torch.device, pre
         return make_optimizer(make, model, device=device, prefix=prefix, precision=precision, **shared)
     except RunnerError:
         raise
-    except Exception as error:
+    except OF_CODE as error:
         raise RunnerError(*(rehearsed(cfg) or [_of_target(node, error)])) from error
 
 
@@ -79,7 +79,7 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRSchedu
         return _checked(node.make(optimizer, **node.given), mode)
     except RunnerError:
         raise
-    except Exception as error:
+    except OF_CODE as error:
         raise RunnerError(*(rehearsed(cfg, mode=mode) or [_of_target(node, error)])) from error
 
 
@@ -301,11 +301,11 @@ def _of_any_kernel(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in KERNEL_CHOICES}
 
 
-def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> Exception | None:
+def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> BaseException | None:
     """What steps of one parameter with these settings raise."""
     try:
         _rehearsed_optimizer(node, given, sparse=sparse)
-    except Exception as error:
+    except OF_CODE as error:
         return error
     return None
 
@@ -339,7 +339,7 @@ def _any_optimizer() -> Optimizer:
     return optimizer
 
 
-def _rehearse_schedule(node: _Node, given: Mapping[str, Any], optimizer: Optimizer, mode: str) -> Exception | None:
+def _rehearse_schedule(node: _Node, given: Mapping[str, Any], optimizer: Optimizer, mode: str) -> BaseException | None:
     """What a few steps of the schedule raise."""
     try:
         schedule = _checked(node.make(optimizer, **given), mode)
@@ -351,7 +351,7 @@ def _rehearse_schedule(node: _Node, given: Mapping[str, Any], optimizer: Optimiz
                 if not 0 <= group["lr"] < math.inf:
                     raise ValueError(f"it makes the learning rate {group['lr']}")
         schedule.state_dict()
-    except Exception as error:
+    except OF_CODE as error:
         return error
     return None
 
@@ -369,7 +369,7 @@ def _checked(schedule: Any, mode: str) -> LRScheduler:
 
 def _blamed(
     node: _Node,
-    attempt: Callable[[Mapping[str, Any]], Exception | None],
+    attempt: Callable[[Mapping[str, Any]], BaseException | None],
     *,
     given: Mapping[str, Any] | None = None,
     among: Mapping[str, Any] | None = None,
@@ -418,7 +418,7 @@ def _calm(node: _Node, name: str, value: Any) -> Any:
     return value if node.usual[name] is None else node.usual[name]
 
 
-def _failed(node: _Node, key: str, name: str, value: Any, error: Exception) -> Fault:
+def _failed(node: _Node, key: str, name: str, value: Any, error: BaseException) -> Fault:
     if isinstance(error, RunnerError):
         return error.faults[0]
     usual = node.usual.get(name)
@@ -432,19 +432,19 @@ def _fault(node: _Node, key: str, name: str, value: Any, problem: str) -> Fault:
     return Fault(f"{key}.{name}={_text(value)}", problem, fix)
 
 
-def _of_target(node: _Node, error: Exception) -> Fault:
+def _of_target(node: _Node, error: BaseException) -> Fault:
     """Of no one setting."""
     if isinstance(error, RunnerError):
         return error.faults[0]
     return Fault(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
 
 
-def _said(node: _Node, error: Exception) -> str:
+def _said(node: _Node, error: BaseException) -> str:
     return f"{node.name} does not take it: {_words(error)}"
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _words(error: BaseException) -> str:
+    return " ".join(in_words(error).split())
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from runner.data.loading.loaders import Batches
 from runner.device import backends
 from runner.device.placement import in_batches, place
-from runner.errors import Fault, RunnerError
+from runner.errors import OF_CODE, Fault, RunnerError
 from runner.tasks.task import Task
 
 BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -38,7 +38,7 @@ def check_last_batch(model: nn.Module, task: Task, batches: Batches, device: tor
         probe_model.train()
         with torch.no_grad():
             probe_task(probe_model, one)
-    except Exception as error:  # all else comes up in the run, too, or is no matter: some models can't be copied
+    except OF_CODE as error:  # all else comes up in the run, too, or is no matter: some models can't be copied
         if "more than 1 value per channel" in str(error):
             raise RunnerError(_last_batch_fault(rows, size, num_ranks)) from None
     finally:

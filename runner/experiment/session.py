@@ -182,7 +182,7 @@ class Session:
             ended = hints.Ended(parts, self.settings, result, series, self._before, rows)
             self.summary["hints"] = hints.find(ended)
 
-    def could_not_end(self, error: Exception) -> None:
+    def could_not_end(self, error: BaseException) -> None:
         """What end() raised is the run's error, and the journal's last word."""
         fail(self._result, error)
         with self._failing():

@@ -21,7 +21,7 @@ from runner.config.settings import Settings
 from runner.config.trust import check_folder
 from runner.device import backends
 from runner.distributed.group import Alone
-from runner.errors import RunnerError, on_a_line
+from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
 from runner.experiment.build import prepare
 from runner.experiment.check import check_here
@@ -105,7 +105,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
             shows = result is best or one.settings.tracking.log_model == "all"
             try:
                 one.session.end(result, Alone(), shows=shows)
-            except Exception as error:  # of its model, say; what the others have trained is none of its affair
+            except OF_CODE as error:  # of its model, say; what the others have trained is none of its affair
                 one.session.could_not_end(error)
     return summaries | {number: one.session.summary for number, one in members.items()}
 

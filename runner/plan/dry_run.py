@@ -21,7 +21,7 @@ from runner.data.loading.served import Served
 from runner.data.loading.shard import Shard, Share
 from runner.device import backends
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import first_line
+from runner.errors import first_line, in_words
 from runner.experiment.build import prepare_data, prepare_training
 from runner.inspection import call_site
 from runner.inspection.costs import Costs, Moment, Speeds
@@ -322,9 +322,8 @@ def _exchange(parts: Parts, num: int, *, in_parts: bool) -> dict[str, int]:
 def of_error(error: BaseException) -> Finding:
     """A mistake that is none of placement: the run would end with it, too."""
     stack: list[FrameType] = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
-    text = first_line(error) if str(error).strip() else ""
     line, module = call_site.line_of_error(error), call_site.module(stack)
-    return Finding(CERTAIN, "error", f"{type(error).__name__}: {text}", line, module)
+    return Finding(CERTAIN, "error", first_line(in_words(error)), line, module)
 
 
 def _forgiving(

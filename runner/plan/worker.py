@@ -23,7 +23,7 @@ from torch import nn
 
 from runner.data.own_loader import OwnLoader
 from runner.device.placement import move, place, tensors
-from runner.errors import RunnerError
+from runner.errors import OF_CODE, RunnerError
 from runner.inspection import call_site
 from runner.inspection.costs import Moment, Speeds
 from runner.inspection.findings import Finding, merged
@@ -72,7 +72,7 @@ def look(cfg: Any, device: torch.device, request: dict[str, Any]) -> dict[str, A
         return {"faults": [asdict(fault) for fault in error.faults]}
     except NotSimulated as error:
         unknown = f"{error} at {call_site.line_of_error(error)}"
-    except Exception as error:
+    except OF_CODE as error:
         if trial is not None and trial.unknown:  # with the device's own values it may well go on
             unknown = f"{trial.unknown}, and with others in their place it ends: {of_error(error)}"
         else:

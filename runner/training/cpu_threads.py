@@ -11,6 +11,7 @@ from torch import nn
 
 from runner.device.placement import map_tensors, num_rows
 from runner.device.torch_private import TorchDispatchMode
+from runner.errors import OF_CODE
 from runner.inspection.costs import flops_of
 from runner.tasks.task import Task
 
@@ -44,7 +45,7 @@ def flops_a_product(
                 module.eval()
         with products, autocast():
             task(model, few)
-    except Exception:  # the first step will tell what is wrong with it, better than here
+    except OF_CODE:  # the first step will tell what is wrong with it, better than here
         return None
     if not products.num:
         return None

@@ -10,7 +10,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from runner.errors import DeletedError, RunnerError, is_full_disk
+from runner.errors import DeletedError, RunnerError, in_words, is_full_disk
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.training.metric_buffer import NotFiniteError
@@ -46,8 +46,8 @@ def fail(result: Result, error: BaseException) -> None:
         return
     result.error = words_of(error)
     log.error("the run failed", exc_info=error)
-    if not isinstance(error, Exception):
-        raise error  # SystemExit and the like are not ours to keep
+    if not isinstance(error, Exception | SystemExit):
+        raise error  # not ours to keep; sys.exit() is of a person's code: what asks the runner to stop says so otherwise
 
 
 def words_of(error: BaseException) -> str:
@@ -61,7 +61,7 @@ def words_of(error: BaseException) -> str:
     line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
     place = " in ".join(filter(None, (line, layer)))
     fix = _mend(error, [frame for frame, _ in stack])
-    return f"{type(error).__name__}: {error}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
+    return f"{in_words(error)}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
 
 
 def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:

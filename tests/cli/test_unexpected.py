@@ -48,6 +48,17 @@ def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):
     assert "of a verb" in log.read_text()
 
 
+def test_code_of_a_persons_does_not_end_a_command_as_if_all_were_well(own_folder, monkeypatch, capsys):
+    (own_folder / "mine.py").write_text("import sys\n\n\ndef command(words):\n    sys.exit()\n")
+    import mine
+
+    monkeypatch.setitem(commands.COMMANDS, "devices", mine.command)
+    monkeypatch.setattr("tempfile.tempdir", str(own_folder))
+    assert cli.main(["devices"]) == 1
+    said = capsys.readouterr().err
+    assert "it failed: SystemExit: it would end the program, with exit code 0 (mine.py:5)" in said
+
+
 def test_a_package_that_every_run_needs_and_nobody_installed_is_told_as_a_mistake(own_folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "psutil", None)
 

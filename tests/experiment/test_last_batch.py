@@ -68,3 +68,15 @@ def test_several_processes_are_told_at_once(own_folder, capfd, strategy):
     assert cli.main([*words, *rows, "task.plots=false"]) == 2
     err = capfd.readouterr().err
     assert "last batch of an epoch has 3, 1.5 for each of 2 processes" in err and "write: train.batch_size=15" in err
+
+
+def test_code_that_ends_the_program_is_told_by_the_run():
+    class Ends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, inputs):
+            raise SystemExit
+
+    assert told(5, 2, 1, Ends()) == ""

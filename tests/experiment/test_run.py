@@ -349,20 +349,28 @@ def test_the_same_seed_gives_the_same_run(own_folder):
     assert read_points(own_folder / "run")["train/loss"] == read_points(own_folder / "again")["train/loss"]
 
 
-def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder):
+@pytest.mark.parametrize(
+    ("raises", "at", "told"),
+    [
+        ("RuntimeError('the eighth')", 8, "RuntimeError: the eighth"),
+        ("SystemExit", 8, "SystemExit: it would end the program, with exit code 0"),
+        ("SystemExit(3)", 1, "SystemExit: it would end the program, with exit code 3"),
+    ],
+)
+def test_a_persons_bug_is_told_with_its_line_and_the_points_are_kept(own_folder, raises, at, told):
     (own_folder / "my_models.py").write_text(
-        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        f"from torch import nn\n\nat = {at}\n\nclass Net(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.layer = nn.Linear(64, 10)\n"
-        "        self.calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        if self.calls == 8:\n"
-        "            raise RuntimeError('the eighth')\n        return self.layer(inputs.flatten(1))\n"
+        "        self.calls = 0\n\n    def forward(self, inputs):\n        self.calls += 1\n        if self.calls >= at:\n"
+        f"            raise {raises}\n        return self.layer(inputs.flatten(1))\n"
     )
     (own_folder / "conf" / "model").mkdir(parents=True)
     (own_folder / "conf" / "model" / "net.yaml").write_text("_target_: my_models.Net\n")
     assert cli.main(["model=net", "tracking.enabled=false", "hydra.run.dir=run"]) == 1
     found = summary(own_folder)
     assert found["status"] == "failed"
-    assert "RuntimeError: the eighth (my_models.py:12 in Net)" in found["error"]
-    assert len(read_points(own_folder / "run")["train/loss"]) == 7
+    assert f"{told} (my_models.py:14 in Net)" in found["error"]
+    assert len(read_points(own_folder / "run").get("train/loss", [])) == at - 1
     assert "Traceback" in (own_folder / "run" / "runner.log").read_text()
 
 

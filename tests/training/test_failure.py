@@ -53,6 +53,9 @@ class Typo(nn.Module):
 class Argument(nn.Module):
     def __init__(self, i):
         raise ValueError("i is even")
+class Exits(nn.Module):
+    def __init__(self, i):
+        raise SystemExit
 """
 
 
@@ -61,6 +64,7 @@ class Argument(nn.Module):
     [
         ("NoSuper", r"super\(\).__init__\(\) before the first line that sets something \(failing_nets.py:5\)"),
         ("Typo", "the same once failing_nets.py:9 is mended"),
+        ("Exits", "the same once failing_nets.py:15 is mended"),
         ("Argument", "other values for model.i"),
     ],
 )

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from runner.data.map_style import batch_of
 from runner.device.placement import num_bytes, num_rows
-from runner.errors import Fault, RunnerError
+from runner.errors import OF_CODE, Fault, RunnerError
 
 PLACE = Path("/dev/shm")
 #: batches that each process reads ahead (torch's own default)
@@ -51,7 +51,7 @@ def bytes_of_a_batch(rows: Any, batch_size: int) -> int:
     try:
         several = getattr(rows, "__getitems__", None)
         return num_bytes(batch_of(rows, several([0]) if several else [rows[0]])) * batch_size
-    except Exception:  # a person's code, which fails where it is asked for batches, and is told there
+    except OF_CODE:  # a person's code, which fails where it is asked for batches, and is told there
         return 0
 
 

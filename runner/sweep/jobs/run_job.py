@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import RunnerError, on_a_line
+from runner.errors import OF_CODE, RunnerError, in_words, on_a_line
 from runner.experiment.terminal import say
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def run_pickled_together(payload: bytes) -> int:
         except RunnerError as error:
             say(f"\n{error}")
             found = {number: failed(job, on_a_line(error)) for number, job in enumerate(jobs)}
-        except Exception as error:
+        except OF_CODE as error:
             traceback.print_exc()
-            found = {number: failed(job, f"{type(error).__name__}: {error}") for number, job in enumerate(jobs)}
+            found = {number: failed(job, in_words(error)) for number, job in enumerate(jobs)}
         summaries += found.values()
         jobs = [job for number, job in enumerate(jobs) if number not in found]
     return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
@@ -140,9 +140,9 @@ def task(cfg: DictConfig) -> dict[str, Any]:
     except RunnerError as error:
         text = on_a_line(error)
         say(f"\n{error}")
-    except Exception as error:
+    except OF_CODE as error:
         traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
+        text = in_words(error)
     summary = {"status": "failed", "error": text, "exit_code": 1}
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.device import backends
-from runner.errors import first_line
+from runner.errors import OF_CODE, first_line
 from runner.training.optimizer import Turns
 from runner.training.stacked.compiled import Compiled
 from runner.training.stacked.fit import Member, stacked_batches, world
@@ -121,7 +121,7 @@ def _together(stack: Stack, members: Sequence[Member], batches: Sequence[Any]) -
                 step.undo(before)
     except CannotStackError:
         raise
-    except Exception as error:
+    except OF_CODE as error:
         if backends.is_out_of_memory(error):
             raise CannotStackError(
                 "the memory does not take a step of one of them beside the others' weights"
@@ -197,7 +197,7 @@ def _put_back(parts: Sequence[Any], before: Sequence[Sequence[Tensor]]) -> None:
                 buffer.copy_(value)
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     """What stands in the way, as a person reads it; torch's own first line where it is none of the usual."""
     said = str(error)
     usual = {

@@ -23,7 +23,7 @@ from runner.device import backends
 from runner.device.backends import use_in_thread
 from runner.device.placement import map_tensors, tensors
 from runner.distributed.group import Alone
-from runner.errors import RunnerError, on_a_line
+from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.training.background import Background
 from runner.training.fit import Training
 from runner.training.metric_buffer import MetricBuffer, Window, check_finite
@@ -246,7 +246,7 @@ class _Together:
                 if len(places) != len(self._columns):
                     self._form([place for place in self._columns if place in places])
                 self._take(*first)
-            except Exception as error:
+            except OF_CODE as error:
                 for place in places:
                     place.error = error
         return due

@@ -1,9 +1,11 @@
 import json
+import sys
 
 from hydra.core.hydra_config import HydraConfig
 
 from runner.config import compose
 from runner.config.trust import check_folder
+from runner.experiment import run
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.launchers.slurm import link_console
 
@@ -29,6 +31,23 @@ def test_what_a_job_of_submitit_s_printed_lies_in_its_folder_and_leads_nowhere(t
     own.write_text("own")
     link_console(log, own.parent)
     assert own.read_text() == "own"
+
+
+def test_a_job_whose_code_ends_the_program_has_failed(own_folder, monkeypatch, capfd):
+    def end(cfg, folder, *, given):
+        sys.exit()
+
+    with compose.hydra_session(["runner"]):
+        cfg = compose.composer([])(["tracking.enabled=false"])
+        cfg.hydra.runtime.output_dir = str(own_folder)
+        HydraConfig.instance().set_config(cfg)
+    monkeypatch.setenv(VARIABLE, assigned(publishes=False).as_text())
+    monkeypatch.setattr(run, "run", end)
+    del cfg.hydra
+    assert task(cfg)["exit_code"] == 1
+    summary = json.loads((own_folder / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["error"].startswith("SystemExit: it would end the program")
+    assert "Traceback" in capfd.readouterr().err
 
 
 def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeypatch, capfd):
