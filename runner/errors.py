@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -53,6 +53,18 @@ class RunnerError(Exception):
 
     def __str__(self) -> str:
         return "\n\n".join(str(fault) for fault in self.faults)
+
+
+def at_once(*checks: Callable[[], object]) -> None:
+    """Makes all checks. Raises: RunnerError with what each of them finds wrong."""
+    found: dict[Fault, None] = {}  # in their order, each once
+    for check in checks:
+        try:
+            check()
+        except RunnerError as error:
+            found |= dict.fromkeys(error.faults)
+    if found:
+        raise RunnerError(*found)
 
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, str]]]:

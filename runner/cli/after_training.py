@@ -5,12 +5,25 @@ Called with the verb's words parsed, and Hydra's flags sorted out of them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from runner.cli import answer
 from runner.cli.options import ParsedWords, check_keys, explained
+from runner.errors import at_once
 
 HELP = ("--help", "-h")
+#: what reads a flag's number, by the flag: each is of one verb
+NUMBERS: dict[str, Callable[[ParsedWords], Any]] = {
+    "--batch-size": lambda asked: asked.number("--batch-size", 1024),
+    "--port": lambda asked: asked.number("--port", 5001, most=65535),
+    "--step": lambda asked: asked.number("--step", 0) or None,
+    "--steps": lambda asked: asked.number("--steps", 100, least=10),
+    "--from": lambda asked: asked.amount("--from", 1e-7),
+    "--to": lambda asked: asked.amount("--to", 10.0),
+    "--seconds": lambda asked: asked.amount("--seconds", 30.0),
+}
 
 
 def help_of(verb: str) -> int:
@@ -20,9 +33,10 @@ def help_of(verb: str) -> int:
 
 
 def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
-    """Runs the verb. Raises: RunnerError for a person's mistakes."""
-    check_keys(asked.verb, overrides)
+    """Runs the verb. Raises: RunnerError for a person's mistakes: those in the words all at once, before anything is loaded."""
     given = asked.flags
+    numbers = [partial(read, asked) for flag, read in NUMBERS.items() if flag in given]
+    at_once(asked.check, partial(check_keys, asked.verb, overrides), *numbers)
     if asked.verb == "evaluate":
         from runner.runs.evaluate import evaluate  # torch, as all below
 
@@ -34,7 +48,7 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
             asked.run,
             given["--input"],
             given["--output"],
-            batch_size=asked.number("--batch-size", 1024),
+            batch_size=NUMBERS["--batch-size"](asked),
             keep="--keep" in given,
             overrides=overrides,
         )
@@ -46,7 +60,7 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     elif asked.verb == "serve":
         from runner.runs.serve import serve
 
-        port, predictions = asked.number("--port", 5001, most=65535), "--predictions" in given
+        port, predictions = NUMBERS["--port"](asked), "--predictions" in given
         return serve(asked.run, port, predictions=predictions, ready=answer.give)
     elif asked.verb == "register":
         from runner.runs.register import register
@@ -58,7 +72,7 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     elif asked.verb == "tune":
         from runner.plan.tune import tune
 
-        seconds, name, precision = asked.amount("--seconds", 30.0), given.get("--name"), "--precision" in given
+        seconds, name, precision = NUMBERS["--seconds"](asked), given.get("--name"), "--precision" in given
         answer.give(tune(flags, overrides, seconds=seconds, name=name, precision=precision))
     else:
         answer.give(_find_rate(asked, flags, overrides))
@@ -68,7 +82,7 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
 def _explain(asked: ParsedWords, overrides: list[str]) -> dict[str, Any]:
     from runner.runs.explain.explain import explain
 
-    return explain(asked.run, overrides, step=asked.number("--step", 0) or None)
+    return explain(asked.run, overrides, step=NUMBERS["--step"](asked))
 
 
 def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> dict[str, Any]:
@@ -77,7 +91,7 @@ def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> di
     return find_rate(
         flags,
         overrides,
-        num_steps=asked.number("--steps", 100, least=10),
-        lowest=asked.amount("--from", 1e-7),
-        highest=asked.amount("--to", 10.0),
+        num_steps=NUMBERS["--steps"](asked),
+        lowest=NUMBERS["--from"](asked),
+        highest=NUMBERS["--to"](asked),
     )

@@ -260,6 +260,7 @@ def explain(words: list[str]) -> int:
     from runner.cli.explain_time import explain_time, trace
 
     asked = options.parse("explain", words)
+    asked.check()
     _, settings = sorted_words(asked.rest)
     kind = "--trace" if "--trace" in asked.flags else "--time"
     if beside := [flag for flag in asked.flags if flag != kind]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,12 @@ class ParsedWords:
     run: str  # "" for a verb that is not of a run
     flags: dict[str, str]  # switches have an empty text
     rest: list[str]  # for Hydra
+    faults: tuple[Fault, ...] = ()  # flags that the verb does not take, and those that it lacks
+
+    def check(self) -> None:
+        """Raises: RunnerError for all of them."""
+        if self.faults:
+            raise RunnerError(*self.faults)
 
     def number(self, flag: str, default: int, *, least: int = 1, most: int | None = None) -> int:
         """A flag's whole number. Raises: RunnerError."""
@@ -64,11 +71,12 @@ class ParsedWords:
 
 
 def parse(verb: str, words: Sequence[str]) -> ParsedWords:
-    """Sorts the words of a verb. Raises: RunnerError for flags that it does not take and those that it lacks."""
+    """Sorts the words of a verb; what is wrong with its flags stands beside them."""
     takes, rest = VERBS[verb], list(words)
     runs: list[str] = []
     flags: dict[str, str] = {}
     left: list[str] = []
+    misspelt: set[str] = set()
     faults: list[Fault] = []
     while rest:
         word = rest.pop(0)
@@ -87,7 +95,13 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
                 continue
             flags[name] = value if equals else rest.pop(0)
         elif word.startswith("-") and takes.is_of_a_run and name != "--allow":
-            faults.append(_unknown(verb, word))
+            meant = _meant(verb, name)
+            if (
+                meant and meant[0] in takes.flags
+            ):  # else its value would be told to be a run, and the flag to be missing
+                misspelt.add(meant[0])
+                value = value if equals else (rest.pop(0) if rest and not rest[0].startswith("-") else "")
+            faults.append(_unknown(verb, name, value, meant))
         elif word == "--allow" and rest:
             left += [word, rest.pop(0)]
         elif takes.is_of_a_run and word[0] not in "-~" and (not equals or is_a_runs_path(word)):
@@ -97,11 +111,10 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
     if len(runs) > 1:
         faults.append(Fault(" ".join([verb, *runs]), f"{verb} takes one run at a time", f"{verb} {runs[0]}"))
     for name in takes.needs:
-        if name not in flags and not any(fault.asked == name for fault in faults):
+        if name not in flags and name not in misspelt and not any(fault.asked == name for fault in faults):
             faults.append(Fault(f"{verb} without {name}", f"it is needed: {name} {takes.flags[name]}", usage(verb)))
-    if faults:
-        raise RunnerError(*faults)
-    return ParsedWords(verb, (runs or ["last"])[0] if takes.is_of_a_run else "", flags, left)
+    run = (runs or ["last"])[0] if takes.is_of_a_run else ""
+    return ParsedWords(verb, run, flags, left, tuple(faults))
 
 
 def is_a_runs_path(word: str) -> bool:
@@ -159,10 +172,16 @@ def _is_of(word: str, beginning: str) -> bool:
     return key == beginning or key.startswith(f"{beginning}.")
 
 
-def _unknown(verb: str, word: str) -> Fault:
+def _meant(verb: str, flag: str) -> list[str]:
+    """Those of a verb's flags that look like it, the likeliest first."""
+    return nearest(flag, [*VERBS[verb].flags, *VERBS[verb].switches, FLAG])
+
+
+def _unknown(verb: str, flag: str, value: str, meant: list[str]) -> Fault:
+    """value: that was given to it, where one was."""
     takes = VERBS[verb]
-    known = [*takes.flags, *takes.switches, FLAG]
-    hits = nearest(word.partition("=")[0], known)
-    fix = " or ".join(f"{hit} {takes.flags[hit]}" if hit in takes.flags else hit for hit in hits)
-    problem = f"{verb} has no such flag; it has {', '.join(known)}"
-    return Fault(f"{verb} {word}", problem, fix or usage(verb))
+    fix = " or ".join(
+        f"{hit} {shlex.quote(value) if value else takes.flags[hit]}" if hit in takes.flags else hit for hit in meant
+    )
+    problem = f"{verb} has no such flag; it has {', '.join([*takes.flags, *takes.switches, FLAG])}"
+    return Fault(f"{verb} {flag} {value}".rstrip(), problem, fix or usage(verb))

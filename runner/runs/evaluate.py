@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
 from runner.device import backends, probe
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, at_once
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import say, short
 from runner.runs.evaluation_data import Measured, batches_of, in_order, is_other, leave_own_rows, measured
-from runner.runs.load import BEST, Trained, find_run, open_run
+from runner.runs.load import BEST, Trained, computing, find_run, open_run
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_reader import read_events, read_measured
 from runner.training.evaluate import evaluate as measure
@@ -36,6 +37,7 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
 
     Raises: RunnerError for a run that left no model, data that it can't take and a device that is not there.
     """
+    at_once(partial(find_run, wanted, verb="evaluate"), partial(computing, overrides))
     folder, weights = find_run(wanted, verb="evaluate")
     cfg = of_run(folder, overrides)
     other = is_other(overrides, target=str(OmegaConf.select(cfg, "data._target_")))

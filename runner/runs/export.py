@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from runner.config.packages import install
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, at_once, nearest
 from runner.experiment.terminal import say, short
 from runner.runs import export_formats
 from runner.runs.inputs import example as example_of
@@ -63,9 +64,9 @@ def export(wanted: str, form: str, output: str | None, *, predictions: bool) -> 
     output: the path (None: exports/ in the run's folder). predictions: with what the task makes of the outputs.
     Raises: RunnerError for a model that the format can't hold; then nothing is left.
     """
-    _check_form(form)
+    at_once(partial(_check_form, form, output), partial(find_run, wanted, verb="export"))
     trained = open_run(find_run(wanted, verb="export"), device="cpu", precision="fp32")
-    target = _target(trained, form, output)
+    target = _target(form, output) or trained.folder / FOLDER / FORMS[form][0]
     report = export_to(trained, form, target, predictions=predictions)
     say(f"run     {trained.title}")
     for note in trained.notes:
@@ -119,8 +120,10 @@ def _beside_it(target: Path) -> tempfile.TemporaryDirectory[str]:
         raise RunnerError(Fault(f"--output {target}", problem, fix)) from None
 
 
-def _check_form(form: str) -> None:
+def _check_form(form: str, output: str | None) -> None:
+    """Raises: RunnerError for one that there is not, and for a path that does not go with it."""
     if form in FORMS:
+        _target(form, output)
         return
     problem = f"there are {', '.join(FORMS)}"
     hits = nearest(form, FORMS) or list(FORMS)
@@ -129,11 +132,11 @@ def _check_form(form: str) -> None:
     raise RunnerError(Fault(f"export --format {form}", problem, " or ".join(f"--format {hit}" for hit in hits)))
 
 
-def _target(trained: Trained, form: str, output: str | None) -> Path:
-    """Raises: RunnerError for a path of another ending, and for a folder that is no export."""
+def _target(form: str, output: str | None) -> Path | None:
+    """None: in the run's folder. Raises: RunnerError for a path of another ending, and for a folder that is no export."""
     name = FORMS[form][0]
     if output is None:
-        return trained.folder / FOLDER / name
+        return None
     path = Path(output).expanduser()
     if path.is_dir() and form != "mlflow":
         return path / name

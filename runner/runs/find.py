@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest
 from runner.experiment.provenance import TRIES
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
@@ -43,7 +44,8 @@ def locate(wanted: str, *, verb: str) -> Path:
     if wanted == "last":
         folders = newest_first()
         if not folders:
-            raise RunnerError(Fault(f"{verb} last", f"no run lies below {' or '.join(ROOTS)}", f"{verb} FOLDER"))
+            problem = f"no run lies below {' or '.join(ROOTS)} of {Path.cwd()}"
+            raise RunnerError(Fault(f"{verb} last", problem, f"{verb} FOLDER, or python -m runner for a run"))
         folder = folders[0]
     elif not os.path.isdir(folder):  # noqa: PTH112  # Path's own raises for a name of 300 letters
         folder = _by_id(wanted, verb)
@@ -99,4 +101,16 @@ def _by_id(wanted: str, verb: str) -> Path:
         problem = f"{len(found)} runs begin so: {', '.join(map(str, found[:3]))}"
         raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} {shlex.quote(str(found[0]))}"))
     problem = f"there is no folder {wanted}, and no run below {' or '.join(ROOTS)} has that id"
-    raise RunnerError(Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name"))
+    raise RunnerError(Fault(f"{verb} {wanted}", problem, _instead(wanted, verb)))
+
+
+def _instead(wanted: str, verb: str) -> str:
+    """What to write for a name that is no run's: the nearest that is one, of those beside it and below outputs/ and multirun/."""
+    path, known = Path(wanted), newest_first()
+    beside: list[Path] = []
+    with suppress(OSError):  # a name that is too long, a folder that may not be read
+        beside = [file.parent for file in path.parent.glob("*/rerun.yaml")]
+    ids = [read_ack(folder).run_id or "" for folder in known]
+    if hits := nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids):
+        return " or ".join(f"{verb} {shlex.quote(hit)}" for hit in hits)
+    return f"{verb} {'last, or' if known else 'FOLDER:'} the folder that the run's last lines name"

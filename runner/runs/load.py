@@ -6,8 +6,9 @@ For `evaluate`, `predict`, `export`, `serve` and `register`. It knows a run by i
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from runner.config.schema import PRECISIONS
 from runner.config.secrets import filled_in
 from runner.device import Choice, backends, check_precision, choose, probe
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, at_once, first_line, nearest
+from runner.experiment.compose_run import last_value
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import short
 from runner.models.card import NAME, Card, read_card
@@ -85,9 +87,7 @@ def open_run(
     state, notes = _state(folder, weights)
     card = read_card(folder)
     name = precision or _precision_of(folder)
-    if name not in PRECISIONS:
-        choices = " or ".join(f"train.precision={choice}" for choice in PRECISIONS)
-        raise RunnerError(Fault(f"train.precision={name}", f"it is one of {', '.join(PRECISIONS)}", choices))
+    _check_name(name)
     choice = own_device
     if choice is None:
         hardware = probe()
@@ -111,6 +111,21 @@ def open_run(
         weights=weights,
         notes=notes,
     )
+
+
+def computing(overrides: Sequence[str]) -> tuple[Any, str | None]:
+    """What these words say of device and train.precision, for open_run(). Raises: RunnerError for what is none, or not here."""
+    device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
+    checks = [partial(choose, device, probe())] if device is not None else []
+    at_once(*checks, *([partial(_check_name, precision)] if precision is not None else []))
+    return device, precision
+
+
+def _check_name(precision: Any) -> None:
+    if precision not in PRECISIONS:
+        hits = nearest(str(precision), PRECISIONS) or PRECISIONS
+        choices = " or ".join(f"train.precision={choice}" for choice in hits)
+        raise RunnerError(Fault(f"train.precision={precision}", f"it is one of {', '.join(PRECISIONS)}", choices))
 
 
 def built(node: dict[str, Any], key: str, folder: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from runner.config.identity import key_of
 from runner.data.tables.node import form_in
 from runner.device import backends
 from runner.device.placement import map_tensors, move
-from runner.errors import Fault, RunnerError
-from runner.experiment.compose_run import last_value, of_run
+from runner.errors import Fault, RunnerError, at_once
+from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
 from runner.runs import input_tables
 from runner.runs.answers import Columns, answer, columns
 from runner.runs.inputs import chunks, existing, files_of, pieces
-from runner.runs.load import Trained, find_run, open_run
+from runner.runs.load import Trained, computing, find_run, open_run
 from runner.runs.output_files import check_output, writing
 
 
@@ -38,15 +39,15 @@ def predict(
     overrides: of device (auto), train.precision (the run's own) and backends.
     Raises: RunnerError for a run that left no model, and for files that can't be read or written.
     """
-    file = existing(inputs)
+    at_once(
+        partial(existing, inputs),
+        partial(check_output, output, inputs=Path(inputs).expanduser()),
+        partial(_check_keep, keep, inputs),
+        partial(find_run, wanted, verb="predict"),
+        partial(computing, overrides),
+    )
+    file, run, (device, precision) = existing(inputs), find_run(wanted, verb="predict"), computing(overrides)
     target = check_output(output, inputs=file)
-    if keep and not input_tables.is_table(file):
-        problem = "only tables have columns to keep"
-        raise RunnerError(
-            Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
-        )
-    run = find_run(wanted, verb="predict")
-    device, precision = last_value(overrides, "device"), last_value(overrides, "train.precision")
     settings = _backends(run[0], overrides)
     trained = open_run(run, device=device, precision=precision)
     switches, name = settings.get(trained.device.type, {}), trained.precision.name
@@ -71,6 +72,15 @@ def predict(
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
     return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device}
+
+
+def _check_keep(keep: bool, inputs: str) -> None:
+    """Raises: RunnerError for a file that has no columns to keep."""
+    if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
+        problem = "only tables have columns to keep"
+        raise RunnerError(
+            Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
+        )
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.instantiate import build
 from runner.config.secrets import filled_in
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, at_once
 from runner.experiment.terminal import say, short
 from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.runs.store import answering, as_default, store_of
@@ -32,7 +35,7 @@ def register(wanted: str, name: str, overrides: Sequence[str], *, alias: str | N
     Sends to MLflow first what it has not got of the run. again: a new version in any case.
     Raises: RunnerError for names that MLflow does not take, a run that it has not got, and whatever the store says.
     """
-    _check_names(name, alias)
+    at_once(partial(_check_names, name, alias), partial(find_run, wanted, verb="register"))
     folder, weights = find_run(wanted, verb="register")
     if weights != BEST:
         problem = "MLflow's registry gets the run's model, which has its best weights"
@@ -60,7 +63,8 @@ def _check_names(name: str, alias: str | None) -> None:
     for flag, value in (("--name", name), ("--alias", alias)):
         if value is not None and (not value.strip() or set(REFUSED) & set(value)):
             problem = f"MLflow takes names without {' '.join(REFUSED)}, and not empty ones"
-            faults.append(Fault(f"{flag} {value}", problem, f"{flag} digits"))
+            instead = "-".join(filter(None, re.split(rf"[{re.escape(REFUSED)}\s]+", value))) or "digits"
+            faults.append(Fault(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
         faults.append(Fault(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion"))
     if faults:

@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from runner.data.tables.node import columns_in
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, at_once
 from runner.experiment.terminal import say
 from runner.runs.export import export_to
 from runner.runs.load import find_run, open_run
@@ -40,9 +41,8 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     Returns 130 after Ctrl-C, 143 after SIGTERM, 1 when the server ended by itself.
     Raises: RunnerError for a port that is taken and for a run that left no model.
     """
-    run = find_run(wanted, verb="serve")
-    _check_port(port)
-    trained = open_run(run, device="cpu", precision="fp32")
+    at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
+    trained = open_run(find_run(wanted, verb="serve"), device="cpu", precision="fp32")
     with _signals() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
         say(f"run     {trained.title}")

@@ -1,5 +1,6 @@
 """The words of the verbs after training: mistakes, each with its mend, and --help without anything heavy."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,10 @@ MISTAKES = [
         f"export {RUN} --format safetensors --output /proc/m.safetensors",
         "nothing can be written in /proc: No such file",
     ),
-    (f"predict {RUN} --inptu train.csv --output out.csv", "write: --input FILE"),
+    (f"predict {RUN} --inptu train.csv --output out.csv", "write: --input train.csv"),
+    (f"predict {RUN} --inptu= --output out.csv", "write: --input FILE"),
+    (f"predict outputs/digit/run {FILES}", "write: predict outputs/digits/run"),
+    (f"predict ./outputs/digits/rum {FILES}", "write: predict outputs/digits/run"),
     (f"predict {RUN} {FILES} seed=1", "predict takes the run as it was"),
     (f"predict {RUN} {FILES} --batch-size none", "--batch-size 1024"),
     (f"predict {RUN} {RUN} {FILES}", "one run at a time"),
@@ -60,7 +64,7 @@ MISTAKES = [
     ("export outputs/raw/run --format pt2 --predictions", "tells no predictions"),
     (f"serve {RUN} --port 99999", "1 to 65535"),
     (f"register {RUN}", "--name NAME"),
-    (f"register {RUN} --name a/b", "MLflow takes names without"),
+    (f"register {RUN} --name a/b:c", "write: --name a-b-c"),
     (f"register {RUN} --name a --alias v1", "--alias champion"),
     (f"evaluate {RUN} train.num_epochs=3", "evaluate takes the run as it was"),
     (f"evaluate {RUN} data.limit=3", "evaluate without data.limit"),
@@ -98,6 +102,32 @@ def test_a_mistake_says_what_to_write(words, said, at_home, run):
     assert code == 2
     assert said in err
     assert {path for path in set(Path().rglob("*")) - before if "__pycache__" not in path.parts} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (
+            "predict nowhere --input no.csv --output out.cvs device=cud train.precision=fp8",
+            ("--input no.csv", "--output out.cvs", "predict nowhere", "device=cud", "train.precision=fp8"),
+        ),
+        (
+            f"predict {RUN} --inptu x.csv -m seed=1 --batch-size 0 --output out.csv",
+            ("predict --inptu x.csv", "predict -m", "seed=1", "--batch-size 0"),
+        ),
+        ("evaluate nowhere device=cud", ("evaluate nowhere", "device=cud")),
+        ("explain nowhere device=cud", ("explain nowhere", "device=cud")),
+        (f"explain {RUN} --time --stp 3", ("explain --stp 3",)),
+        ("export nowhere --format onxx", ("export --format onxx", "export nowhere")),
+        (f"serve {RUN} --port 0 --keep", ("serve --keep", "--port 0")),
+        ("register nowhere --name a/b --alias v1", ("--name a/b", "--alias v1", "register nowhere")),
+        ("lr-find --steps 3 --from x --to 0", ("--steps 3", "--from x", "--to 0")),
+    ],
+)
+def test_all_mistakes_are_told_at_once(words, asked, at_home, run):
+    code, _, err = run(*words.split())
+    assert code == 2
+    assert tuple(re.findall("asked: (.+)", err)) == asked
 
 
 def test_flags_and_overrides_may_stand_anywhere():

@@ -180,6 +180,6 @@ def test_a_persons_folder_is_no_earlier_export(tmp_path):
     """It would be taken away with all that is in it."""
     (tmp_path / "about.json").write_text("{}")
     with pytest.raises(RunnerError, match="no model that was exported"):
-        export._target(None, "mlflow", str(tmp_path))
+        export._target("mlflow", str(tmp_path))
     (tmp_path / "MLmodel").write_text("")
-    assert export._target(None, "mlflow", str(tmp_path)) == tmp_path
+    assert export._target("mlflow", str(tmp_path)) == tmp_path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from omegaconf import DictConfig
 
 from runner.device import probe
 from runner.device.placement import num_rows
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, at_once
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
 from runner.experiment.summary import read_summary
@@ -28,6 +29,7 @@ from runner.runs.explain.look import Look, look
 from runner.runs.explain.replay import Moment, Start, replay, start_before
 from runner.runs.explain.rows import MOST_ROWS, placed
 from runner.runs.explain.wanted import Wanted, asked_for
+from runner.runs.load import computing
 from runner.tracking.journal_reader import read_events
 
 #: seconds that a replay takes
@@ -41,6 +43,7 @@ def explain(wanted: str, overrides: list[str], *, step: int | None) -> dict[str,
 
     Raises: RunnerError for a run that has no such step, and none whose loss is not finite where no step is named.
     """
+    at_once(partial(find.find, wanted, verb="explain"), partial(computing, overrides))
     folder = find.find(wanted, verb="explain").absolute()
     cfg = of_run(folder, overrides)
     asked = asked_for(wanted, cfg, folder, step)

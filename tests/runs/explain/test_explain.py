@@ -149,7 +149,7 @@ def test_what_can_not_be_explained_is_told_with_what_to_write(here, capsys):
         (("run", "--step", "21"), "the run took 20 steps", "--step 20"),
         (("run", "--step", "0"), "it is a whole number, 1 or more", "--step 1"),
         (("run", "seed=2"), "explain takes the run as it was", "explain RUN"),
-        (("nowhere",), "there is no folder nowhere", "explain last"),
+        (("nowhere",), "there is no folder nowhere", "explain FOLDER"),
     ):
         code, found, _ = explain(capsys, *words)
         assert code == 2
