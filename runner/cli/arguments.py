@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -73,8 +74,22 @@ NAMES = (
 )
 
 
-def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053)."""
+def refuse_misspelt(words: Sequence[str]) -> None:
+    """Raises: RunnerError where the first word looks like a command, with the whole line as it was meant: what follows is of that."""
+    first = words[0] if words else "-"
+    verbs = nearest(first, NAMES) if "=" not in first and first[:1] not in ("-", "~") else []
+    if verbs and first not in compose.known_keys():
+        problem = f"there is no command {first}; there are {', '.join(NAMES)}"
+        raise RunnerError(
+            Fault(shlex.join(words), problem, shlex.join(["python", "-m", "runner", verbs[0], *words[1:]]))
+        )
+
+
+def sorted_words(words: list[str], *, takes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053).
+
+    takes: flags of the command itself, which are not among these words, to be offered for one that there is not.
+    """
     flags: list[str] = []
     overrides: list[str] = []
     faults: list[Fault] = []
@@ -93,7 +108,7 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
             flags.append(word)
         else:
             following = next(rest, None) if not equals else value
-            faults.append(_unknown_flag(name, following))
+            faults.append(_unknown_flag(name, following, takes))
     flags, overrides, found = _with_mode(flags, overrides)
     faults += found
     alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
@@ -103,7 +118,7 @@ def sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
         if faults:
             raise RunnerError(*faults)
         return words, []  # these read their own words
-    faults += [_not_a_verb(word, list(NAMES)) for word in overrides if "=" not in word and not word.startswith("~")]
+    faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
     commas = [word for word in overrides if _has_bare_comma(word) or word.startswith("sweep.zip={")]
     if commas and not MULTIRUN & set(flags):
         if not faults and compose.asks_for_a_sweep(flags, overrides):
@@ -173,12 +188,13 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
     return flags, overrides, []
 
 
-def _unknown_flag(name: str, value: str | None) -> Fault:
-    known = compose.known_keys()
-    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", FLAG]
-    keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), known)
+def _unknown_flag(name: str, value: str | None, takes: Sequence[str]) -> Fault:
+    flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", FLAG, *takes]
+    own = nearest(name, takes)
+    keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), compose.known_keys()) if not own else []
     shown = value if value is not None and not value.startswith("-") else "..."
-    near = nearest(name, flags) if not keys else []
+    near = own or (nearest(name, flags) if not keys else [])
+    near = [f"{flag} {shown}" if flag in (*FLAGS_WITH_VALUE, "--allow") else flag for flag in near]
     fix = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
     asked = name if value is None else f"{name} {value}"
     return Fault(asked, f"there is no flag {name}; values are set without dashes", fix)
@@ -193,21 +209,19 @@ def _value_faults(name: str, value: str) -> list[Fault]:
         problem = "what the runner's own files say would be missing: a folder of yours stands beside theirs"
         return [Fault(asked, problem, f"-cd {value}")]
     if name in ("--config-dir", "-cd") and not Path(value).is_dir():
-        return [Fault(asked, "there is no such folder", f"{name} FOLDER, with one that is there")]
+        beside = [str(each) for each in Path(value).parent.glob("*/")] if Path(value).parent.is_dir() else []
+        fix = " or ".join(f"{name} {shlex.quote(hit)}" for hit in nearest(str(Path(value)), beside))
+        return [Fault(asked, "there is no such folder", fix or f"{name} FOLDER, with one that is there")]
     if name in ("--cfg", "-c") and value not in SHOWN:
         shown = " or ".join(f"{name} {each}" for each in nearest(value, SHOWN) or SHOWN)
         return [Fault(asked, f"{name} is {', '.join(SHOWN[:-1])} or {SHOWN[-1]}", shown)]
     return []
 
 
-def _not_a_verb(word: str, known_verbs: list[str]) -> Fault:
-    verbs = nearest(word, known_verbs)
-    if verbs:
-        return Fault(
-            word, f"there is no command {word}; there are {', '.join(known_verbs)}", f"python -m runner {verbs[0]}"
-        )
-    known = compose.known_keys()
-    return override_errors.not_an_override(word, known, known_verbs)
+def _not_a_setting(word: str) -> Fault:
+    if word in NAMES:
+        return Fault(word, "a command is the first word", f"python -m runner {word} ...")
+    return override_errors.not_an_override(word, compose.known_keys(), list(NAMES))
 
 
 def _has_bare_comma(word: str) -> bool:

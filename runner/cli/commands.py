@@ -19,7 +19,7 @@ import hydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runner.cli import answer, unexpected
+from runner.cli import answer, options, unexpected
 from runner.cli.arguments import MULTIRUN, ONE_RUN, refuse_flags, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.options import is_a_runs_path
@@ -94,7 +94,7 @@ def reproduce(words: list[str]) -> int:
 
     given = [word for word in words if word not in repeating.FLAGS]
     wanted = given.pop(0) if given and _may_be_a_folder(given[0]) else "last"
-    flags, overrides = sorted_words(given)
+    flags, overrides = sorted_words(given, takes=repeating.FLAGS)
     if MULTIRUN & set(flags):
         raise RunnerError(Fault("reproduce -m", "one run is repeated at a time", f"reproduce {wanted}"))
     agreed: list[bool] = []
@@ -112,11 +112,14 @@ def reproduce(words: list[str]) -> int:
 
 
 def plan(words: list[str]) -> int:
-    """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked."""
+    """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked.
+
+    It takes the words of a run. plan.device_name=T4, plan.device_memory=80GiB: what such a device is. Exit code 0 if it would run.
+    """
     flags, overrides = sorted_words(words)
     is_sweep = bool(MULTIRUN & set(flags))
     flags = [flag for flag in flags if flag not in MULTIRUN]
-    if {"-h", "--help", "-c", "--cfg", "--hydra-help"} & set(flags):
+    if {"-c", "--cfg", "--hydra-help"} & set(flags):
         return train(words)  # what is composed is the same
     refuse_flags("plan", flags, ONE_RUN)
     from runner.plan import command  # torch
@@ -152,7 +155,7 @@ def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, 
 
 def devices(words: list[str]) -> int:
     """What this machine has, what it lacks and why; with --bench, how fast each device is."""
-    _only(words, "devices", ("--bench",))
+    options.refuse_others("devices", [word for word in words if word != "--bench"])
     from runner.cli.devices import show
 
     answer.give(facts := show(measured="--bench" in words))
@@ -161,11 +164,12 @@ def devices(words: list[str]) -> int:
 
 def report_sweep(words: list[str]) -> int:
     """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
-    folders = [Path(word) for word in words if _may_be_a_folder(word)]
-    _only([word for word in words if Path(word) not in folders[:1]], "report", ("multirun/DATE/TIME",))
+    wanted = [word for word in words if _may_be_a_folder(word)][:1]
+    options.refuse_others("report", [word for word in words if word not in wanted])
     from runner.sweep.report.show import show
 
-    answer.give_report(show(folders[0] if folders else None))
+    is_last = wanted == ["last"] and not Path("last").is_dir()
+    answer.give_report(show(Path(wanted[0]) if wanted and not is_last else None))
     return 0
 
 
@@ -175,7 +179,8 @@ def compare(words: list[str]) -> int:
 
     metrics = [word.partition("=")[2] for word in words if word.startswith("metric=")]
     own = [word for word in words if not word.startswith(("-", "metric=", "tracking.uri="))]
-    _only([word for word in words if word.startswith("-")], "compare", ("metric=val/loss", "tracking.uri=URI"))
+    misspelt = [word for word in own if options.is_a_setting("compare", word)]
+    options.refuse_others("compare", [*(word for word in words if word.startswith("-")), *misspelt])
     metric, uri = metrics[-1] if metrics else None, stores.named(words) or stores.USUAL
     comparing.show(found := comparing.compare(own, metric=metric, uri=uri))
     answer.give({"comparisons": [comparing.as_values(each) for each in found]})
@@ -208,7 +213,7 @@ def history(words: list[str]) -> int:
     words, output = _taken_out(words, "--output")
     runs = [word for word in words if _may_be_a_folder(word)][:1]
     rest = [word for word in words if word not in runs and not word.startswith("tracking.uri=")]
-    _only(rest, "history", ("RUN", "--output=FILE", "tracking.uri=URI"))
+    options.refuse_others("history", rest)
     wanted, uri = runs[0] if runs else "last", stores.named(words) or stores.USUAL
     if output is not None:
         answer.give({"run": wanted, **(written := reading.write(wanted, output, uri=uri))})
@@ -230,7 +235,7 @@ def diff(words: list[str]) -> int:
     runs = [word for word in words if _may_be_a_folder(word)]
     rest = [word for word in words if word not in (*runs, "--ops") and not word.startswith("tracking.uri=")]
     if not with_ops or any(word.startswith("-") for word in rest):
-        _only(rest, "diff", ("A B", "--ops", "tracking.uri=URI"))
+        options.refuse_others("diff", rest)
     wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
     with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
         found = comparing.diff(originals)
@@ -247,7 +252,7 @@ def watch(words: list[str]) -> int:
     from runner.cli import watch as watching
 
     runs = [word for word in words if _may_be_a_folder(word)][:1]
-    _only([word for word in words if word not in runs], "watch", ("RUN",))
+    options.refuse_others("watch", [word for word in words if word not in runs])
     answer.give(watching.watch(runs[0] if runs else "last", once=answer.is_asked()))
     return 0
 
@@ -256,7 +261,6 @@ def explain(words: list[str]) -> int:
     """What spoilt a step; with --time where the run's time went, with --trace some of its steps once more, for perfetto."""
     if {"-h", "--help"} & set(words) or not {"--time", "--trace"} & set(words):
         return _after_training("explain", words)
-    from runner.cli import options
     from runner.cli.explain_time import explain_time, trace
 
     asked = options.parse("explain", words)
@@ -271,7 +275,7 @@ def explain(words: list[str]) -> int:
         options.check_keys("explain", [word for word in settings if key_of(word) not in OF_TRACES])
         answer.give(trace(asked.run, settings))
     else:
-        _only(settings, "explain --time", ("RUN",))
+        options.refuse_others("explain --time", settings)
         answer.give(explain_time(asked.run))
     return 0
 
@@ -281,7 +285,7 @@ def schema(words: list[str]) -> int:
     from runner.config import json_schema
 
     rest, output = _taken_out(words, "--output")
-    _only(rest, "schema", ("--output=FILE",))
+    options.refuse_others("schema", rest)
     here = Path("conf")
     own = [here] if here.is_dir() and not here.samefile(CONF) else []
     with loading():  # torch, whose signatures are read
@@ -313,15 +317,8 @@ def sync(words: list[str]) -> int:
     """
     folders = [Path(word) for word in words if _may_be_a_folder(word)]
     settings = [word for word in words if word.startswith("tracking.uri=")]
-    _only(
-        [
-            word
-            for word in words
-            if word.startswith("-") or ("=" in word and word not in settings and Path(word) not in folders)
-        ],
-        "sync",
-        ("tracking.uri=URI",),
-    )
+    known = [*settings, *map(str, folders)]
+    options.refuse_others("sync", [word for word in words if word not in known and (word[:1] == "-" or "=" in word)])
     from runner.cli.sync import replay
 
     answer.give({"runs": (rows := replay(folders, uri=stores.named(settings)))})
@@ -331,7 +328,7 @@ def sync(words: list[str]) -> int:
 def ui(words: list[str]) -> int:
     """MLflow's own page over a store, the last run's unless one is named, on localhost; Ctrl-C ends it."""
     words, port = _taken_out(words, "--port", "PORT")
-    _only([word for word in words if not word.startswith("tracking.uri=")], "ui", ("tracking.uri=URI", "--port PORT"))
+    options.refuse_others("ui", [word for word in words if not word.startswith("tracking.uri=")])
     if port and not (port.isdecimal() and 1 <= int(port) <= 65535):
         raise RunnerError(Fault(f"--port {port}", "it is a whole number, 1 to 65535", f"--port {PORT}"))
     from runner.runs import find as resuming
@@ -363,7 +360,6 @@ def _free_port(first: int) -> int:
 def _after_training(verb: str, words: list[str]) -> int:
     """evaluate, predict, export, serve, register, explain, lr-find, tune; see runner.cli.options."""
     from runner.cli import after_training as command
-    from runner.cli import options
 
     if set(command.HELP) & set(words):
         return command.help_of(verb)
@@ -376,15 +372,6 @@ def _after_training(verb: str, words: list[str]) -> int:
 def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
     """This process goes on as another program: signals and the exit code are that one's."""
     os.execve(command[0], command, environment)
-
-
-def _only(words: list[str], verb: str, takes: tuple[str, ...]) -> None:
-    unknown = [word for word in words if word not in takes]
-    if unknown:
-        listed = " or ".join(
-            [f"python -m runner {verb}", *(f"python -m runner {verb} {word}" for word in (*takes, answer.FLAG))]
-        )
-        raise RunnerError(*(Fault(f"{verb} {word}", f"{verb} does not take {word}", listed) for word in unknown))
 
 
 def _may_be_a_folder(word: str) -> bool:

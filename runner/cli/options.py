@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ HELP = {"--help", "-h"}
 FORMS = {
     "resume": "resume [RUN] [KEY=VALUE ...]",
     "reproduce": "reproduce [RUN] [--anyway] [--trust] [KEY=VALUE ...]",
+    "plan": "plan [-m] [KEY=VALUE ...] [plan.device_name=NAME] [plan.device_memory=SIZE]",
     "devices": "devices [--bench]",
     "report": "report [SWEEP]",
     "compare": "compare A B | SWEEP [metric=NAME] [tracking.uri=URI]",
@@ -28,6 +30,8 @@ FORMS = {
     "sync": "sync [DIR] [tracking.uri=URI]",
     "ui": "ui [tracking.uri=URI] [--port PORT]",
 }
+#: in a form: --output FILE, --ops, metric=NAME
+TAKEN = re.compile(r"(--[\w-]+|[\w.]+=)( ?)([A-Z]+(?:\|\w+)?)?")
 JSON = "--json: the answer as one JSON document on stdout, and what a person reads on stderr"
 
 
@@ -162,6 +166,38 @@ def help_of(verb: str, does: str) -> int:
     """Prints how a command of FORMS is called. does: what it does."""
     print(f"python -m runner {FORMS[verb]}\n\n{inspect.cleandoc(does)}\n{JSON}")
     return 0
+
+
+def refuse_others(verb: str, words: Sequence[str]) -> None:
+    """Raises: RunnerError for each of these words, which a command of FORMS does not take, with what was probably meant."""
+    form = FORMS.get(verb, f"{verb} RUN")
+    values = {name: value for name, _, value in TAKEN.findall(form)}
+    found, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = (typed := word).partition("=")
+        hits = nearest(f"{name}=" if equals and name[:1] != "-" else name, (*values, FLAG))
+        if hits and name[:1] == "-" and not equals and values.get(hits[0]) and rest:
+            value = rest.pop(0)  # else it would be refused, too
+            word = f"{word} {value}"
+        shown = [_with_value(hit, values.get(hit, ""), value) for hit in hits]
+        fix = " or ".join(shown) or f"python -m runner {form}"
+        found.append(Fault(f"{verb} {word}", f"{verb} does not take {typed}", fix))
+    if found:
+        raise RunnerError(*found)
+
+
+def _with_value(name: str, kind: str, value: str) -> str:
+    """A flag or a key as it is typed."""
+    text = shlex.quote(value) if value else kind
+    return f"{name}{text}" if name.endswith("=") else f"{name} {text}" if kind else name
+
+
+def is_a_setting(verb: str, word: str) -> bool:
+    """Whether it looks like a KEY= of a command of FORMS, which is none of its runs."""
+    keys = [name for name, _, _ in TAKEN.findall(FORMS[verb]) if name.endswith("=")]
+    name, equals, _ = word.partition("=")
+    return bool(equals) and not {":", "/"} & set(name) and bool(nearest(f"{name}=", keys))
 
 
 def _is_of(word: str, beginning: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from runner.config import origin
 from runner.config.trust import strays
 from runner.config.validate import without_password
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest
 from runner.experiment.summary import note_tracker
 from runner.experiment.terminal import say
 from runner.tracking import recipes, store_uri, stores
@@ -58,9 +58,10 @@ def _runs(folders: list[Path]) -> list[Path]:
         found = find_journals(folder)
         runs += found
         if not folder.is_dir():
-            faults.append(
-                Fault(f"sync {folder}", "there is no such folder", "sync outputs, or a run's own folder below it")
-            )
+            beside = [str(path) for path in folder.parent.glob("*/")]
+            fix = " or ".join(f"sync {shlex.quote(hit)}" for hit in nearest(str(folder), beside))
+            fix = fix or "sync outputs, or a run's own folder below it"
+            faults.append(Fault(f"sync {folder}", "there is no such folder", fix))
         elif not found and folders:
             problem = "no journal/journal.bin lies in it or below it: there is nothing that could be sent"
             faults.append(Fault(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it"))

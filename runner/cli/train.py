@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from runner.cli import answer, completion, notebook, unexpected
-from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, sorted_words
+from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, refuse_misspelt, sorted_words
 from runner.cli.check_first import CheckFirst, check, check_folder
 from runner.config import override_errors, validate
 from runner.config.compose import (
@@ -45,6 +45,7 @@ def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
     if set(completion.FLAGS) & set(words):
         return completion.complete(words, NAMES, lambda: train_composed(words, []))
+    refuse_misspelt(words)
     flags, overrides = sorted_words(words)
     place = rank_here(os.environ)  # of torchrun or srun
     if place is not None and (MULTIRUN & set(flags) or asks_for_a_sweep(flags, overrides)):

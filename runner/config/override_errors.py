@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -90,7 +91,8 @@ def explain(
             try:
                 tried = compose([*accepted, single])
             except Exception as refused:
-                found = _faults(single, refused, accepted, cfg, compose)
+                is_key = _bare_key(single) in validate.all_keys(cfg)
+                found = _faults(single if is_key else text, refused, accepted, cfg, compose)
                 refused_keys.add(_bare_key(single))
                 faults += [fault for fault in found if fault not in faults]
                 break
@@ -161,6 +163,8 @@ def ambiguous(text: str) -> Fault:
     if key.startswith("device"):
         whole = [f"cuda:{item}" if item.isdigit() else item for item in values]
         fix = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"
+    elif (kind := validate.kind_of(_bare_key(text))) is not None and kind != "Any":  # it takes no list
+        fix = f"-m {text}"
     else:
         fix = f"-m {text} for a run with each, or '{key}=[{value}]' for a list"
     return Fault(text, "a comma between values means a run for each of them, and that takes -m", fix)
@@ -203,8 +207,11 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
             fix = f"python -m runner tune --name {value}, with the same words: it writes one"
             return Fault(text, "there is no conf/tuned in the current folder", fix)
         hits = validate.suggest_keys(bare, known)
+        options = set(value.split(","))  # of a sweep several
         groups = [
-            hit for hit in hits if any(key.startswith(f"{hit}.") for key in known) and value in _options(hit, compose)
+            hit
+            for hit in hits
+            if any(key.startswith(f"{hit}.") for key in known) and options <= {*_options(hit, compose)}
         ]
         group = bare.partition(".")[0]
         is_near = any(hit.startswith(f"{group}.") for hit in hits)
@@ -292,13 +299,12 @@ def _broken_files(error: Exception) -> Fault:
 
     if isinstance(error, MissingConfigException):
         name = str(error.missing_cfg_file)
-        options = ", ".join(error.options or []) or "none"
+        there = [file.stem for place in (Path("conf"), CONF) for file in place.glob("*.yaml")]
+        options = ", ".join(error.options or dict.fromkeys(there))
         problem = f"there is no such file on the search path (options: {options})"
-        return Fault(
-            f"the configuration {name}",
-            problem,
-            "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in",
-        )
+        fix = " or ".join(f"-cn {hit}" for hit in nearest(name, there))
+        fix = fix or "a name that --info searchpath leads to, or -cd FOLDER for the folder it lies in"
+        return Fault(f"the configuration {name}", problem, fix)
     mark: Any = getattr(cause, "problem_mark", None)
     where = f" in {mark.name}, line {mark.line + 1}" if mark is not None else ""
     problem = getattr(cause, "problem", None) or next(iter(str(cause).splitlines()), "no more is said")

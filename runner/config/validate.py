@@ -361,6 +361,9 @@ def _uri(cfg: DictConfig) -> list[Fault]:
     if HIDDEN in uri:
         fix = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
         return [Fault(asked, "a run's folder keeps no password", fix)]
+    if uri.startswith("sqlite:") and not re.match("sqlite:///|sqlite://$", uri):
+        problem = "a file's URI has three slashes before its path, and an absolute path begins with one more"
+        return [Fault(asked, problem, f"tracking.uri={_sqlite(uri)}")]
     if uri.startswith(STORES):
         return []
     if "://" not in uri.replace("file://", "") or uri.startswith("file:"):
@@ -370,6 +373,13 @@ def _uri(cfg: DictConfig) -> list[Fault]:
     else:
         problem = f"MLflow has no store for {uri.split(':')[0]}://"
     return [Fault(asked, problem, "tracking.uri=sqlite:///mlflow.db or tracking.uri=http://127.0.0.1:5000")]
+
+
+def _sqlite(uri: str) -> str:
+    """The URI of a sqlite store with as many slashes as it takes."""
+    scheme, _, place = uri.partition(":")
+    slashes = len(place) - len(place.lstrip("/"))
+    return f"{scheme}:///{'/' if slashes == 1 else ''}{place.lstrip('/')}"
 
 
 def _hidden(cfg: DictConfig) -> list[Fault]:

@@ -161,10 +161,13 @@ def _one(value: Any) -> str:
         fix = f"device=cuda:{value}" if value >= 0 else "device=cuda:0"
         raise RunnerError(Fault(asked, "a number alone does not say which kind of device", fix))
     text = value.strip().lower()
+    kind, _, number = text.partition(":")
     if text in OTHER_NAMES:
         if value == "mps:0":
             return "mps"
         raise RunnerError(Fault(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[text]}"))
+    if OTHER_NAMES.get(kind) in ("cuda", "xpu") and number.isdecimal():
+        raise RunnerError(Fault(asked, f"a device is {FORMS}", f"device={OTHER_NAMES[kind]}:{number}"))
     if text.startswith("mps:"):
         raise RunnerError(Fault(asked, "a Mac has one GPU, and it has no number", "device=mps"))
     raise RunnerError(Fault(asked, f"a device is {FORMS}", _nearest_form(text)))

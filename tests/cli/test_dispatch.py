@@ -137,8 +137,14 @@ MISTAKES = [
     ("tracking.uri=./mlruns", "tracking.uri=sqlite:///mlflow.db"),
     ("tracking.uri=file:///tmp/mlruns", "tracking.uri=sqlite:///mlflow.db"),
     ("tracking.uri=ftp://there", "tracking.uri=http://127.0.0.1:5000"),
+    ("tracking.uri=sqlite:/a/b.db", "write: tracking.uri=sqlite:////a/b.db\n"),
+    ("tracking.uri=sqlite://b.db", "write: tracking.uri=sqlite:///b.db\n"),
+    ("tracking.uri=sqlite:b.db", "write: tracking.uri=sqlite:///b.db\n"),
     # the command line itself
     ("trian", "python -m runner train"),
+    ("predct a/run --input x.csv --keep", "write: python -m runner predict a/run --input x.csv --keep\n"),
+    ("seed 3", "seed=..."),
+    ("model=mlp evaluate", "write: python -m runner evaluate ..."),
     ("device", "python -m runner devices"),
     ("train.num_epochs", "train.num_epochs=..."),
     ("--epochs 3", "train.num_epochs=3"),
@@ -146,9 +152,24 @@ MISTAKES = [
     ("--allow", "--allow timm"),
     ("-m seed=1,2 --cfg job", "-m or --cfg"),
     ("--info searchpath --multirun", "--multirun or --info"),
-    ("seed=1,2", "-m seed=1,2"),
-    ("devices --jsn", "devices --json"),
+    ("seed=1,2", "write: -m seed=1,2\n"),
+    ("model.hidden_sizes=1,2", "or 'model.hidden_sizes=[1,2]' for a list"),
+    ("-m sed=1,2", "asked: sed=1,2\n  so:    there is no key sed\n  write: seed=1,2\n"),
+    ("-m modle=mlp,cnn", "write: model=mlp,cnn\n"),
+    ("devices --jsn", "write: --json\n"),
+    ("devices --bnch", "write: --bench\n"),
+    ("devices here", "write: python -m runner devices [--bench]\n"),
+    ("history a --ouput b.csv", "write: --output b.csv\n"),
+    ("ui --prt 80 tracking.url=x", "write: --port 80\n\n  asked: ui tracking.url=x\n"),
+    ("ui tracking.url=x", "write: tracking.uri=x\n"),
+    ("compare a b metrc=val/loss", "write: metric=val/loss\n"),
+    ("reproduce a --anywy", "write: --anyway\n"),
+    ("sync conff", "write: sync conf\n"),
+    ("report multirun/frist", "write: the folder of one: multirun/first\n"),
     ("-cn nothing", "-cd FOLDER"),
+    ("-cn confg", "write: -cn config\n"),
+    ("-cd ./conff", "write: -cd conf\n"),
+    ("--config-nam mine", "write: --config-name mine or "),
     ("-cn", "asked: -cn\n  so:    it needs a value\n  write: -cn NAME"),
     ("plan -cn ", "it needs a value"),
     ("--info searchpath -cn=", "it needs a value"),
@@ -194,6 +215,9 @@ def folder(own_folder):
     np.savez(own_folder / "pickled.npz", x=np.array([{}, 1], dtype=object), y=y)
     (own_folder / "broken.npz").write_bytes((own_folder / "good.npz").read_bytes()[:200])
     (own_folder / "good.txt").write_text("1 2 3")
+    (own_folder / "conf").mkdir()
+    (own_folder / "multirun/first").mkdir(parents=True)
+    (own_folder / "multirun/first/ledger.jsonl").touch()
     return own_folder
 
 
@@ -212,6 +236,12 @@ def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capf
         assert part in text
     assert mend in text
     assert not list(folder.glob("outputs/*/*")), "a mistake leaves no run behind"
+
+
+def test_a_word_with_a_space_is_offered_in_quotes(own_folder, capfd):
+    assert cli.main(["resum", "a b"]) == cli.main(["history", "a", "--ouput", "b c.csv"]) == 2
+    text = capfd.readouterr().err
+    assert "write: python -m runner resume 'a b'\n" in text and "write: --output 'b c.csv'\n" in text
 
 
 @pytest.mark.parametrize(

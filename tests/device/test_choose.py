@@ -85,6 +85,9 @@ def test_the_choice_and_its_reason(value, machine, device, reason):
     [
         ("cud", "device=cuda"),
         ("gpu", "device=cuda"),
+        ("gpu:1", "device=cuda:1"),
+        ("NVIDIA:0", "device=cuda:0"),
+        ("intel:2", "device=xpu:2"),
         ("CUDA:0", "device=cuda:0"),
         ("cuda:-1", "device=cuda:0"),
         ("cuda0", "device=cuda:0"),

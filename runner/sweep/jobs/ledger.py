@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from runner.errors import Fault, RunnerError, without_password
+from runner.errors import Fault, RunnerError, nearest, without_password
 from runner.experiment.provenance import TRIES
 
 FILE = "ledger.jsonl"  # in a sweep's folder
@@ -126,6 +127,13 @@ def _noted(job: Job) -> dict[str, Any]:
     return {"kind": "state", "job": job.number, "state": job.state, "device": job.device, "error": job.error}
 
 
+def _instead(folder: Path) -> str:
+    """The nearest folders that hold a sweep, of those beside it and below multirun/."""
+    there = [*folder.parent.glob(f"*/{FILE}"), *Path("multirun").glob(f"**/{FILE}")]
+    hits = nearest(str(folder), [str(file.parent) for file in there])
+    return " or ".join(shlex.quote(hit) for hit in hits) or "multirun/DATE/TIME"
+
+
 def is_running(folder: Path) -> bool:
     """Whether some process is running the sweep of this folder."""
     lock = FileLock(folder / LOCK, thread_local=False)
@@ -141,9 +149,8 @@ def read(folder: Path) -> Sweep:
     """The sweep as its ledger has it. Raises: RunnerError when the folder holds none."""
     lines = _lines(folder / FILE)
     if not lines or lines[0]["kind"] != "sweep":
-        raise RunnerError(
-            Fault(f"sweep {folder}", "this folder holds no sweep", "the folder of one: multirun/DATE/TIME")
-        )
+        problem = "this folder holds no sweep" if folder.is_dir() else "there is no such folder"
+        raise RunnerError(Fault(f"sweep {folder}", problem, f"the folder of one: {_instead(folder)}"))
     head = lines[0]
     sweep = Sweep(folder, head["uid"], head["began_ms"], tuple(head["overrides"]), tuple(head["objectives"]))
     for line in lines[1:]:
