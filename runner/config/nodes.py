@@ -26,7 +26,8 @@ def resolved(cfg: DictConfig, key: str) -> dict[str, Any]:
     try:
         return validate.target_node(cfg, key, resolve=True)
     except OmegaConfBaseException as error:
-        facts = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
+        told = {str(name): cfg.facts[name] for name in cfg.facts if not OmegaConf.is_missing(cfg.facts, name)}
+        facts = {name: value for name, value in told.items() if value is not None}
         wanted = re.search(r"facts\.(\w+)", str(error))
         name = wanted[1] if wanted else "such fact"
         problem = (

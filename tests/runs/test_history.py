@@ -23,6 +23,7 @@ def test_of_a_folder(run):
     assert code == 0 and "train/loss" in out and "val/accuracy" in out
     found = runner.history("outputs/digits/run")
     assert found.index.name == "step" and found["train/loss"].notna().all()
+    assert max(map(len, out.splitlines())) <= 80 and "speed/samples_per_second " in out
     code, out, _ = run("history", "outputs/digits/run", "--json")
     told = json.loads(out)["metrics"]["train/loss"]
     losses = found["train/loss"]

@@ -14,6 +14,7 @@ from runner.sweep.report.results import Result
 
 NAME = 50  # the name stays in one line up to here, and other columns leave for it
 MOST_NAME = 200
+MOST_ERROR = 600  # a mistake ends with what to write
 COLORS = {"finished": "green", "pruned": "dim", "skipped": "yellow", "failed": "red", "killed": "red"}
 
 
@@ -97,10 +98,15 @@ def _causes(results: Sequence[Result]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for share in (None, 2, 3):
         table.add_column(overflow="fold", ratio=share)
+    alike: dict[str, list[Result]] = {}
     for result in results:
-        said = Text(_cut(result.error or "it left no reason"))
+        alike.setdefault(result.error or "it left no reason", []).append(result)
+    for error, (result, *others) in alike.items():
         log = Text(f"  {result.folder}/console.log", style="dim") if result.folder and result.state != "skipped" else ""
-        table.add_row(str(result.job), Text(_cut(result.name)), Text.assemble(said, log))
+        name = _cut(result.name)
+        if others:
+            name += f"; likewise {_cut(', '.join(str(other.job) for other in others))}"
+        table.add_row(str(result.job), Text(name), Text.assemble(_cut(error, MOST_ERROR), log))
     return table
 
 
@@ -108,8 +114,8 @@ def _texts(columns: tables.Columns) -> dict[str, list[str]]:
     return {title: [_cut(cell.text) for cell in cells] for title, cells in columns.items()}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_NAME else text[: MOST_NAME - 1] + "…"
+def _cut(text: str, most: int = MOST_NAME) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _say(console: Console, text: str) -> None:

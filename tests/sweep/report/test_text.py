@@ -2,6 +2,7 @@ import io
 
 import pytest
 from rich.console import Console
+from synthetic_sweep import Folder
 
 from runner.sweep.report import build, text
 
@@ -53,6 +54,18 @@ def test_seeds_devices_and_failures_are_told(grid_folder):
     failures = " ".join(text[text.index("failures") :].split())
     assert "14/console.log" in failures and "died of signal 11" in failures and "no Apple GPU" in failures
     assert "12/console.log" not in failures  # it never ran
+
+
+def test_what_failed_in_the_same_way_is_told_once_and_whole(tmp_path):
+    sweep = Folder(tmp_path)
+    for seed in range(9):
+        sweep.job(
+            (f"seed={seed}",), "failed", error="another" if seed == 4 else f"{'long ' * 50}; write model.outputs=2"
+        )
+    text = printed(sweep.close(), 140)
+    failures = text[text.index("failures") :]
+    assert failures.count("model.outputs=2") == 1 and "another" in failures
+    assert "seed=0; likewise 1, 2, 3, 5, 6, 7, 8 " in failures
 
 
 @pytest.mark.parametrize(
