@@ -37,7 +37,7 @@ def test_a_name_is_whole_in_80_columns(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     values = dict.fromkeys(("first", "last", "least", "greatest"), 118378.4)
     show({"speed/samples_per_second": {"points": 1, "first_step": 1_200, "last_step": 1_200, **values}})
-    head, line = capsys.readouterr().out.splitlines()
+    _, line = capsys.readouterr().out.splitlines()
     assert line.split() == ["speed/samples_per_second", "1", "1,200", *["118,378.4"] * 4] and len(line) <= 80
 
 
