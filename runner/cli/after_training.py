@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from runner.cli import answer
 from runner.cli.options import ParsedWords, check_keys, explained
-from runner.errors import at_once
+from runner.errors import RunnerError, at_once
 
 HELP = ("--help", "-h")
 #: what reads a flag's number, by the flag: each is of one verb
@@ -34,9 +36,31 @@ def help_of(verb: str) -> int:
 
 def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     """Runs the verb. Raises: RunnerError for a person's mistakes: those in the words all at once, before anything is loaded."""
-    given = asked.flags
-    numbers = [partial(read, asked) for flag, read in NUMBERS.items() if flag in given]
+    numbers = [partial(read, asked) for flag, read in NUMBERS.items() if flag in asked.flags]
     at_once(asked.check, partial(check_keys, asked.verb, overrides), *numbers)
+    try:
+        return _do(asked, flags, overrides)
+    except RunnerError as error:
+        raise _retold(error, asked) from error
+
+
+def _retold(error: RunnerError, asked: ParsedWords) -> RunnerError:
+    """With what is not here of the run's own, and lies elsewhere."""
+    from runner.runs import find  # numpy
+
+    if not asked.run:
+        return error
+    try:
+        folder = find.locate(asked.run, verb=asked.verb)
+    except RunnerError:
+        return error
+    files = {"--input", "--output"}  # which are found from here
+    flags = [(name, str(Path(value).absolute()) if name in files else value) for name, value in asked.flags.items()]
+    return find.retold(error, folder, asked.verb, [*filter(None, chain(*flags)), *asked.rest])
+
+
+def _do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
+    given = asked.flags
     if asked.verb == "evaluate":
         from runner.runs.evaluate import evaluate  # torch, as all below
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ class CheckFirst(Callback):
     checked: Checked | None = None  # its machine and its device
     publishes = False  # whether such a run publishes by itself
     ahead: Ahead | None = None  # the process that will
+    retold: Callable[[RunnerError], RunnerError] = staticmethod(lambda error: error)  # as its mistakes are told
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
@@ -160,7 +162,7 @@ class CheckFirst(Callback):
             answer.give({"folder": str(folder), **read_summary(folder)})
             sys.exit(0)
         except RunnerError as error:
-            sys.exit(answer.report(error))
+            sys.exit(answer.report(CheckFirst.retold(error)))
         except Exception as error:  # Hydra makes warnings of them, and would run what nobody has checked
             sys.exit(unexpected.tell(error))
 

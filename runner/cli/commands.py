@@ -54,7 +54,7 @@ def resume(words: list[str]) -> int:
     asked = f"resume {shlex.quote(wanted)}"
     refuse_flags(asked, flags, shown=shlex.join(["-cd", short(folder), "-cn", "rerun"]))
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
-    with hydra_session(["runner"]):
+    with resuming.retelling(folder, "resume", overrides), hydra_session(["runner"]):
         try:
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
@@ -90,6 +90,7 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 def reproduce(words: list[str]) -> int:
     """A tracked run's configuration once more, as a new run, and how far its metrics are the same. Exit code 0 if they are."""
+    from runner.runs import find
     from runner.runs.reproduce import reproduce as repeating  # torch
 
     given = [word for word in words if word not in repeating.FLAGS]
@@ -107,7 +108,9 @@ def reproduce(words: list[str]) -> int:
             agreed.append(is_same)
             return {**summary, "reproduced": original.run_id or original.name, "is_same": is_same}
 
-        code = train_composed([*flags, "-cd", str(original.folder), "-cn", "rerun"], overrides, run_again)
+        retold = partial(find.retold, folder=original.folder, verb="reproduce", words=overrides)
+        flags = [*flags, "-cd", str(original.folder), "-cn", "rerun"]
+        code = train_composed(flags, overrides, run_again, retold=retold)
     return int(not agreed[0]) if agreed else code
 
 

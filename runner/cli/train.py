@@ -72,8 +72,17 @@ def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
     return int(done["exit_code"] or done["status"] == "failed")
 
 
-def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | None = None) -> int:
-    """Hands each composed configuration to `run_one` (None: experiment.run), as Hydra's job. Returns the exit code."""
+def train_composed(
+    flags: list[str],
+    overrides: list[str],
+    run_one: RunOne | None = None,
+    *,
+    retold: Callable[[RunnerError], RunnerError] = lambda error: error,
+) -> int:
+    """Hands each composed configuration to `run_one` (None: experiment.run), as Hydra's job. Returns the exit code.
+
+    retold: a person's mistakes, as they are told.
+    """
     summaries: list[dict[str, Any]] = []
     mistaken: list[Fault] = []
     composed: list[bool] = []
@@ -103,7 +112,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             raise
         except RunnerError as error:  # told at the end: Hydra would print around it
             claim.leave_nothing(folder)
-            mistaken.extend(fault for fault in error.faults if fault not in mistaken)
+            mistaken.extend(fault for fault in retold(error).faults if fault not in mistaken)
             return
         summaries.append(summary)
         answer.give({"folder": None if cfg.train.check else str(folder), **summary})
@@ -113,7 +122,7 @@ def train_composed(flags: list[str], overrides: list[str], run_one: RunOne | Non
             sys.exit(summary["exit_code"])  # a signal ends a sweep, too
 
     CheckFirst.folder = CheckFirst.checked = CheckFirst.passing = CheckFirst.ahead = None
-    CheckFirst.publishes = run_one is None
+    CheckFirst.publishes, CheckFirst.retold = run_one is None, retold
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
@@ -74,6 +77,47 @@ def check(before: DictConfig, now: DictConfig) -> None:
             faults.append(Fault(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
     if faults:
         raise RunnerError(*faults)
+
+
+def retold(error: RunnerError, folder: Path, verb: str, words: Sequence[str] = ()) -> RunnerError:
+    """The same, where a file or a module that the run names is not here and lies where the run was made: told so.
+
+    Else another file of this folder would be offered in its place. verb, words: of the command that asks, without the run.
+    """
+    return RunnerError(*(_from_home(fault, folder.resolve(), verb, words) for fault in error.faults))
+
+
+@contextmanager
+def retelling(folder: Path, verb: str, words: Sequence[str] = ()) -> Iterator[None]:
+    """retold(), for what is raised within."""
+    try:
+        yield
+    except RunnerError as error:
+        raise retold(error, folder, verb, words) from error
+
+
+def _from_home(fault: Fault, folder: Path, verb: str, words: Sequence[str]) -> Fault:
+    key, _, value = fault.asked.partition("=")
+    names = [value] if key.startswith("data.") else []
+    if key.endswith("_target_"):
+        module = value.partition(".")[0]
+        names = [f"{module}.py", f"{module}/__init__.py"]
+    if value and not any(os.path.exists(name) for name in names):  # noqa: PTH110  # Path's own raises for 300 letters
+        for home, name in product(_homes(folder), names):
+            if os.path.exists(home / name):  # noqa: PTH110  # likewise
+                run = folder.relative_to(home) if folder.is_relative_to(home) else folder
+                problem = f"{name} lies in {home}, where the run was made, and not here"
+                again = shlex.join(["python", "-m", "runner", verb, str(run), *words])
+                return Fault(fault.asked, problem, f"cd {shlex.quote(str(home))} && {again}")
+    return fault
+
+
+def _homes(folder: Path) -> list[Path]:
+    """Where a run's relative paths lead from: its current folder, as Hydra noted it, or, where all was moved, one above the run's."""
+    noted: list[Path] = []
+    with suppress(OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        noted = [Path(yaml.safe_load((folder / ".hydra/hydra.yaml").read_text())["hydra"]["runtime"]["cwd"])]
+    return [*noted, *folder.resolve().parents]
 
 
 def _folders() -> list[Path]:
