@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -131,6 +132,23 @@ def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[s
     """The choices that look most like `word`, best first; empty when none comes near (1: the same)."""
     by_lower = {choice.lower(): choice for choice in choices}
     return [by_lower[hit] for hit in difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=cutoff)]
+
+
+def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
+    """Up to three that a path that leads nowhere may have meant: of its folder, or of those that are called much like that.
+
+    None alike: the first of them all, where its folder is there.
+    """
+    folder = file.parent
+    folders = [folder] if folder.is_dir() else []
+    if not folders and folder.parent.is_dir():
+        names = [each.name for each in folder.parent.iterdir() if each.is_dir()]
+        folders = [folder.with_name(name) for name in nearest(folder.name, names)]
+    found: list[Path] = []
+    for place in folders:
+        there = sorted(each.name for each in place.iterdir() if is_wanted(each))
+        found += [place / name for name in nearest(file.name, there) or (there if place == folder else [])]
+    return found[:3]
 
 
 def _hang(text: str) -> str:

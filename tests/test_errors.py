@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 
-from runner.errors import Fault, RunnerError, first_line, for_a_shell, nearest
+from runner.config.identity import as_typed
+from runner.errors import Fault, RunnerError, first_line, for_a_shell, nearest, nearest_files
 
 
 def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
@@ -30,6 +33,27 @@ def test_what_to_write_can_be_typed_in_any_shell(text, typed):
     assert for_a_shell(text) == typed
     fault = Fault("a", "b", text)
     assert str(fault).endswith(typed) and fault.fix == text
+
+
+def test_the_files_that_a_path_may_have_meant(own_folder):
+    for name in ("my sets/people & co.csv", "my sets/other.csv", "my sets/notes.txt", "here.csv"):
+        (own_folder / name).parent.mkdir(exist_ok=True)
+        (own_folder / name).touch()
+
+    def found(path):
+        return [str(hit) for hit in nearest_files(Path(path), lambda file: file.suffix == ".csv")]
+
+    people = "my sets/people & co.csv"
+    assert (
+        found("my sets/peple & co.csv")
+        == found("my set/people & co.csv")
+        == found("mysets/poeple & co.csv")
+        == [people]
+    )
+    assert found("my sets/zzz.npz") == ["my sets/other.csv", people]
+    assert found("my set/zzz.npz") == found("nothing/of/the/kind.csv") == []
+    assert as_typed("data.path", people) == """'data.path="my sets/people & co.csv"'"""
+    assert as_typed("data.path", "a/b.csv") == "data.path=a/b.csv"
 
 
 def test_nearest_ignores_case_and_keeps_the_real_spelling():

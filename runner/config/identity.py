@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,6 +79,11 @@ def quoted(text: str, mark: str = "'") -> str:
 def as_read(text: str, mark: str = "'") -> str:
     """A text as it is where Hydra's grammar reads it so, else in quotes."""
     return text if READ.fullmatch(text) else quoted(text, mark)
+
+
+def as_typed(key: str, value: object) -> str:
+    """KEY=VALUE for a shell and Hydra's grammar, in such quotes as the value takes."""
+    return shlex.quote(f"{key}={as_read(str(value), chr(34))}")
 
 
 def may_change(key: str) -> bool:

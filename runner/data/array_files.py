@@ -9,8 +9,9 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from runner.config.identity import as_typed
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest_files
 
 #: what the only array of a npy file is called
 TABLE = ""
@@ -67,14 +68,13 @@ def existing(path: str, *, key: str) -> Path:
     file = Path(path).expanduser()
     if file.is_file():
         return file
-    folder = file if file.is_dir() else file.parent
-    if not folder.is_dir():
-        problem = f"there is no folder {folder}"
-        raise RunnerError(Fault(f"{key}={path}", problem, f"{key}=FILE, relative to the current folder ({Path.cwd()})"))
-    there = sorted(item.name for item in folder.iterdir() if item.suffix in ENDINGS)
-    hits = nearest(file.name, there) or there
-    problem = "that is a folder" if file.is_dir() else f"there is no such file in {folder.resolve()}"
-    fix = " or ".join(f"{key}={folder / name}" for name in hits[:3])
+    sought = file / file.name if file.is_dir() else file
+    hits = nearest_files(sought, lambda item: item.suffix in ENDINGS)
+    fix = " or ".join(as_typed(key, hit) for hit in hits)
+    if not sought.parent.is_dir():
+        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
+        raise RunnerError(Fault(f"{key}={path}", f"there is no folder {sought.parent}", fix))
+    problem = "that is a folder" if file.is_dir() else f"there is no such file in {sought.parent.resolve()}"
     raise RunnerError(Fault(f"{key}={path}", problem, fix or f"{key}=FILE that ends in .npz, .npy or .safetensors"))
 
 

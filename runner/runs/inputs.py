@@ -6,6 +6,7 @@ example() gives a few rows, of the run's own or made up, for `export` and `regis
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from runner.data.tables.example import made_up
 from runner.data.tables.node import columns_in
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest, nearest_files
 from runner.runs import input_tables
 from runner.runs.load import Trained, reader_of
 
@@ -32,12 +33,12 @@ def existing(path: str) -> Path:
     file = Path(path).expanduser()
     if file.exists():
         return file
+    hits = nearest_files(file, lambda item: bool(nearest(file.name, [item.name])))
+    fix = " or ".join(f"--input {shlex.quote(str(hit))}" for hit in hits) or "--input FILE"
+    problem = f"there is no such file in {file.parent.resolve()}"
     if not file.parent.is_dir():
-        raise RunnerError(Fault(f"--input {path}", f"there is no folder {file.parent}", "--input FILE"))
-    there = sorted(item.name for item in file.parent.iterdir() if not item.name.startswith("."))
-    hits = nearest(file.name, there)
-    fix = " or ".join(f"--input {file.parent / name}" for name in hits) or "--input FILE"
-    raise RunnerError(Fault(f"--input {path}", f"there is no such file in {file.parent.resolve()}", fix))
+        problem = f"there is no folder {file.parent}"
+    raise RunnerError(Fault(f"--input {path}", problem, fix))
 
 
 def chunks(trained: Trained, file: Path) -> Iterator[Any]:

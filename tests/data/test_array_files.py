@@ -74,8 +74,12 @@ def test_a_missing_file_offers_the_nearest_in_that_folder(own_folder):
 
 
 def test_a_missing_folder(own_folder):
-    missing = fault("stes/digits.npz", key="data.targets_path")
-    assert missing.problem == "there is no folder stes"
+    (own_folder / "sets").mkdir()
+    (own_folder / "sets/my digits.npz").touch()
+    near = fault("stes/digits.npz", key="data.targets_path")
+    assert near.fix == "'data.targets_path=sets/my digits.npz'"
+    missing = fault("elsewhere/digits.npz", key="data.targets_path")
+    assert near.problem == "there is no folder stes" and missing.problem == "there is no folder elsewhere"
     assert missing.fix.startswith("data.targets_path=FILE, relative to the current folder")
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runner.config.identity import as_typed
 from runner.data.language.vocabulary import Vocabulary, asked_for, vocabulary
 from runner.data.language.windows import TokenWindows, check_windows, facts_of_tokens, num_windows, rows_of
 from runner.data.source import Source
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest_files
 
 READER = "runner.data.TextReader"
 
@@ -104,13 +105,10 @@ def _missing(file: Path, name: str, key: str) -> Fault:
     asked = f"{key}={name}"
     if file.is_dir():
         return Fault(asked, "that is a folder", f"{key}={file / '*.txt'}")
+    fix = " or ".join(as_typed(key, hit) for hit in nearest_files(file, Path.is_file))
     if not file.parent.is_dir():
-        return Fault(
-            asked, f"there is no folder {file.parent}", f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        )
-    there = sorted(item.name for item in file.parent.iterdir() if item.is_file())
-    hits = nearest(file.name, there) or there
-    fix = " or ".join(f"{key}={file.parent / hit}" for hit in hits[:3])
+        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
+        return Fault(asked, f"there is no folder {file.parent}", fix)
     return Fault(asked, f"there is no such file in {file.parent.resolve()}", fix or f"{key}=FILE with text in it")
 
 

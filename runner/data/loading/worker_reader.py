@@ -17,7 +17,7 @@ from runner.data.loading.order import generator
 from runner.data.loading.shared_memory import PREFETCH, Refused, told
 from runner.data.map_style import batch_of
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, in_words
 
 Planned = tuple[int, list[int]]  # of a batch: the seed for what it draws, and the numbers of its rows
 
@@ -100,6 +100,10 @@ class _FromDataset(Dataset[Any]):
             if get_worker_info() is None:
                 raise
             return Refused(error.faults)
+        except SystemExit as error:
+            if get_worker_info() is None:
+                raise
+            raise RuntimeError(in_words(error)) from error  # else nobody hears why this process has gone
 
     def _batch(self, seed: int, chosen: list[int]) -> Any:
         with _drawing_from(seed):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.config.identity import as_typed
 from runner.data.tables import csv
 from runner.data.tables.forms import Form
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest_files
 
 ARROW_ENDINGS = (".parquet", ".pq", ".feather", ".arrow")
 ENDINGS = (*csv.ENDINGS, *ARROW_ENDINGS)
@@ -156,10 +157,8 @@ def _missing(place: Path, asked: str, key: str) -> Fault:
     folder = place.parent
     if glob.has_magic(str(place)):
         return Fault(asked, "no file is called like that", f"{key}='FOLDER/*.parquet', relative to the current folder")
+    fix = " or ".join(as_typed(key, hit) for hit in nearest_files(place, is_table))
     if not folder.is_dir():
-        return Fault(
-            asked, f"there is no folder {folder}", f"{key}=FILE, relative to the current folder ({Path.cwd()})"
-        )
-    there = sorted(item.name for item in folder.iterdir() if is_table(item))
-    fix = " or ".join(f"{key}={folder / name}" for name in (nearest(place.name, there) or there)[:3])
+        fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
+        return Fault(asked, f"there is no folder {folder}", fix)
     return Fault(asked, f"there is no such file in {folder.resolve()}", fix or f"{key}=FILE.csv or FILE.parquet")

@@ -121,6 +121,20 @@ def test_an_error_in_a_row_is_told_where_it_is_read(num_workers):
     reader.close()
 
 
+class Ending(Drawing):
+    def __getitem__(self, index):
+        raise SystemExit
+
+
+@pytest.mark.parametrize(("num_workers", "told"), [(0, SystemExit), (1, RuntimeError)])
+def test_a_row_that_ends_the_program_is_told(num_workers, told):
+    reader = Reader(Ending(), num_workers=num_workers, pin_memory=False)
+    with pytest.raises(told) as caught:
+        next(reader.read(iter(PLAN)))
+    reader.close()
+    assert not num_workers or "SystemExit: it would end the program, with exit code 0" in str(caught.value)
+
+
 FAULTS = (Fault("data.path=a", "3.png can't be read", "a whole file"), Fault("data.path=a", "no 4.png", "that file"))
 
 
