@@ -354,9 +354,13 @@ def _missing_items(node: Any, key: str) -> Iterator[Fault]:
 
 def _uri(cfg: DictConfig) -> list[Fault]:
     try:
-        uri = str(cfg.tracking.uri)
+        return uri_faults(str(cfg.tracking.uri))
     except (OmegaConfBaseException, AttributeError):
         return []
+
+
+def uri_faults(uri: str) -> list[Fault]:
+    """What no store of MLflow's is called."""
     asked = f"tracking.uri={without_password(uri)}"
     if HIDDEN in uri:
         fix = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"

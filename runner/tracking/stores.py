@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runner.config import origin, secrets
-from runner.config.validate import HIDDEN, without_password
+from runner.config.validate import HIDDEN, uri_faults, without_password
 from runner.errors import Fault, RunnerError
 from runner.tracking import store_uri
 
@@ -20,9 +20,13 @@ USUAL = "sqlite:///mlflow.db"
 
 
 def named(words: Sequence[str]) -> str | None:
-    """The store that these words name, else the environment; None for neither."""
+    """The store that these words name, else the environment; None for neither. Raises: RunnerError for words that name none."""
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("tracking.uri=")]
-    return given[-1].strip("'\"") if given else os.environ.get(VARIABLE) or None
+    if not given:
+        return os.environ.get(VARIABLE) or None
+    if faults := uri_faults(uri := given[-1].strip("'\"")):
+        raise RunnerError(*faults)
+    return uri
 
 
 def of_run(folder: Path, *, asked: str) -> str:

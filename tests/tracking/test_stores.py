@@ -70,6 +70,21 @@ def test_the_last_word_counts_before_the_environment(monkeypatch):
     assert stores.named([]) is None
 
 
+@pytest.mark.parametrize(
+    ("uri", "write"),
+    [
+        ("foo", "sqlite:///mlflow.db or "),
+        ("sqlite:/a.db", "sqlite:////a.db"),
+        ("ftp://there", "sqlite:///mlflow.db or "),
+    ],
+)
+def test_words_that_name_no_store_are_told_before_mlflow_is_asked(uri, write):
+    with pytest.raises(RunnerError) as refused:
+        stores.named([f"tracking.uri={uri}"])
+    (fault,) = refused.value.faults
+    assert fault.asked == f"tracking.uri={uri}" and fault.fix.startswith(f"tracking.uri={write}")
+
+
 def test_a_store_whose_file_is_still_to_be_made_is_taken(own_folder):
     Path("run").mkdir()
     origin.sign(Path("run"), f"sqlite:///{own_folder}/later.db")
