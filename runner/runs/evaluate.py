@@ -6,6 +6,7 @@ Called by cli/after_training.py; with --track MLflow gets it, too. Which rows ar
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
 from runner.device import backends, probe
-from runner.errors import Fault, RunnerError, at_once
+from runner.errors import Fault, RunnerError, at_once, first_line
 from runner.experiment import build
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
@@ -149,14 +150,14 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
 def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
     """Logs the values as eval/... of the same run in MLflow. Raises: RunnerError where it is not there."""
     from runner.runs.store import answering, store_of
-    from runner.tracking import mlflow_store
+    from runner.tracking import mlflow_store, store_uri
     from runner.tracking.mlflow_names import Names
 
-    run_id = read_ack(folder).run_id
-    uri = store_of(folder, overrides, asked="evaluate --track")
+    ack = read_ack(folder)
+    run_id, uri = ack.run_id, store_of(folder, overrides, asked="evaluate --track")
+    sync = f"python -m runner sync {shlex.quote(short(folder))}"
     if run_id is None:
-        problem = "MLflow has no run of it"
-        raise RunnerError(Fault("evaluate --track", problem, f"python -m runner sync {short(folder)}, and then again"))
+        raise RunnerError(Fault("evaluate --track", "MLflow has no run of it", f"{sync}, and then again"))
     prefix = "eval/" if report["is_own_data"] else f"eval/{report['data']}/"
     with answering("evaluate --track", uri):
         from mlflow.entities import Metric
@@ -165,7 +166,14 @@ def _track(folder: Path, report: dict[str, Any], overrides: list[str]) -> str:
         points = [
             Metric(names.key(prefix + name), value, now, report["step"]) for name, value in report["metrics"].items()
         ]
-        client.log_batch(run_id, metrics=points)
+        try:
+            client.log_batch(run_id, metrics=points)
+        except Exception as error:
+            if ack.uri in (None, "", where := store_uri.shown(uri)):
+                raise
+            problem = f"{first_line(error)}; the run went to {ack.uri} last"
+            fix = f"tracking.uri={ack.uri}; or {sync} tracking.uri={where}, and then again"
+            raise RunnerError(Fault("evaluate --track", problem, fix)) from error
     return run_id
 
 

@@ -297,3 +297,19 @@ def test_values_whose_names_fall_together_are_tracked_apart(tmp_path, monkeypatc
     assert evaluate._track(tmp_path, report, ["tracking.uri=sqlite:///mlflow.db"]) == "r"
     assert [value for _, value in sent] == [1.0, 2.0, 3.0] and len(dict(sent)) == 3
     assert sent[0][0] == "eval/val/p_1" and sent[2][0] == "eval/val/loss"
+
+
+def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, monkeypatch):
+    class Client:
+        def log_batch(self, run_id, metrics):
+            raise ValueError(f"Run with id={run_id} not found")
+
+    monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
+    write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
+    report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
+    with pytest.raises(RunnerError) as refused:
+        evaluate._track(folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
+    (fault,) = refused.value.faults
+    assert fault.problem == "Run with id=r not found; the run went to sqlite:////elsewhere/q.db last"
+    sync = f"python -m runner sync '{folder}' tracking.uri=sqlite:////here/mlflow.db"
+    assert fault.fix == f"tracking.uri=sqlite:////elsewhere/q.db; or {sync}, and then again"
