@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from runner.config.identity import key_of
 from runner.errors import RunnerError
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs.ledger import Job, kept
-from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.jobs.prepare import OF_THE_STORE, Prepared, without
 from runner.sweep.scheduler import settle
 from runner.sweep.search.ask_tell import Asking, open_study
 from runner.sweep.search.objectives import Goals, values_of
@@ -144,7 +145,8 @@ class Suggestions:
         summary = read_summary(folder)
         if trial.state == TrialState.RUNNING and summary.get("status") not in ("finished", "pruned", "failed"):
             given = dict(zip(kept(self._space.fixed), self._space.fixed, strict=True))  # the ledger keeps no passwords
-            job.overrides = tuple(given.get(word, word) for word in job.overrides)
+            store = {key_of(word): word for word in self._space.fixed if key_of(word) in OF_THE_STORE}
+            job.overrides = tuple(store.get(key_of(word), given.get(word, word)) for word in job.overrides)
             self._again.append(job)
             return
         settle(job, folder, None, is_stopped=False)
@@ -156,8 +158,9 @@ class Suggestions:
         words = {dimension.word for dimension in self._space.dimensions.values()}
         if not self._jobs:
             return
-        fixed = kept(self._space.fixed)
-        last = {text for text in kept(self._jobs[max(self._jobs)].overrides) if text.partition("=")[0] not in words}
+        fixed = without(OF_THE_STORE, kept(self._space.fixed))
+        before = without(OF_THE_STORE, kept(self._jobs[max(self._jobs)].overrides))
+        last = {text for text in before if text.partition("=")[0] not in words}
         gone, come = sorted(last - {*fixed}), sorted({*fixed} - last)
         if gone or come:
             had, have = " ".join(gone) or "nothing of the kind", " ".join(come) or "nothing of the kind"

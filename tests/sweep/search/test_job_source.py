@@ -348,6 +348,19 @@ def test_a_stopped_trial_goes_on_as_the_same(search):
     assert second.trials[0].state == TrialState.RUNNING and second.start().number == 0
 
 
+def test_a_stopped_trial_sends_its_points_where_the_search_does_from_now_on(search):
+    """Its store may have been away; the trials compare as before, and nobody is told that they may not."""
+    first = search(words=("tracking.uri=http://there", *WORDS))
+    job = first.start()
+    job.state = "interrupted"
+    first.source.ended(job, {})
+    first.ledger.note(job)
+    first.leave()
+    second = search(words=("tracking.uri=sqlite:///here.db", *WORDS))
+    assert second.said == []
+    assert [word for word in second.start().overrides if "tracking" in word] == ["tracking.uri=sqlite:///here.db"]
+
+
 def test_more_trials_go_on_where_it_was_and_repeat_no_suggestion(search):
     first = search(n_trials=5, sampler="random").run()
     first.leave()
