@@ -130,7 +130,7 @@ def _noted(job: Job) -> dict[str, Any]:
 def _instead(folder: Path) -> str:
     """The nearest folders that hold a sweep, of those beside it and below multirun/."""
     there = [*folder.parent.glob(f"*/{FILE}"), *Path("multirun").glob(f"**/{FILE}")]
-    hits = nearest(str(folder), [str(file.parent) for file in there])
+    hits = nearest(str(folder), {str(file.parent) for file in there} - {str(folder)})
     return " or ".join(shlex.quote(hit) for hit in hits) or "multirun/DATE/TIME"
 
 

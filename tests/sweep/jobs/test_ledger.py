@@ -99,5 +99,9 @@ def test_the_last_sweep_is_the_one_that_did_something_last(tmp_path):
 
 
 def test_a_folder_without_a_sweep_is_told(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / ledger.FILE).touch()
     with pytest.raises(RunnerError, match="multirun/DATE/TIME"):
-        ledger.read(tmp_path)
+        ledger.read(tmp_path / "one")
+    with pytest.raises(RunnerError, match=r"there is no such folder\n  write: the folder of one: .*/one$"):
+        ledger.read(tmp_path / "onw")
