@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.cli.answer import FLAG
@@ -221,7 +222,9 @@ def _value_faults(name: str, value: str) -> list[Fault]:
 def _not_a_setting(word: str) -> Fault:
     if word in NAMES:
         return Fault(word, "a command is the first word", f"python -m runner {word} ...")
-    return override_errors.not_an_override(word, compose.known_keys(), list(NAMES))
+    fault = override_errors.not_an_override(word, compose.known_keys(), list(NAMES))
+    verbs = [f"python -m runner {verb}" for verb in nearest(word, NAMES)[:1]]  # of a word that is a key, too
+    return replace(fault, fix=" or ".join([fault.fix, *verbs]))
 
 
 def _has_bare_comma(word: str) -> bool:
