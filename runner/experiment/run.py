@@ -55,5 +55,7 @@ def run(cfg: DictConfig, folder: Path, *, given: Given | None = None) -> dict[st
             parts = processes.prepare_in_turn(cfg, ranks, device, folder=folder, place=place)
             session.begin(cfg, parts)
             result = fit(parts, settings, folder, observer=session, stop=session.stop, ranks=ranks)
+            if settings.train.compile:
+                torch.compiler.reset()  # it keeps each run's functions, and refuses the ninth of a process
             session.end(result, ranks)
         return session.summary

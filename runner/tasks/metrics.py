@@ -189,7 +189,7 @@ class OfTokens(nn.Module):
         return self.metric.compute()
 
     def reset(self) -> None:
-        self._waiting, self._unit = Waiting(), None
+        self._waiting = Waiting()
         self.metric.reset()
 
     def _pass_on(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from optimizers import ADAM as FUSED_ADAM
 from optimizers import DIRECT
 from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 
 from runner import cli, run
@@ -25,6 +26,7 @@ from runner.tasks.classification import Classification
 from runner.tracking.journal_reader import read_series
 from runner.training.optimizer import AveragedWeights
 from runner.training.step.compiled import Compiling, make_compiled, multiply_narrow
+from runner.training.step.on_device import OnDevice
 from runner.training.step.train_step import StepOptions, make_step
 
 with warnings.catch_warnings():  # torch's own use of torch.jit, at this import
@@ -256,6 +258,7 @@ def test_a_run_and_its_resumption_to_the_bit(own_folder, compilers, monkeypatch)
     plain = run([*WORDS, "train.num_steps=5", "train.compile=false"], folder=own_folder / "plain")
     assert plain["metrics"]["train/loss"] == pytest.approx(whole["metrics"]["train/loss"], rel=1e-4)
     assert json.loads(Path(own_folder / "whole" / "summary.json").read_text())["num_steps"] == 5
+    assert not _debug_get_cache_entry_list(OnDevice.take_one.__code__), "torch refuses the ninth run of a process"
 
 
 def test_a_step_that_is_no_one_function_goes_on_to_the_bit(traced, own_folder, monkeypatch):
