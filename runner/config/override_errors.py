@@ -218,7 +218,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         if group in FREE and not is_near and (having := _options_with(text, group, compose)):
             named = " or ".join(f"{group}={option}" for option in having)
             return Fault(text, f"there is no key {bare} here: it belongs to other options", f"{text} with {named}")
-        fix = " or ".join(f"{hit}={value or '...'}" for hit in groups or hits) or "a key that --cfg job prints"
+        meant = [shlex.quote(f"{hit}={value or '...'}") for hit in groups or hits]
+        fix = " or ".join(meant) or "a key that --cfg job prints"
         return Fault(text, f"there is no key {bare}", fix)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
