@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.models.checks import probability
+from runner.models.dropout import Dropout, apply_dropout
 
 POSITIONS = ("learned", "rotary")
 #: of all weights but those that write into the residual stream (Radford et al. 2019, "Language Models are Unsupervised ...")
@@ -35,7 +38,7 @@ class Stack(nn.Module):
         if self.positions is not None:
             nn.init.normal_(self.positions, std=SPREAD)
         rotary = Rotary(length, width // num_heads) if positions == "rotary" else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(width, num_heads, dropout=dropout, rotary=rotary, is_causal=is_causal, depth=depth)
             for _ in range(depth)
@@ -68,7 +71,7 @@ class Block(nn.Module):
         self.attended = linear(width, width, spread=residual)
         self.hidden = linear(width, 4 * width, spread=SPREAD)
         self.output = linear(4 * width, width, spread=residual)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.dropout(self.attended(self._attention(self.norms[0](x), mask)))
@@ -106,7 +109,38 @@ def attend(
             mask, is_causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(), False
         if mask is not None:
             mask = mask.expand(batch, heads, length, length).contiguous()
+    drops = isinstance(dropout, Tensor) or dropout > 0  # a number of each of several models, or of this one
+    if drops and query.device.type == "cpu" and not torch.compiler.is_compiling():  # torch writes it out there, too
+        drop = partial(apply_dropout, p=dropout)
+        return attend_by_steps(query, key, value, mask=mask, is_causal=is_causal, drop=drop)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal)
+
+
+def attend_by_steps(
+    query: Tensor,  # (..., L, E)
+    key: Tensor,  # (..., S, E)
+    value: Tensor,  # (..., S, V)
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    drop: Callable[[Tensor], Tensor],
+    scale: float | None = None,
+) -> Tensor:
+    """Attention by products and a softmax. drop: what is done to the weights, (..., L, S)."""
+    root = (query.size(-1) ** -0.5 if scale is None else scale) ** 0.5  # on both sides, as torch has it
+    scores = (query * root) @ (key * root).transpose(-2, -1)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1) if mask is None or is_causal else _safe_softmax(scores)
+    return drop(weights) @ value
+
+
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """As torch's attention has it: a row whose mask hides every position has weights of 0, which are NaN by softmax()."""
+    hidden = (scores == float("-inf")).all(-1, keepdim=True)
+    return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def _has_faults(tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from runner.errors import Fault, RunnerError, nearest
 from runner.models.checks import probability, widths
+from runner.models.dropout import Dropout
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -45,7 +46,7 @@ class MLP(nn.Module):
         for width in widths(hidden_sizes, key="model.hidden_sizes", example="[256,256]"):
             layers += [_linear(size, width, gain=gain), make()]
             if dropout:
-                layers.append(nn.Dropout(dropout))
+                layers.append(Dropout(dropout))
             size = width
         self.hidden = nn.Sequential(*layers)
         self.output = _linear(size, out_features, gain=1.0)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
 from runner.models.checks import choice, count, probability
+from runner.models.dropout import Dropout, apply_dropout
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 POOLINGS = ("last", "mean", "each")
@@ -72,7 +73,7 @@ class Recurrent(nn.Module):
         for layers in self.layers.modules():
             if isinstance(layers, nn.GRU | nn.LSTM):
                 _initialise(layers)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size * (2 if bidirectional else 1), out_features)
         nn.init.kaiming_normal_(self.output.weight, nonlinearity="linear")
         nn.init.zeros_(self.output.bias)
@@ -161,7 +162,7 @@ class _BothWays(nn.Module):
         turned = torch.where(at < lengths, lengths - 1 - at, at)[..., None].expand(steps.shape[0], -1, 1)
         for number, layer in enumerate(self.layers):
             onward, back = layer.children()
-            steps = F.dropout(steps, self.dropout, self.training and number > 0)
+            steps = apply_dropout(steps, self.dropout, self.training and number > 0)
             backward = _in_order(back(_in_order(steps, turned))[0], turned)
             steps = torch.cat([onward(steps)[0], backward], -1)
         return steps

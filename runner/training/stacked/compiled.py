@@ -84,7 +84,7 @@ class Mask:
     like: Tensor
     number: str
     rate: float
-    of_channels: bool
+    of_what: str
 
 
 class Function:
@@ -98,9 +98,9 @@ class Function:
         def compute(*given: Tensor) -> list[Tensor | None]:
             each, self._masks = iter(given), []
 
-            def mask(like: Tensor, number: str, rate: float, of_channels: bool) -> Tensor:
+            def mask(like: Tensor, number: str, rate: float, of_what: str) -> Tensor:
                 of_one = torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape[1:])
-                self._masks.append(Mask(of_one, number, rate, of_channels))
+                self._masks.append(Mask(of_one, number, rate, of_what))
                 return next(each, torch.ones_like(like))  # the first time, when nobody knows yet which there are
 
             parameters = {
@@ -119,9 +119,7 @@ class Function:
         compute(*self._inputs(weights, batch, []))
         self._was_needed = functions.was_needed
         none = [0.0] * len(tensors(batch)[0])
-        inputs = self._inputs(
-            weights, batch, [functions.drawn(mask.like, none, mask.of_channels) for mask in self._masks]
-        )
+        inputs = self._inputs(weights, batch, [functions.drawn(mask.like, none, mask.of_what) for mask in self._masks])
         graph, again = (torch_private.make_fx(compute)(*inputs) for _ in range(2))
         if not _are_same(graph, again):
             raise HostStateError("the forward pass is another each time by something of the host's")
@@ -135,7 +133,7 @@ class Function:
         count = len(tensors(batch)[0])
         functions.was_needed |= self._was_needed
         masks = [
-            functions.drawn(mask.like, weights.each.get(mask.number, [mask.rate] * count), mask.of_channels)
+            functions.drawn(mask.like, weights.each.get(mask.number, [mask.rate] * count), mask.of_what)
             for mask in self._masks
         ]
         with torch.no_grad():

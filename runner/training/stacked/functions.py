@@ -1,15 +1,15 @@
 """Replaces torch's dropout, attention and cross-entropy while several models compute together (step.py).
 
-Dropout: each has the masks that it would draw alone, from its own generator, at its own rate. Attention: torch 2.13 takes
-its kernel on a CPU for one model after the other, so it is written out. Cross-entropy: where each smooths its labels by
-another number. A number that each has for itself is a tensor, and `each` of it a list that the host has (stack.py).
+Dropout, torch's and ours: each has the masks that it would draw alone, from its own generator, at its own rate. Attention:
+torch 2.13 takes its kernel on a CPU for one model after the other, so it is written out. Cross-entropy: where each smooths
+its labels by another number. A number that each has for itself is a tensor, and `each` of it a list that the host has (stack.py).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,32 +18,36 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from runner.device import torch_private
+from runner.models.attention import attend_by_steps
+from runner.models.dropout import apply_dropout, draw_mask
 
-#: torch's functions, and whether a mask is drawn for whole channels
-DROPOUTS: dict[Any, bool] = {
-    F.dropout: False,
-    torch.dropout: False,
-    F.dropout1d: True,
-    F.dropout2d: True,
-    F.dropout3d: True,
-    torch.feature_dropout: True,
+#: what a mask is drawn for: each number, whole channels; or each number by models/dropout.py
+NUMBERS, CHANNELS, OURS = "numbers", "channels", "ours"
+DROPOUTS: dict[Any, str] = {
+    F.dropout: NUMBERS,
+    torch.dropout: NUMBERS,
+    F.dropout1d: CHANNELS,
+    F.dropout2d: CHANNELS,
+    F.dropout3d: CHANNELS,
+    torch.feature_dropout: CHANNELS,
+    apply_dropout: OURS,
 }
-#: a mask in the place of what is drawn: for values (m, ...), the name of a number of the stack's, a rate, whether of channels
-Given = Callable[[Tensor, str, float, bool], Tensor]
+#: a mask in the place of what is drawn: for values (m, ...), the name of a number of the stack's, a rate, and what it is for
+Given = Callable[[Tensor, str, float, str], Tensor]
 _generators: list[torch.Generator] = []  # of the members that compute now
 _given: list[Given] = []  # while they do so to be compiled
 
 
 @torch.library.custom_op("runner::member_masks", mutates_args=())
-def member_masks(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool, number: str) -> Tensor:
+def member_masks(like: Tensor, p: Sequence[float], of_what: str, channels_last: bool, number: str) -> Tensor:
     """What dropout multiplies by: torch's own steps, so that one member's mask is that of its run alone. p: each member's.
     number: what the stack calls it, "" where it is one for all."""
-    return _mask(like, p[0], of_channels, channels_last, None)
+    return _mask(like, p[0], of_what, channels_last, None)
 
 
 @member_masks.register_fake
-def _(like: Tensor, p: Sequence[float], of_channels: bool, channels_last: bool, number: str) -> Tensor:
-    return like.new_empty(_shape(like, of_channels))
+def _(like: Tensor, p: Sequence[float], of_what: str, channels_last: bool, number: str) -> Tensor:
+    return like.new_empty(_shape(like, of_what))
 
 
 def _of_members(
@@ -51,15 +55,15 @@ def _of_members(
     in_dims: Sequence[int | None],
     like: Tensor,
     p: Sequence[float],
-    of_channels: bool,
+    of_what: str,
     channels_last: bool,
     number: str,
 ) -> tuple[Tensor, int]:
     own = like.expand(info.batch_size, *like.shape) if in_dims[0] is None else like.movedim(in_dims[0], 0)
     with torch_private.exclude_keys(torch_private.KeySet(torch_private.vmap_key)):  # it refuses whatever is random
         if _given:
-            return _given[0](own, number, p[0], of_channels), 0
-        return _drawn(own.unbind(), p, _generators, of_channels, channels_last), 0
+            return _given[0](own, number, p[0], of_what), 0
+        return _drawn(own.unbind(), p, _generators, of_what, channels_last), 0
 
 
 torch.library.register_vmap("runner::member_masks", _of_members)
@@ -69,26 +73,28 @@ def _drawn(
     each: Sequence[Tensor],
     p: Sequence[float],
     generators: Sequence[torch.Generator],
-    of_channels: bool,
+    of_what: str,
     channels_last: bool,
 ) -> Tensor:
     masks = [
-        _mask(own, rate, of_channels, channels_last, generator)
+        _mask(own, rate, of_what, channels_last, generator)
         for own, rate, generator in zip(each, p, generators, strict=True)
     ]
     return torch.stack(masks)
 
 
-def _shape(like: Tensor, of_channels: bool) -> Sequence[int]:
-    return (*like.shape[:2], *(1 for _ in like.shape[2:])) if of_channels else like.shape
+def _shape(like: Tensor, of_what: str) -> Sequence[int]:
+    return (*like.shape[:2], *(1 for _ in like.shape[2:])) if of_what == CHANNELS else like.shape
 
 
-def _mask(like: Tensor, p: float, of_channels: bool, channels_last: bool, generator: torch.Generator | None) -> Tensor:
-    as_channels_last = channels_last and like.dim() == 4 and not of_channels
+def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: torch.Generator | None) -> Tensor:
+    as_channels_last = channels_last and like.dim() == 4 and of_what != CHANNELS
     layout = torch.channels_last if as_channels_last else torch.contiguous_format
-    mask = torch.empty(tuple(_shape(like, of_channels)), dtype=like.dtype, device=like.device, memory_format=layout)
+    mask = torch.empty(tuple(_shape(like, of_what)), dtype=like.dtype, device=like.device, memory_format=layout)
     if p in (0, 1):
         return mask.fill_(1 - p)  # nothing is drawn
+    if of_what == OURS:
+        return draw_mask(mask, p, generator)
     if mask.device.type == "cpu" and mask.is_contiguous() and compares():
         drawn = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
         mask.copy_(drawn.lt_(1 - p))  # 9 us for 32,768 numbers, and 36 by way of a tensor of bool (2026-11)
@@ -97,7 +103,7 @@ def _mask(like: Tensor, p: float, of_channels: bool, channels_last: bool, genera
     return mask.div_(1 - p)
 
 
-@functools.cache
+@cache
 def compares() -> bool:
     """Whether bernoulli_() on this CPU is a double below p, bit by bit: then two kernels, 4 ns a number, do its work in the
     place of one of 7 (torch 2.13 on an AMD EPYC, 2026-11; Intel's library draws otherwise)."""
@@ -130,9 +136,9 @@ class MembersFunctions(TorchFunctionMode):
         finally:
             _given.clear()
 
-    def drawn(self, like: Tensor, p: Sequence[float], of_channels: bool) -> Tensor:
+    def drawn(self, like: Tensor, p: Sequence[float], of_what: str) -> Tensor:
         """The members' next masks, (m, ...). like: the values of one."""
-        return _drawn([like] * len(p), p, self._of_these, of_channels, self._channels_last)
+        return _drawn([like] * len(p), p, self._of_these, of_what, self._channels_last)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -147,15 +153,15 @@ class MembersFunctions(TorchFunctionMode):
         if func not in DROPOUTS:
             return func(*args, **kwargs)
         values, p, inplace = _asked(args, kwargs)
-        return self._drop(values, p, of_channels=DROPOUTS[func], inplace=inplace)
+        return self._drop(values, p, of_what=DROPOUTS[func], inplace=inplace)
 
-    def _drop(self, values: Tensor, p: float | Tensor, *, of_channels: bool = False, inplace: bool = False) -> Tensor:
+    def _drop(self, values: Tensor, p: float | Tensor, *, of_what: str = NUMBERS, inplace: bool = False) -> Tensor:
         rates: list[float] = p.each if isinstance(p, Tensor) else [p] * len(self._of_these)  # type: ignore[attr-defined]
         if not any(rates):
             return values
         self.was_needed = True
         number: str = p.called if isinstance(p, Tensor) else ""  # type: ignore[attr-defined]
-        mask = member_masks(values.detach(), rates, of_channels, self._channels_last, number)
+        mask = member_masks(values.detach(), rates, of_what, self._channels_last, number)
         return values.mul_(mask) if inplace else values * mask
 
     def _attend(
@@ -169,20 +175,12 @@ class MembersFunctions(TorchFunctionMode):
         **more: Any,
     ) -> Tensor:
         """more: scale and enable_gqa."""
-        scale = more.get("scale")
         if more.get("enable_gqa"):
             groups = query.size(-3) // key.size(-3)
             key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-        root = (query.size(-1) ** -0.5 if scale is None else scale) ** 0.5  # on both sides, as torch has it
-        scores = (query * root) @ (key * root).transpose(-2, -1)
-        if is_causal:
-            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-            scores = scores.masked_fill(~allowed, float("-inf"))
-        elif attn_mask is not None:
-            is_word = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, float("-inf")) if is_word else scores + attn_mask
-        weights = scores.softmax(-1) if attn_mask is None else _safe_softmax(scores)
-        return self._drop(weights, dropout_p) @ value
+        drop = partial(self._drop, p=dropout_p)
+        scale = more.get("scale")
+        return attend_by_steps(query, key, value, mask=attn_mask, is_causal=is_causal, drop=drop, scale=scale)
 
 
 class OneMembersFunctions(TorchFunctionMode):
@@ -203,16 +201,11 @@ class OneMembersFunctions(TorchFunctionMode):
         self.was_needed = self.was_needed or p > 0
         if values.device.type != "cpu" or not 0 < p < 1:
             return func(*args, **kwargs)
-        of_channels = DROPOUTS[func]
+        if (of_what := DROPOUTS[func]) == OURS:
+            return func(*args, **kwargs)
         is_last = not values.is_contiguous() and values.is_contiguous(memory_format=torch.channels_last)
-        mask = _mask(values.detach(), p, of_channels, is_last, None)
+        mask = _mask(values.detach(), p, of_what, is_last, None)
         return values.mul_(mask) if inplace else values * mask
-
-
-def _safe_softmax(scores: Tensor) -> Tensor:
-    """As torch's attention has it: a row whose mask hides every position has weights of 0, which are NaN by softmax()."""
-    hidden = (scores == float("-inf")).all(-1, keepdim=True)
-    return scores.masked_fill(hidden, 0.0).softmax(-1).masked_fill(hidden, 0.0)
 
 
 def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Any, bool]:
