@@ -206,11 +206,14 @@ def parts_in_words(settings: Settings, parts: Parts) -> list[str]:
     return lines
 
 
-def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Where the run is to be seen, and the commands that go on from it, by their headings."""
+def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path, *, publishes: bool) -> dict[str, str]:
+    """Where the run is to be seen, and the commands that go on from it, by their headings. publishes: False where its sweep
+    sends its journal, and says in the end what has become of that."""
     rows, command_folder = {}, shlex.quote(short(folder))
     tracking = settings.tracking
-    if tracking.enabled:
+    if tracking.enabled and not publishes:
+        rows["MLflow"] = f"sent to {without_password(tracking.uri)} by the sweep"
+    elif tracking.enabled:
         uri = without_password(tracking.uri)
         rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
         pending = summary["tracker"]["points_pending"]

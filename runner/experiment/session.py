@@ -231,7 +231,7 @@ class Session:
             if self._result.status != "finished":
                 self.say(f"status  {self._result.status}: {self._result.error or self._result.ending}")
         else:
-            next_lines = what_next(self.settings, self.summary, self.folder)
+            next_lines = what_next(self.settings, self.summary, self.folder, publishes=self._publishes)
             self.screen.result(self.summary, folder=short(self.folder), next_lines=next_lines)
         for hint in self.summary["hints"]:
             self.say(f"hint:   {hint}")
@@ -242,14 +242,19 @@ class Session:
         before = {"start": clock.before, "setup": clock.seconds.get("setup", 0.0)}
         return summary | {"seconds": before | summary["seconds"]}
 
+    @property
+    def _publishes(self) -> bool:
+        member = self._given.member
+        return member is None or member.publishes
+
     @contextmanager
     def _publishing(self) -> Iterator[Publisher | None]:
         """The process that publishes to MLflow, started at once: importing mlflow and making its store take seconds.
 
         None where nothing is tracked, and where the sweep's own process does it.
         """
-        tracking, member = self.settings.tracking, self._given.member
-        if not tracking.enabled or (member is not None and not member.publishes):
+        tracking = self.settings.tracking
+        if not tracking.enabled or not self._publishes:
             yield None
             return
         grace, ahead = tracking.grace_seconds, self._given.publisher

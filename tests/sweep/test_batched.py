@@ -67,7 +67,9 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
     found = [own_folder / "together" / job.folder_name for job in jobs]
     for folder in found:
         assert_near(folder, own_folder / "alone" / folder.name)
-        assert re.search(r"of 4 jobs compute together", (folder / "console.log").read_text())
+        log = (folder / "console.log").read_text()
+        assert re.search(r"of 4 jobs compute together", log)
+        assert "by the sweep\n" in log and "not reached" not in log  # what it sends, it tells of itself
         assert (folder / "runner.log").read_text().count("epoch 2/2") == 1
         assert (folder / ".hydra/overrides.yaml").read_text().count("seed=") == 1
     summaries = [read_summary(folder) for folder in found]
