@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.tracking import history, mlflow_events, mlflow_store, thinning
+import numpy as np
+
+from runner.tracking import charted, history, mlflow_events, mlflow_store, thinning
 from runner.tracking.ack import Ack
 from runner.tracking.damage import describe_gap
 from runner.tracking.journal_frames import Gap
+from runner.tracking.journal_reader import read_series
 from runner.tracking.journal_records import FILE, Points, Record, has_records, scan, scan_names
 from runner.tracking.mlflow_model import Build, publish_model
 from runner.tracking.mlflow_names import Names
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
+MOST_CHARTED = 10_000_000  # points of a run that are read at once in its end, 24 bytes each
 
 log = logging.getLogger("runner.tracking")
 
@@ -60,6 +64,8 @@ class Uploader:
         self._progress = Progress(folder, uri)
         self._client: MlflowClient | None = None
         self._system_metrics: SystemMetrics | None = None
+        #: step and time of the chosen points that this process has sent; None where others went before
+        self._sent: dict[str, list[tuple[int, int]]] | None = {} if not self.ack.offset else None
         self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
         #: what is known of the records that are being sent, by the values of each call: of params it are fewer the next time
         self._answers: dict[tuple[Any, ...], Answers] = {}
@@ -84,6 +90,7 @@ class Uploader:
         except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
+            self._sent = {}
             self._answers.clear()  # they are of the run that is gone
             return False
         except Exception as error:
@@ -193,8 +200,7 @@ class Uploader:
                 for name in record.data.names:
                     names.key(name)
         if self.ack.thinning:
-            chosen, state = thinning.choose(self.ack.thinning, records)
-            self._note_points(client, as_metrics(chosen, names), state, offset=records[-1].end)
+            self._send_chosen(client, *thinning.choose(self.ack.thinning, records), offset=records[-1].end)
         else:
             self._note_points(client, to_metrics(records, names), {}, offset=records[-1].end)
 
@@ -202,6 +208,14 @@ class Uploader:
         if self._names is None:
             self._names = Names(scan_names(self._journal, self.ack.offset))
         return self._names
+
+    def _send_chosen(
+        self, client: MlflowClient, chosen: thinning.Chosen, state: dict[str, Any], *, offset: int
+    ) -> None:
+        self._note_points(client, as_metrics(chosen, self._known_names()), state, offset=offset)
+        if self._sent is not None:
+            for name, time_ms, step, _ in chosen:
+                self._sent.setdefault(name, []).append((step, time_ms))
 
     def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
         refused = self._send_values(client, "metrics", metrics, most=MOST_POINTS)
@@ -218,12 +232,42 @@ class Uploader:
         """What waits of the chosen points, and all of them as a file, where the store got a part."""
         if self.ack.thinning:
             chosen, state = thinning.close(self.ack.thinning, is_over=is_over)
-            self._note_points(client, as_metrics(chosen, self._known_names()), state, offset=self.ack.offset)
+            if is_over:
+                more = self._for_charts(client, chosen, state)
+                chosen, state = chosen + more, thinning.with_more(state, more)
+            self._send_chosen(client, chosen, state, offset=self.ack.offset)
         if self.ack.points_left_out:
             history.write(self._folder)
             event = {"kind": "artifact", "path": history.FILE, "to": ""}
             if event not in self.ack.postponed and not self._send_lone(client, event):
                 self._progress.note(postponed=(*self.ack.postponed, event))
+
+    def _for_charts(self, client: MlflowClient, chosen: thinning.Chosen, state: Mapping[str, Any]) -> thinning.Chosen:
+        """What else is to go at a run's end, beside what is sent and `chosen`, for MLflow's charts to show the right points."""
+        names = thinning.to_chart(state)
+        if not names or sum(one["seen"] for one in state["series"].values()) > MOST_CHARTED:
+            return []
+        found: thinning.Chosen = []
+        for name, (steps, times_ms, values) in read_series(self._folder).items():
+            if name not in names:
+                continue
+            sent = {(step, time_ms) for own, time_ms, step, _ in chosen if own == name} | self._sent_of(client, name)
+            order = np.lexsort((values, times_ms, steps))  # the store's
+            steps, times_ms, values = steps[order], times_ms[order], values[order]
+            is_sent = np.isin(steps, [step for step, _ in sent])
+            for row in np.flatnonzero(is_sent):  # a run that has gone on may have a step twice
+                is_sent[row] = (steps[row], times_ms[row]) in sent
+            rows = charted.more(values, is_sent, most=state["most"])
+            columns = (times_ms[rows].tolist(), steps[rows].tolist(), values[rows].tolist())
+            found += [(name, *point) for point in zip(*columns, strict=True)]
+        return found
+
+    def _sent_of(self, client: MlflowClient, name: str) -> set[tuple[int, int]]:
+        """Step and time of the points that a metric has in the store."""
+        if self._sent is not None:
+            return set(self._sent.get(name, ()))
+        stored = client.get_metric_history(self._run_id(), self._known_names().key(name))
+        return {(point.step, point.timestamp) for point in stored}
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
         """Sends values of one kind; returns those that the store refuses, and why."""
