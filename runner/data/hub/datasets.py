@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from runner.data.hub.columns import IMAGE, TEXT, Chosen, chosen
+from runner.data.hub.columns import IMAGE, NUMBER, TEXT, Chosen, chosen
 from runner.data.hub.load import Files, loaded
 from runner.data.hub.rows import (
     Reading,
@@ -18,12 +18,15 @@ from runner.data.hub.rows import (
     all_inputs,
     fingerprint_of_all,
     image_size,
+    offsets_in,
     row_shape,
     target_values,
 )
 from runner.data.language.text_rows import TextRows, entries_of
 from runner.data.source import Source
-from runner.data.tables.values import to_targets
+from runner.data.tables.columns import MOST_HINTS
+from runner.data.tables.scan import taken_less
+from runner.data.tables.values import fall_together, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import is_decoded_once
 from runner.data.vision.decode import checked_mode, checked_size
@@ -59,6 +62,7 @@ def huggingface(
     data_files or data_dir; or a file or folder. split: {train: ..., val: ..., test: ...} by the set's own names; None:
     found. inputs, target: columns; None: found by what they are called and hold; several texts are joined by line breaks.
     kind: classification, regression, language (no target: the tokens that follow), auto (by the target's column).
+    Numbers with more digits than float32 has, times for one, are taken less their mean, by the reader, too.
     size, mode, decode, augment: of images, as data=images has them; decode also says whether numbers and texts are
     read once into memory or, batch by batch, from the mapped file. tokenizer: bytes or a tokenizer.json; rows are cut
     and padded to context_length tokens. like: the reader of an earlier run, whose columns, classes and tokens hold.
@@ -84,10 +88,13 @@ def huggingface(
     elif picked.form == IMAGE and reading.size is None:
         reading = replace(reading, size=image_size(tables["train"], picked.inputs[0], asked=asked))
     shape = row_shape(tables["train"], reading)
+    notes: tuple[str, ...] = ()
+    if picked.form == NUMBER:
+        reading, notes = _centred(reading, tables["train"], math.prod(shape), known)
     width = {IMAGE: 1, TEXT: 8}.get(picked.form, 4)  # bytes of a number
     num_bytes = sum(map(len, tables.values())) * math.prod(shape) * width
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
-    targets, classes = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
+    targets, classes, of_target = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
     read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
     rows = {name: some for name, (some, _) in read.items()}
     source = Source(
@@ -100,7 +107,7 @@ def huggingface(
         classes=classes,
         around=normalised if picked.form == IMAGE else None,
         told=f"{shape} {[mark for _, mark in read.values()]}",
-        notes=_on_length(reading),
+        notes=(*notes, *of_target, *_on_length(reading)),
         reader=_reader(reading, classes),
     )
     return augmented(source, augment)
@@ -115,6 +122,17 @@ def _tokens(picked: Chosen, tokenizer: str, context_length: int, known: Mapping[
         picked.target is None
     )  # one more, for what follows the last
     return TextRows(entries, length, asked=f"data.tokenizer={tokenizer}")
+
+
+def _centred(reading: Reading, train: Any, width: int, known: Mapping[str, Any]) -> tuple[Reading, tuple[str, ...]]:
+    """With what is taken off numbers whose digits float32 has no room for, and what is said of it; an earlier run's as it was."""
+    if known:
+        return replace(reading, offsets=tuple(known.get("offsets", ()))), ()
+    found = offsets_in(train, reading, width=width)
+    notes = [taken_less(name, offset) for name, offset in found if offset]
+    if not notes:
+        return reading, ()
+    return replace(reading, offsets=tuple(offset for _, offset in found)), tuple(notes[:MOST_HINTS])
 
 
 def _on_length(reading: Reading) -> tuple[str, ...]:
@@ -139,14 +157,15 @@ def _without_empty(tables: dict[str, Any], picked: Chosen, asked: str) -> dict[s
 
 def _all_targets(
     tables: Mapping[str, Any], picked: Chosen, asked: str, *, classes: tuple[str, ...]
-) -> tuple[dict[str, Tensor | None], tuple[str, ...]]:
-    """By split, and the classes: those of an earlier run, or the column's own, or those of the training split.
+) -> tuple[dict[str, Tensor | None], tuple[str, ...], tuple[str, ...]]:
+    """By split; the classes: those of an earlier run, or the column's own, or those of the training split; what is said of it.
 
     A split whose classes are all hidden (-1), as in test splits of competitions, is left out.
     """
     if picked.target is None:
-        return dict.fromkeys(tables), ()
+        return dict.fromkeys(tables), (), ()
     made: dict[str, Tensor | None] = {}
+    notes: tuple[str, ...] = ()
     for name, table in tables.items():  # train comes first
         values = target_values(table, picked.target, asked=asked)
         called = f"column {picked.target} of {name}"
@@ -157,7 +176,9 @@ def _all_targets(
             classes = classes or picked.names
         made[name], names = to_targets(values, asked=asked, called=called, kind=picked.kind, like=classes or None)
         classes = classes or names
-    return made, classes
+        if name == "train" and not classes:
+            notes = fall_together(values, called=f"column {picked.target}")
+    return made, classes, notes
 
 
 def _named(numbers: Any, names: tuple[str, ...], *, asked: str, called: str) -> Any:
@@ -204,6 +225,8 @@ def _reader(reading: Reading, classes: Sequence[str]) -> dict[str, Any]:
     if picked.form == IMAGE:
         assert reading.size is not None
         node |= {"size": list(reading.size), "mode": reading.mode}
+    if reading.offsets:
+        node["offsets"] = list(reading.offsets)
     if reading.tokens is not None:
         length = reading.tokens.length - (picked.target is None)
         node |= {"entries": reading.tokens.entries, "context_length": length}

@@ -36,6 +36,7 @@ def read_rows(
     mode: str = "rgb",
     entries: str | None = None,
     context_length: int | None = None,
+    offsets: Sequence[float] = (),
 ) -> Tensor | Iterator[Tensor]:
     """The inputs, (N, ...), or blocks of them where all together are too big for memory.
 
@@ -53,7 +54,7 @@ def read_rows(
     _check_columns(table, columns, path)
     tokens = None if context_length is None else TextRows(entries, context_length)
     picked = Chosen(form, columns, target or "", kind, tuple(classes))
-    reading = Reading(picked, f"the file {path}", checked_mode(mode), checked_size(size), tokens)
+    reading = Reading(picked, f"the file {path}", checked_mode(mode), checked_size(size), tokens, tuple(offsets))
     rows = table.with_format("arrow")
     once, _ = is_decoded_once("auto", num_bytes=len(rows) * 8 * math.prod(row_shape(table, reading)))
     if once:

@@ -14,13 +14,15 @@ from torch.utils.data import Dataset
 
 from runner.data.hub.columns import IMAGE, TEXT, Chosen
 from runner.data.language.text_rows import TextRows
-from runner.data.tables.values import to_floats
+from runner.data.tables.values import MOST_LOOKED_AT, offsets_of, to_floats
 from runner.data.vision.dataset import check_same, decoded_at_once, each
 from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
 from runner.errors import Fault, RunnerError
 
 #: rows that a fingerprint reads, evenly spread
 FINGERPRINT_ROWS = 64
+#: of the rows that tell whether float32 has room for the digits: 32 MiB as float64
+MOST_NUMBERS = 2**22
 #: between the texts of several columns
 BETWEEN = "\n"
 
@@ -34,6 +36,7 @@ class Reading:
     mode: str = "rgb"  # of images
     size: tuple[int, int] | None = None  # of images
     tokens: TextRows | None = None  # of texts
+    offsets: tuple[float, ...] = ()  # of numbers: taken off each of a row's while they are float64; () for none
 
     def inputs(self, part: Any, first_row: int = 0) -> Tensor:
         """(B, ...) from a pyarrow table. Raises: RunnerError for values that are missing or can't be read."""
@@ -44,8 +47,10 @@ class Reading:
             images, names = encoded_images(part, self.chosen.inputs[0]), _row_names(part, first_row)
             return decoded_at_once(images, names, mode=self.mode, size=self.size, asked=self.asked)
         columns = [_numbers(part.column(name), name, self.asked) for name in self.chosen.inputs]
-        called = f"the columns {', '.join(self.chosen.inputs)}"
-        return to_floats(np.concatenate(columns, axis=1), asked=self.asked, called=called)
+        numbers = np.concatenate(columns, axis=1)
+        if self.offsets:
+            numbers -= np.array(self.offsets)
+        return to_floats(numbers, asked=self.asked, called=f"the columns {', '.join(self.chosen.inputs)}")
 
     def batch(self, inputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets; without targets those are the tokens that follow."""
@@ -129,6 +134,21 @@ def row_shape(table: Any, reading: Reading) -> list[int]:
         assert reading.tokens is not None
         return [reading.tokens.length - (reading.chosen.target is None)]
     return list(reading.inputs(table.with_format("arrow")[:1]).shape[1:])
+
+
+def offsets_in(table: Any, reading: Reading, *, width: int) -> list[tuple[str, float]]:
+    """The names of a row's numbers, and what each is to be less so that float32 keeps its values apart; 0 for nothing.
+
+    Some of the rows tell, evenly spread. width: how many numbers a row has.
+    """
+    most = min(MOST_LOOKED_AT, max(FINGERPRINT_ROWS, MOST_NUMBERS // width))
+    part = table.with_format("arrow")[list(range(0, len(table), -(-len(table) // most)))]
+    found: list[tuple[str, float]] = []
+    for name in reading.chosen.inputs:
+        offsets = offsets_of(_numbers(part.column(name), name, reading.asked))
+        names = [name] if len(offsets) == 1 else [f"{name}[{place}]" for place in range(len(offsets))]
+        found += zip(names, offsets, strict=True)
+    return found
 
 
 def encoded_images(part: Any, column: str) -> list[Encoded]:

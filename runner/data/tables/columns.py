@@ -16,7 +16,7 @@ from runner.data.tables.files import TableFile
 from runner.data.tables.forms import suggested
 from runner.data.tables.node import arguments, reader_node
 from runner.data.tables.reader import TableReader
-from runner.data.tables.scan import Tally, scan
+from runner.data.tables.scan import Tally, scan, taken_less
 from runner.data.tables.target import Target, find_target
 from runner.errors import Fault, RunnerError, nearest
 
@@ -100,12 +100,7 @@ def choose(
         notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
     if cut := [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]:
         notes.append(f"the {max_categories} most frequent categories of {listed(cut)}; others are as unknown")
-    notes += [
-        f"column {column.name} is taken less {column.offset:,.15g}: float32, in which models compute, has no room for its "
-        "digits (the rows of an exported model are such, too)"
-        for column in kept
-        if column.offset
-    ][:MOST_HINTS]
+    notes += [taken_less(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
     if found.kind == "regression":
         notes += [_on_its_digits(tallies[name]) for name in targets if tallies[name].offset()]
     if used := files[0].form.date_format:

@@ -75,6 +75,14 @@ def offset_of(mean: float, spread: float) -> float:
     return float(round(mean)) if spread > 1 else mean
 
 
+def taken_less(name: str, offset: float) -> str:
+    """What is said of a column whose offset is taken off."""
+    return (
+        f"column {name} is taken less {offset:,.15g}: float32, in which models compute, has no room for its digits "
+        "(the rows of an exported model are such, too)"
+    )
+
+
 class Tally:
     """What the values of one column are, batch by batch."""
 

@@ -70,15 +70,23 @@ def fall_together(values: Any, *, called: str) -> tuple[str, ...]:
     if array.dtype.kind not in "iuf" or array.dtype.itemsize < 4 or array.ndim not in (1, 2) or not array.size:
         return ()
     some = array[:: -(-len(array) // MOST_LOOKED_AT)].astype(np.float64).reshape(-1, array[0].size)
-    for column, (mean, spread) in enumerate(zip(some.mean(0).tolist(), some.std(0).tolist(), strict=True)):
-        if (offset := offset_of(mean, spread)) and not np.array_equal(
-            some[:, column], some[:, column].astype(np.float32)
-        ):
+    for column, offset in enumerate(offsets_of(some)):
+        if offset:
             where = f"column {column} of {called}" if array.ndim == 2 else called
-            step = float(np.spacing(np.float32(abs(mean))))
+            spread, step = float(some[:, column].std()), float(np.spacing(np.float32(abs(offset))))
             problem = f"{where}: {offset:,.6g}, and {spread:.3g} apart; float32, in which models compute, has steps of {step:.3g} there"
             return (f"{problem}, and values fall together; less {offset:,.15g} they stay apart",)
     return ()
+
+
+def offsets_of(some: Any) -> list[float]:  # (n, F) float64
+    """What each column has to be less so that float32 keeps its values apart; 0 for one that float32 holds as it is."""
+    found = []
+    with np.errstate(all="ignore"):  # NaN and infinity have no offset: whoever makes tensors of them tells them
+        for column, (mean, spread) in enumerate(zip(some.mean(0).tolist(), some.std(0).tolist(), strict=True)):
+            offset, values = offset_of(mean, spread), some[:, column]
+            found.append(0.0 if not offset or np.array_equal(values, values.astype(np.float32)) else offset)
+    return found
 
 
 def are_texts(values: Any) -> bool:

@@ -171,6 +171,33 @@ def test_lists_of_numbers_are_taken_flat(tmp_path):
     assert "differ in length" in refused(str(tmp_path / "b.jsonl")).problem
 
 
+@pytest.mark.parametrize("decode", ["once", "workers"])
+def test_numbers_with_more_digits_than_float32_has_stay_apart(tmp_path, decode):
+    stamps = [1_700_000_000 + number for number in range(100)]
+    rows = [{"stamp": stamp, "pair": [number, stamp], "y": number % 2} for number, stamp in enumerate(stamps)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = huggingface(str(tmp_path / "a.jsonl"), decode=decode)
+    inputs = source.rows[0] if decode == "once" else batch(source.rows, range(100))[0]
+    assert inputs[:, 0].tolist() == inputs[:, 2].tolist() == [number - 50 for number in range(100)]
+    assert inputs[:, 1].tolist() == [*range(100)]
+    assert [note.split(":")[0] for note in source.notes] == [
+        "column stamp is taken less 1,700,000,050",
+        "column pair[1] is taken less 1,700,000,050",
+    ]
+    read = build(json.loads(json.dumps(source.reader)))
+    assert torch.equal(read(str(tmp_path / "a.jsonl")), inputs)
+    (tmp_path / "b.jsonl").write_text(json.dumps(rows[7]))  # of one row the spread is none
+    assert torch.equal(huggingface(str(tmp_path / "b.jsonl"), like=source.reader).rows[0], inputs[7:8])
+    assert "offsets" not in huggingface(str(tmp_path / "a.jsonl"), inputs="y", target="stamp").reader
+
+
+def test_a_target_with_more_digits_than_float32_has_is_told(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{row % 3},{1_700_000_000 + row}\n" for row in range(60)))
+    (told,) = huggingface(str(tmp_path / "a.csv"), kind="regression").notes
+    assert told.startswith("column y: 1.7e+09, and 17.3 apart") and "less 1,700,000,030" in told
+    assert not huggingface(str(tmp_path / "a.csv")).notes  # classes
+
+
 def test_what_is_missing_is_told_with_its_row(tmp_path):
     (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,,b\n5,6,a\n")
     assert "row 1, column 1" in refused(str(tmp_path / "a.csv")).problem
