@@ -81,6 +81,12 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
         if len(tally.texts) == 1:
             problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows: nothing can be learned of it"
             raise RunnerError(Fault(asked, problem, "data.target=... another column, or rows with other values"))
+    if kind != "classification" and (dates := [tally.name for tally in tallies if tally.dates == tally.rows]):
+        problem = f"column {dates[0]!r} holds dates, and a target is classes or numbers"
+        fix = "data.target=... another column, a column of numbers made of the dates"
+        if len(tallies) == 1:
+            fix += ", or data.kind=classification for a class of each date"
+        raise RunnerError(Fault(asked, problem, fix))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
     names = tuple(tally.name for tally in tallies)
     if found != "classification":

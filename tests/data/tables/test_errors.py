@@ -113,6 +113,20 @@ def test_what_is_wrong_in_the_settings(settings, asked, so, write):
     assert write in fault.fix
 
 
+@pytest.mark.parametrize("kind", ["auto", "regression"])
+@pytest.mark.parametrize("target", ["when", ["when", "y"]])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_dates_are_no_target(kind, target, ending, folder):
+    days = pandas.date_range("2026-01-01", periods=9)
+    frame = pandas.DataFrame({"y": np.arange(9) / 2, "x": range(9), "when": days})
+    frame.to_csv("t.csv", index=False) if ending == "csv" else frame.to_parquet("t.parquet")
+    (fault,) = faults(f"t.{ending}", target, kind=kind)
+    assert fault.asked == ("data.target=when" if target == "when" else "data.target=[when,y]")
+    assert "column 'when' holds dates" in fault.problem and "another column" in fault.fix
+    assert ("data.kind=classification" in fault.fix) == (target == "when")
+    assert table(f"t.{ending}", "when", kind="classification").facts["num_classes"] == 9
+
+
 @pytest.mark.parametrize(
     ("target", "mend", "gone"),
     [
