@@ -9,11 +9,15 @@ import re
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import validate
+from runner.config.allowed import PARTS
+from runner.config.instantiate import argument_names
 from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
+from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe, resolve
 from runner.errors import Fault, RunnerError
 from runner.experiment.best_metric import best_of, metric_faults
@@ -56,7 +60,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
                 schema, usual = SHARED[key]
                 found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
     found += (
-        hook_faults(cfg)
+        _augment_faults(cfg)
+        + hook_faults(cfg)
         + turn_faults(cfg)
         + metric_faults(cfg)
         + _not_together(cfg, choice)
@@ -69,6 +74,22 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     if precision != cfg.train.precision:
         cfg.train.precision = precision
     return choice
+
+
+def _augment_faults(cfg: DictConfig) -> list[Fault]:
+    """What is wrong with data.augment, whatever the images are; a function of the person's own may take another form of it."""
+    asked = validate.value(cfg, "data.augment")
+    if asked is None or validate.value(cfg, "data._target_") not in PARTS:
+        return []
+    if "augment" not in argument_names(validate.target_node(cfg, "data")):
+        return []  # told as an argument that it does not take
+    try:
+        strengths_of(OmegaConf.to_container(asked, throw_on_missing=True) if OmegaConf.is_config(asked) else asked)
+    except OmegaConfBaseException:
+        return []  # told as a value that is missing
+    except RunnerError as error:
+        return list(error.faults)
+    return []
 
 
 def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:

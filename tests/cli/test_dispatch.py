@@ -133,6 +133,7 @@ MISTAKES = [
     ("data=arrays data.path=short.npz", "as many targets as inputs"),
     ("data=arrays data.path=good.npz", "model=mlp"),  # rows of numbers are no images
     ("data=synthetic data.num_rows=0", "data.num_rows=10"),
+    ("data.augment={cutmix:1} train.batch_size=0", "write: 'data.augment={mixup:1}' or 'data.augment={cutout:1}'\n"),
     # tracking
     ("tracking.uri=./mlruns", "tracking.uri=sqlite:///mlflow.db"),
     ("tracking.uri=file:///tmp/mlruns", "tracking.uri=sqlite:///mlflow.db"),

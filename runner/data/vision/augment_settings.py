@@ -27,7 +27,7 @@ def _is_a_part(value: float) -> bool:
 
 
 def _is_whole(value: float) -> bool:
-    return value >= 0 and value == int(value)
+    return value >= 0 and float(value).is_integer()
 
 
 #: in the order in which they are done
@@ -55,24 +55,37 @@ def strengths_of(asked: Any) -> dict[str, float]:
     Raises: RunnerError with all that is no augmentation and no strength.
     """
     pairs = _pairs(asked)
+    meant = {name: _meant(name, value) for name, value in pairs.items()}
     faults = []
     for name, value in pairs.items():
-        if name not in NAMES:
-            hits = nearest(str(name), NAMES) or NAMES
-            fix = " or ".join(f"data.augment.{hit}" for hit in hits)
-            faults.append(
-                Fault(
-                    f"data.augment.{name}={value}",
-                    f"there is no such augmentation; there are {', '.join(NAMES)}",
-                    fix,
-                )
-            )
-        elif not isinstance(value, bool | int | float) or not (isinstance(value, bool) or NAMES[name].check(value)):
-            fix = f"data.augment.{name}={NAMES[name].usual:g}"
-            faults.append(Fault(f"data.augment.{name}={value}", f"it is {NAMES[name].valid}", fix))
+        if (name, value) in meant[name]:
+            continue
+        likely = {other: choices[0] for other, choices in meant.items() if choices and other != name}
+        ways = [dict([*likely.values(), choice]) for choice in meant[name]] or [dict(likely.values())]
+        problem = f"there is no such augmentation; there are {', '.join(NAMES)}"
+        problem = f"it is {NAMES[name].valid}" if name in NAMES else problem
+        faults.append(Fault(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
     if faults:
         raise RunnerError(*faults)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
+
+
+def _meant(name: Any, value: Any) -> list[tuple[str, Any]]:
+    """Itself, where it is right; else the names that it may have meant, the likeliest first, with strengths that they take."""
+    hits = [name] if name in NAMES else nearest(str(name), NAMES, cutoff=0.5)  # cutmix: mixup or cutout
+    return [(hit, value if _takes(hit, value) else NAMES[hit].usual) for hit in hits]
+
+
+def _takes(name: str, value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, int | float) and NAMES[name].check(value))
+
+
+def written(strengths: Mapping[str, Any]) -> str:
+    """Augmentations as a word of the command line."""
+    pairs = [
+        f"{name}:{str(value).lower() if isinstance(value, bool) else f'{value:g}'}" for name, value in strengths.items()
+    ]
+    return f"data.augment={{{','.join(pairs)}}}" if pairs else "data.augment=[flip,crop], say"
 
 
 def _pairs(asked: Any) -> dict[Any, Any]:
@@ -83,7 +96,7 @@ def _pairs(asked: Any) -> dict[Any, Any]:
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         pairs: dict[Any, Any] = {}
         for item in asked:
-            pairs |= item if isinstance(item, Mapping) else {item: True}
+            pairs |= item if isinstance(item, Mapping) else {str(item): True}
         return pairs
     problem = "it is a list of names, or names with their strengths"
     fix = f"data.augment=[{asked if asked in NAMES else 'flip,crop'}] or data.augment={{flip:true,crop:4}}"
@@ -101,14 +114,12 @@ def shape_faults(strengths: Mapping[str, float], shape: Sequence[int]) -> list[F
     for name in ("crop", "cutout"):
         if strengths.get(name, 0) > side:
             problem = f"the images have a side of {side} pixels"
-            faults.append(
-                Fault(f"data.augment.{name}={strengths[name]:g}", problem, f"data.augment.{name}={max(1, side // 4)}")
-            )
+            fix = written({**strengths, name: max(1, side // 4)})
+            faults.append(Fault(f"data.augment.{name}={strengths[name]:g}", problem, fix))
     if strengths.get("saturation") and shape[0] != 3:
         problem = (
             f"the images have {shape[0]} channel{'s' if shape[0] > 1 else ''}, and colours are red, green and blue"
         )
-        faults.append(
-            Fault(f"data.augment.saturation={strengths['saturation']:g}", problem, "data.augment.saturation=0")
-        )
+        fix = written({**strengths, "saturation": 0})
+        faults.append(Fault(f"data.augment.saturation={strengths['saturation']:g}", problem, fix))
     return faults

@@ -1,6 +1,7 @@
 """What each augmentation does to a tiny image by hand, and that nothing but `draws` decides it."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -198,15 +199,20 @@ def test_nothing_is_read_from_the_device(device):
 @pytest.mark.parametrize(
     ("asked", "key", "so", "write"),
     [
-        ({"flop": True}, "data.augment.flop=True", "no such augmentation", "data.augment.flip"),
-        ({"flip": 2}, "data.augment.flip=2", "0 to 1", "data.augment.flip=0.5"),
-        ({"crop": 1.5}, "data.augment.crop=1.5", "whole number", "data.augment.crop=4"),
-        ({"crop": 9}, "data.augment.crop=9", "a side of 2 pixels", "data.augment.crop=1"),
-        ({"cutout": 4}, "data.augment.cutout=4", "a side of 2 pixels", "data.augment.cutout=1"),
-        ({"rotate": "a bit"}, "data.augment.rotate=a bit", "degrees", "data.augment.rotate=10"),
-        ({"brightness": 1}, "data.augment.brightness=1", "less than 1", "data.augment.brightness=0.2"),
-        ({"mixup": -1}, "data.augment.mixup=-1", "alpha", "data.augment.mixup=0.2"),
-        ({"saturation": True}, "data.augment.saturation=0.2", "1 channel,", "data.augment.saturation=0"),
+        ({"flop": True}, "data.augment.flop=True", "no such augmentation", "data.augment={flip:true}"),
+        (["crop", "flop"], "data.augment.flop=True", "no such augmentation", "data.augment={crop:true,flip:true}"),
+        ({"cutmix": 1}, "data.augment.cutmix=1", "no such", "data.augment={mixup:1} or data.augment={cutout:1}"),
+        ({"zoomed": 1}, "data.augment.zoomed=1", "there are flip, vertical_flip, crop,", "data.augment=[flip,crop]"),
+        ([["flip"]], "data.augment.['flip']=True", "no such", "data.augment={flip:true}"),
+        ({"crop": math.inf}, "data.augment.crop=inf", "whole number", "data.augment={crop:4}"),
+        ({"flip": 2}, "data.augment.flip=2", "0 to 1", "data.augment={flip:0.5}"),
+        ({"crop": 1.5}, "data.augment.crop=1.5", "whole number", "data.augment={crop:4}"),
+        ({"crop": 9}, "data.augment.crop=9", "a side of 2 pixels", "data.augment={crop:1}"),
+        ({"cutout": 4}, "data.augment.cutout=4", "a side of 2 pixels", "data.augment={cutout:1}"),
+        ({"rotate": "a bit"}, "data.augment.rotate=a bit", "degrees", "data.augment={rotate:10}"),
+        ({"brightness": 1}, "data.augment.brightness=1", "less than 1", "data.augment={brightness:0.2}"),
+        ({"mixup": -1}, "data.augment.mixup=-1", "alpha", "data.augment={mixup:0.2}"),
+        ({"saturation": True}, "data.augment.saturation=0.2", "1 channel,", "data.augment={saturation:0}"),
         ("flip", "data.augment=flip", "list of names", "data.augment=[flip]"),
         (True, "data.augment=True", "list of names", "data.augment=[flip,crop] or"),
         (3, "data.augment=3", "list of names", "{flip:true"),

@@ -321,7 +321,7 @@ def test_what_does_not_fit_into_memory_is_left_to_workers(tmp_path, monkeypatch)
         ({"size": [4, 4, 3]}, "data.size=[4, 4, 3]", "data.size=[48,64]"),
         ({"size": "big"}, "data.size=big", "data.size=64"),
         ({"decode": "never"}, "data.decode=never", "data.decode=workers"),
-        ({"augment": {"flop": 1}}, "data.augment.flop=1", "data.augment.flip"),
+        ({"augment": {"flop": 1}}, "data.augment.flop=1", "data.augment={flip:1}"),
     ],
 )
 def test_settings_that_are_none(tmp_path, settings, asked, write):
