@@ -26,6 +26,8 @@ from runner.sweep.sweep import Plan, run_sweep
 
 KEY = "hydra.sweeper"
 BY_NUMBER = "${hydra.job.num}"
+#: what others differ in by chance
+CHANCE = ("seed", "data.fold")
 
 
 class Search(Sweeper):
@@ -174,4 +176,13 @@ def _lines(
         lines.append(("pruner", f"{pruning.kind}, {after}"))
     width = max(map(len, space.dimensions))
     dimensions = [f"{key:<{width}}  {dimension}" for key, dimension in space.dimensions.items()]
-    return [*lines, ("space", f"\n{'':8}".join(dimensions))]
+    notes = [
+        (
+            "note",
+            f"{key} is a dimension like the others: each trial has one, and the best may be so by its {key} alone; "
+            f"for several of each, a grid: -m with the best trial's words and {key}=...,...",
+        )
+        for key in CHANCE
+        if key in space.dimensions
+    ]
+    return [*lines, ("space", f"\n{'':8}".join(dimensions)), *notes]
