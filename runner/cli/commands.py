@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, untrusted, validate
 from runner.config.compose import (
     CONF,
+    Compose,
     composed_with,
     composer,
     hydra_session,
@@ -64,6 +65,7 @@ def resume(words: list[str]) -> int:
         resuming.check(before, cfg)
         _check_length(asked, cfg, overrides)
         if is_over(read_summary(folder), overrides):
+            _check_words(overrides, cfg, compose=compose)
             print(f"{wanted}: it has finished; for more of it: {asked} {length_key(cfg)}=...")
             answer.give({"folder": str(folder), **read_summary(folder)})
             return 0
@@ -75,6 +77,22 @@ def resume(words: list[str]) -> int:
             done = run_experiment(cfg, folder, given=Given(owns_process=True))
     answer.give({"folder": str(folder), **done})
     return int(done["exit_code"] or done["status"] == "failed")
+
+
+def _check_words(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> None:
+    """Raises: RunnerError for what these words make wrong of a run that is not gone on with; what is so without them, it bears."""
+    if not overrides:
+        return
+    try:
+        check(cfg)
+    except RunnerError as error:
+        before: tuple[Fault, ...] = ()
+        try:
+            check(composed_with(compose, []))
+        except RunnerError as own:  # its device is not here, say
+            before = own.faults
+        if found := [fault for fault in error.faults if fault not in before]:
+            raise RunnerError(*found) from None
 
 
 def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
@@ -218,6 +236,7 @@ def history(words: list[str]) -> int:
     rest = [word for word in words if word not in runs and not word.startswith("tracking.uri=")]
     options.refuse_others("history", rest)
     wanted, uri = runs[0] if runs else "last", stores.named(words) or stores.USUAL
+    _say_not_asked(words, [reading.folder_of(wanted)])
     if output is not None:
         answer.give({"run": wanted, **(written := reading.write(wanted, output, uri=uri))})
         print(f"{written['points']:,} points in {written['output']}")
@@ -227,6 +246,14 @@ def history(words: list[str]) -> int:
     show(found := reading.summary(reading.history(wanted, uri=uri)))
     answer.give({"run": wanted, "metrics": found})
     return 0
+
+
+def _say_not_asked(words: list[str], folders: Iterable[Path | None]) -> None:
+    """The store that these words name, where all runs have their folders here; None for one that a store has."""
+    uris = [validate.without_password(word) for word in words if word.startswith("tracking.uri=")]
+    here = [short(folder) if folder is not None else "" for folder in folders]
+    if uris and all(here):
+        print(f"note: {uris[-1]} is not asked: {' and '.join(here)} {'has' if len(here) == 1 else 'have'} all points")
 
 
 def diff(words: list[str]) -> int:
@@ -242,6 +269,7 @@ def diff(words: list[str]) -> int:
     wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
     with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
         found = comparing.diff(originals)
+        _say_not_asked(words, [each.folder if each.store is None else None for each in originals])
         showing.show(found)
         told = comparing.as_values(found)
         if with_ops:

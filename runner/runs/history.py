@@ -38,7 +38,7 @@ def history(wanted: str, *, uri: str) -> dict[str, Series]:
     wanted: a folder, `last`, or an id in MLflow; the store `uri` is asked for one that is of no run here.
     A million points take 0.1 s from a folder. Raises: RunnerError where there is no such run.
     """
-    folder = _folder(wanted)
+    folder = folder_of(wanted)
     if folder is not None:
         return read_series(folder)
     path = store_uri.sqlite_path(uri)
@@ -78,7 +78,7 @@ def write(wanted: str, output: str, *, uri: str) -> dict[str, Any]:
 
     Raises: RunnerError for no run, and a file that can't be written.
     """
-    folder = _folder(wanted)
+    folder = folder_of(wanted)
     file = check_output(output, inputs=(folder or Path(tempfile.gettempdir())) / "journal")
     num_points = 0
     with writing(file) as append:
@@ -119,7 +119,7 @@ def table(series: Mapping[str, Series]) -> pandas.DataFrame:
     return pandas.DataFrame(columns).rename_axis("step")
 
 
-def _folder(wanted: str) -> Path | None:
+def folder_of(wanted: str) -> Path | None:
     """The run's folder; None for an id that is of no run here."""
     if ID.fullmatch(wanted) and not Path(wanted).is_dir():
         with suppress(RunnerError):

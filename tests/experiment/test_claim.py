@@ -87,6 +87,20 @@ def test_what_can_go_on_is_told_how(used, capsys):
     assert json.loads((used / "summary.json").read_text())["num_steps"] == 12
 
 
+def test_of_a_run_that_has_finished_the_words_are_looked_at_before_it_is_said(used, capsys):
+    """Its own device may be gone since: that is no reason against saying so."""
+    assert cli.main(["resume", "run", "device=cud", "metrics.pull_every=0"]) == 2
+    said = capsys.readouterr()
+    assert "asked: device=cud\n" in said.err and "asked: metrics.pull_every=0\n" in said.err
+    assert "finished" not in said.out
+    rerun = used / "rerun.yaml"
+    rerun.write_text(rerun.read_text().replace("device: cpu", "device: cuda:97"))
+    for words, code in (([], 0), (["metrics.pull_every=7"], 0), (["metrics.pull_every=0"], 2)):
+        assert cli.main(["resume", "run", *words]) == code
+        said = capsys.readouterr()
+        assert "cuda:97" not in said.err and ("it has finished" in said.out) == (code == 0)
+
+
 def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(trained, own_folder, capsys):
     shutil.copytree(trained, "my run")
     assert cli.main(["resume", "my run"]) == 0
