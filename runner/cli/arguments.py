@@ -86,10 +86,13 @@ def refuse_misspelt(words: Sequence[str]) -> None:
         )
 
 
-def sorted_words(words: list[str], *, takes: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def sorted_words(
+    words: list[str], *, takes: Sequence[str] = (), of_python: bool = False
+) -> tuple[list[str], list[str]]:
     """Hydra's flags first, each with its value, then the overrides: Hydra takes them in no other order (hydra#3053).
 
     takes: flags of the command itself, which are not among these words, to be offered for one that there is not.
+    of_python: they are run()'s, and no shell's.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -125,7 +128,7 @@ def sorted_words(words: list[str], *, takes: Sequence[str] = ()) -> tuple[list[s
         if not faults and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
         else:
-            faults += [override_errors.ambiguous(word) for word in commas]
+            faults += [override_errors.ambiguous(word, of_python=of_python) for word in commas]
     if faults:
         raise RunnerError(*faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides

@@ -168,7 +168,7 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
     make_own_code_importable()
     notebook.forget_edited()
     with restored(ALLOW_VARIABLE), restored(SECRETS):
-        flags, overrides = sorted_words(words)
+        flags, overrides = sorted_words(words, of_python=True)
         if others := [flag for flag in flags[::2] if flag not in ONE_RUN]:
             fix = "python -m runner ..., or run() for each"
             raise RunnerError(

@@ -154,20 +154,29 @@ def _singles(text: str) -> Iterator[str]:
         yield text
 
 
-def ambiguous(text: str) -> Fault:
-    """Commas without -m."""
+def ambiguous(text: str, *, of_python: bool = False) -> Fault:
+    """Commas without -m; of_python: in the words of run(), which is one run."""
     key, _, value = text.partition("=")
-    values = value.split(",")
+    takes = "run() is one" if of_python else "that takes -m"
     if key == "sweep.zip":
-        return Fault(text, "values that go together make several runs, and that takes -m", f"-m '{text}'")
+        fix = "run([...]) for each of them" if of_python else f"-m '{text}'"
+        return Fault(text, f"values that go together make several runs, and {takes}", fix)
+    values = value.split(",")
     if key.startswith("device"):
-        whole = [f"cuda:{item}" if item.isdigit() else item for item in values]
-        fix = f"-m device={','.join(whole)} for a run on each, or 'device=[{','.join(whole)}]' for the first of them that is there"
+        values = [f"cuda:{item}" if item.isdigit() else item for item in values]
+    elif of_python:
+        values = [single.partition("=")[2] for single in _singles(text)]  # of [64],[32,32] two
+    each = f"-m {key}={','.join(values)}"
+    if of_python:
+        each = f"[run([*words, f'{key}={{value}}']) for value in {values}]"
+    as_list = f"'{key}=[{','.join(values)}]'"
+    if key.startswith("device"):
+        fix = f"{each} for a run on each, or {as_list} for the first of them that is there"
     elif (kind := validate.kind_of(_bare_key(text))) is not None and kind != "Any":  # it takes no list
-        fix = f"-m {text}"
+        fix = each
     else:
-        fix = f"-m {text} for a run with each, or '{key}=[{value}]' for a list"
-    return Fault(text, "a comma between values means a run for each of them, and that takes -m", fix)
+        fix = f"{each} for a run with each, or {as_list} for a list"
+    return Fault(text, f"a comma between values means a run for each of them, and {takes}", fix)
 
 
 def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> Fault:

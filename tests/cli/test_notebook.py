@@ -125,6 +125,15 @@ def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder,
 def test_run_takes_one_run(own_folder):
     with pytest.raises(RunnerError, match="one run"):
         runner.run(["-m", "seed=1,2"])
+    for word, write in (
+        ("seed=1,2", "[run([*words, f'seed={value}']) for value in ['1', '2']]"),
+        ("device=cpu,0", "[run([*words, f'device={value}']) for value in ['cpu', 'cuda:0']] for a run on each"),
+        ("model.hidden_sizes=[64],[32,32]", "f'model.hidden_sizes={value}']) for value in ['[64]', '[32,32]']]"),
+        ("zip(seed,name)=(1,a),(2,b)", "run([...]) for each of them"),
+    ):
+        with pytest.raises(RunnerError, match=r"run\(\) is one") as raised:
+            runner.run([word])
+        assert write in raised.value.faults[0].fix and "-m" not in str(raised.value)
     for words in (["-cd"], ["-cn", ""]):
         with pytest.raises(RunnerError, match="needs a value"):
             runner.run(words)
