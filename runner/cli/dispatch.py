@@ -15,7 +15,7 @@ from runner.config.compose import (
     restored,
 )
 from runner.config.instantiate import own_line
-from runner.distributed.environment import rank_here
+from runner.distributed.environment import UnmetError, rank_here
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError
 from runner.experiment.terminal import leave_unread
 
@@ -46,9 +46,8 @@ def _run(words: list[str]) -> int:
         return code
     except RunnerError as error:
         place = rank_here(os.environ)
-        return (
-            MISTAKE if place is not None and place.rank else answer.report(error)
-        )  # of several processes the first one tells it
+        is_told = place is not None and place.rank > 0 and not isinstance(error, UnmetError)  # by the first of several
+        return MISTAKE if is_told else answer.report(error)
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
         if own_line(end):  # nobody else's code says how this command ends, and that all is well
             return unexpected.tell(end)

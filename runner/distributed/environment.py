@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from runner.errors import Fault, RunnerError
 
+
+class UnmetError(RunnerError):
+    """The processes of a run have not come together; each that waited tells it: the first may be the one that is missing."""
+
+
 #: ports that nobody is given by the system, for a job's number to choose among
 FIRST_PORT, NUM_PORTS = 15_000, 10_000
 

@@ -5,7 +5,8 @@ For the training, its checkpoints and evaluation (Ranks). One thread makes all c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -13,12 +14,16 @@ import torch
 from torch import Tensor
 
 from runner.distributed import messages as told
-from runner.distributed.environment import RankInfo
+from runner.distributed.environment import RankInfo, UnmetError
+from runner.errors import Fault, first_line
 
 T = TypeVar("T")
+distributed: Any = torch.distributed  # its names are there, and not typed
 
 #: an end of a process is seen at once, by its closed connection; what takes long (a set that is made ready) is waited for
 PATIENCE = timedelta(days=2)
+#: for all processes of srun to begin
+MOST_APART = timedelta(minutes=10)
 
 
 class Ranks(Protocol):
@@ -154,15 +159,46 @@ def is_lost(error: BaseException) -> bool:
 
 
 def join(place: RankInfo, *, backend: str, device: torch.device) -> Group:
-    """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices."""
-    distributed: Any = torch.distributed  # its names are there, and not typed
+    """Waits until all are there, and is one of them from then on. backend: torch's name for what joins their devices.
+
+    Raises: UnmetError where srun has started them and some do not come; torchrun looks after its own.
+    """
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
-    if place.by == "srun":
-        is_first, wait = place.rank == 0, timedelta(minutes=10)
-        store = distributed.TCPStore(place.address, place.port, place.num, is_first, timeout=wait)
-    else:
-        store = next(iter(distributed.rendezvous("env://")))[0]
+    if place.by != "srun":
+        return _joined(next(iter(distributed.rendezvous("env://")))[0], place, backend=backend, device=device)
+    with _meeting(place):
+        is_first = place.rank == 0
+        store = distributed.TCPStore(place.address, place.port, place.num, is_first, timeout=MOST_APART)
+        return _joined(store, place, backend=backend, device=device)
+
+
+@contextmanager
+def _meeting(place: RankInfo) -> Iterator[None]:
+    """Raises: UnmetError, in the place of what torch says of processes that do not come."""
+    try:
+        yield
+    except (distributed.DistNetworkError, distributed.DistStoreError) as error:
+        asked = f"srun with {place.num} processes, which meet at {place.address}:{place.port}"
+        said = first_line(error)
+        if "EADDRINUSE" in said:
+            problem = f"something else listens there, another srun of this job perhaps ({said})"
+            raise UnmetError(
+                Fault(asked, problem, "one such srun at a time in a job, or each as its own job")
+            ) from error
+        problem = f"process {place.rank} lost the others before all were there"
+        if "waiting for clients" in said:
+            problem = f"not all of them were there after {MOST_APART}"
+        elif "trying to connect" in said:
+            problem = f"process {place.rank} did not reach the first one in {MOST_APART}"
+        fix = (
+            "the same line once each of them begins: its own output (srun --output=%t.log) says why one did not, or ended; "
+            f"and the machines must reach each other: ping {place.address}, no firewall before port {place.port}"
+        )
+        raise UnmetError(Fault(asked, f"{problem} ({said})", fix)) from error
+
+
+def _joined(store: Any, place: RankInfo, *, backend: str, device: torch.device) -> Group:
     # torch's launcher keeps one store for all attempts: what the processes before have left there is not for these
     store = distributed.PrefixStore(f"runner-{told.attempt()}", store)
     more: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.num}
