@@ -231,9 +231,8 @@ class CheckpointWriter:
         elif waits and self._check is not None:
             try:
                 self._check(state)
-            except (
-                Exception
-            ) as error:  # the one that waits is good for all that is known, and is written; then this is told
+            except Exception as error:
+                # the one that waits is good for all that is known, and is written; then this is told
                 self._background.do_settled(partial(_raise, error))
                 return
         with self._lock:
