@@ -133,8 +133,9 @@ def run_python(words: list[str]) -> None:
     sys.path[:0] = [path for path in paths if path not in sys.path]
     customize(words, paths)
     own = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith(("_", "n_"))}
-    sys.flags = types.SimpleNamespace(**{**own, "safe_path": "-P" in flags})  # the warm process has -P itself
-    if "-P" not in flags:
+    is_safe = "-P" in flags or bool(os.environ.get("PYTHONSAFEPATH"))
+    sys.flags = types.SimpleNamespace(**{**own, "safe_path": is_safe})  # the warm process has -P itself
+    if not is_safe:
         sys.path.insert(0, str(Path(kind).parent if kind.endswith(".py") else Path.cwd()))
     if "ignore" in flags:
         warnings.simplefilter("ignore")

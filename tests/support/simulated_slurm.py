@@ -65,12 +65,20 @@ def watch(folder: Path, name: str, line: str) -> None:
     )
     command = words[words.index(sys.executable) + 1 :]
     Path(log).parent.mkdir(parents=True, exist_ok=True)
+    os.environ |= exported((folder / f"{job}.sh").read_text())
     with Path(log).open("a") as output:
         process = started(command, output)
         note(folder, name, "RUNNING", process.pid)
         code = process.wait()
     is_cancelled = (folder / f"{name}.cancelled").exists()
     note(folder, name, "CANCELLED by 0" if is_cancelled else ENDS.get(code, "FAILED"))
+
+
+def exported(script: str) -> dict[str, str]:
+    """The environment of a job after its script's own lines."""
+    lines = [line for line in script.splitlines() if line.startswith("export ")]
+    told = subprocess.check_output(["bash", "-c", "\n".join([*lines, "env -0"])], text=True)
+    return dict(pair.split("=", 1) for pair in told.split("\0") if pair)
 
 
 def started(words: list[str], output: IO[str]) -> Forked | subprocess.Popen[bytes]:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
+from runner.config.compose import restored
 from runner.config.identity import quoted
 from runner.config.packages import install
 from runner.device import Hardware
@@ -28,6 +31,7 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
 from runner.sweep.jobs.slots import DevicesFor, anywhere, devices_for
 from runner.sweep.launchers.process_pool import Ended, NotTakenError, ProcessPool
+from runner.version import python_path
 
 PLUGIN = "hydra_plugins.hydra_submitit_launcher"
 #: parameters of submitit by which a job asks for GPUs; jobs with device=cpu don't
@@ -109,9 +113,16 @@ class Scheduled:
         parameters = dict(self._launcher.params)
         if on_cpu:
             self._launcher.params |= {name: None for name in OF_GPUS if name in parameters}
+        # by itself `python -m submitit` finds the current folder's modules before all others: a folder `runner` of the
+        # person's would take our place, and with -P a fractions.py that of Python's
+        path = python_path(own=True)
+        if not self.is_here:  # not in sbatch's environment: some sites have a script of their own by that name
+            setup = ["export PYTHONSAFEPATH=1", f'export PYTHONPATH={shlex.quote(path)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+            self._launcher.params["setup"] = [*(parameters.get("setup") or ()), *setup]
+        variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": path} if self.is_here else {}
         numbers = [prepared.job.number for prepared, _ in batch]
         try:
-            with _no_waiting() as handed, _ctrl_c_is_ours():
+            with _no_waiting() as handed, _ctrl_c_is_ours(), _environment(variables):
                 self._launcher.launch([overrides_of(*one, self._folder) for one in batch], initial_job_idx=min(numbers))
         except FailedJobError as error:
             return " ".join(str(error).replace("sbatch: error: ", "").split()) or "sbatch failed, and said nothing"
@@ -253,6 +264,16 @@ class Submitted:
 
     def results(self) -> list[None]:
         return [None]
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Of what is started within."""
+    with ExitStack() as stack:
+        for name in variables:
+            stack.enter_context(restored(name))
+        os.environ |= variables
+        yield
 
 
 @contextmanager

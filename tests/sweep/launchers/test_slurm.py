@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +197,36 @@ def test_what_slurm_does_not_take_is_a_mistake_and_the_jobs_have_not_begun(tmp_p
     assert fault.asked == "hydra.launcher.partition=shrt hydra.launcher.gpus_per_node=8"
     assert fault.problem == "invalid partition specified: shrt Batch job submission failed"
     assert "sinfo" in fault.fix and "sweep.resume=last" in fault.fix
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm"])
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_where_the_sweep_does(
+    is_safe, kind, tmp_path, monkeypatch
+):
+    """A folder `runner` of the person's would be the package; with -P they keep their folder's modules out."""
+    (tmp_path / "runner").mkdir()
+    (tmp_path / "runner/__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if not name.startswith(("_", "n_"))}
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(**flags | {"safe_path": is_safe}))
+    told = []
+
+    def launch(overrides, initial_job_idx):  # as submitit does it, `python -m`, which has the current folder first, too
+        asks = [sys.executable, "-c", "import json, sys, runner.version; print(json.dumps(sys.path))"]
+        script = "\n".join([*launcher.params["setup"], shlex.join(asks)])
+        told.append(json.loads(subprocess.check_output(["bash", "-c", script], text=True)))
+        submitit.AutoExecutor.map_array(None, None)
+
+    monkeypatch.setattr(submitit.AutoExecutor, "map_array", lambda *_: [SimpleNamespace()])
+    own = ["export PYTHONPATH=/own"] if kind == "slurm" else []
+    launcher = SimpleNamespace(_EXECUTOR=kind, params={"setup": own}, launch=launch)
+    scheduled = Scheduled(launcher, OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    prepared = Prepared(Job(0, (), ""), OmegaConf.create({"tracking": {"uri": "http://mine"}}))
+    before = dict(os.environ)
+    assert scheduled._submit([(prepared, Assignment("sweep", "1", "digits", ""))], on_cpu=True) == ""
+    assert dict(os.environ) == before and launcher.params["setup"] == own
+    assert (str(tmp_path) in told[0]) != is_safe and ("/own" in told[0]) == (kind == "slurm")
 
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
