@@ -146,7 +146,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
             hands.num_slots = getattr(launcher, "num_slots", None)
             hands.num_groups = None if plan.objectives else getattr(launcher, "num_groups", None)
             hands.prepared = hands.in_groups(hands.prepared)
-            source = plan.source(hands)
+            with _full_disk_told(sweep):
+                source = plan.source(hands)
             here = hardware if launcher.is_here else None
             messages.plan(table, sweep, prepared, slots=slots, search=plan.says, hardware=here)
             with Parent.open(sweep, config, prepared, follows=launcher.follows) as parent:

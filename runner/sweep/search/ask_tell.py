@@ -51,8 +51,9 @@ class Asking:
 
     def retry(self, job: Job) -> None:
         """Queues a trial with the values of one that failed, unless that has been done."""
-        if job.trial and job.number not in {trial.user_attrs.get(RETRY) for trial in self.trials()}:
-            self._study.enqueue_trial(job.trial, user_attrs={RETRY: job.number})
+        values = job.trial
+        if values and job.number not in {trial.user_attrs.get(RETRY) for trial in self.trials()}:
+            patiently(lambda: self._study.enqueue_trial(values, user_attrs={RETRY: job.number}))
 
     def _ask(self, seen: set[tuple[Any, ...]]) -> Trial | None:
         from optuna.trial import TrialState
@@ -100,7 +101,7 @@ def open_study(
     elif not path.exists():
         problem = f"{FILE}, the study of its {len(jobs)} trials, is not there any more"
         raise RunnerError(Fault(f"sweep.resume={folder}", problem, "the same line without sweep.resume"))
-    storage = open_storage(path, is_new=not jobs, may_share_memory=is_here)
+    storage = patiently(lambda: open_storage(path, is_new=not jobs, may_share_memory=is_here))
     study = patiently(lambda: make_study(storage, [goal["direction"] for goal in goals], pruning))
     if pruning is not None:
         study.pruner = make_pruner(pruning)  # hyperband's brackets are the sampler's business, too

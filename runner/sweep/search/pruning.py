@@ -40,7 +40,7 @@ class StudyTrial:
 
         try:
             return patiently(lambda: self._judge(value, epoch))
-        except (OptunaError, SQLAlchemyError, KeyError) as error:
+        except (OptunaError, SQLAlchemyError, OSError, KeyError) as error:
             log.warning("the search's study %s can't be asked, the trial goes on: %s", self._path, error)
             return False
 

@@ -5,6 +5,8 @@ For ask_tell.py in the sweep's process, and pruning.py in a job's; its database 
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +114,10 @@ def read_pruning(attributes: Mapping[str, Any]) -> Pruning | None:
 
 
 def patiently(action: Callable[[], Value]) -> Value:
-    """`action()`, again while another process holds the database. Raises: the last error, after some minutes."""
+    """`action()`, again while another process holds the database.
+
+    Raises: the last error, after some minutes; OSError, as of a file, for a disk that is full.
+    """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import OperationalError
 
@@ -120,7 +125,10 @@ def patiently(action: Callable[[], Value]) -> Value:
         try:
             return action()
         except (StorageInternalError, OperationalError) as error:
-            if attempt == TRIES - 1 or "locked" not in f"{error} {error.__cause__}":
+            said = f"{error} {error.__cause__}"
+            if "database or disk is full" in said:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), FILE) from error
+            if attempt == TRIES - 1 or "locked" not in said:
                 raise
             time.sleep(0.1 * 2**attempt)
     raise AssertionError("unreachable")

@@ -2,11 +2,14 @@
 
 import sqlite3
 import threading
+from functools import partial
 
 import optuna
 import pytest
 from optuna.trial import TrialState
+from sqlalchemy import event
 
+from runner.errors import is_full_disk
 from runner.sweep.search import study as studies
 from runner.sweep.search.pruning import StudyTrial
 from runner.sweep.search.study import Pruning, make_study, open_storage
@@ -134,6 +137,30 @@ def test_a_locked_database_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(studies.time, "sleep", lambda seconds: waits.append(seconds) or other.execute("COMMIT"))
     assert trial.gives_up(9.0, 1) and len(waits) == 1
     other.close()
+
+
+def fill(engine):
+    """Its disk is full from now on, as SQLite sees it: there is no page more."""
+    event.listen(engine, "checkout", lambda connection, *_: connection.execute("PRAGMA max_page_count=1"))
+
+
+def test_a_full_disk_under_the_study_is_told_as_one_and_costs_a_trial_nothing(tmp_path, caplog):
+    storage = open_storage(tmp_path / "optuna.db", is_new=True)
+    study = make_study(storage, ["minimize"], Pruning("median", 1, 2, 9))
+    whole(study, tmp_path, GOOD)
+    trial = StudyTrial(str(tmp_path / "optuna.db"), study.ask(SPACE).number, metric="val/loss")
+    fill(trial._open()[0].engine)
+    for epoch in range(1, 1000):  # the last page has room for some
+        assert not trial.gives_up(0.0, epoch)
+        if caplog.records:
+            break
+    assert "the trial goes on: [Errno 28] No space left on device: 'optuna.db'" in caplog.text
+    fill(storage.engine)
+    with pytest.raises(OSError) as raised:
+        for number in range(1000):
+            studies.patiently(partial(study.set_user_attr, str(number), "x" * 900))
+    assert is_full_disk(raised.value)
+    assert len(study.trials) == 3
 
 
 def test_a_study_that_is_not_there_costs_the_run_nothing(tmp_path, caplog):
