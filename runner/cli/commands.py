@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -203,7 +203,9 @@ def compare(words: list[str]) -> int:
     misspelt = [word for word in own if options.is_a_setting("compare", word)]
     options.refuse_others("compare", [*(word for word in words if word.startswith("-")), *misspelt])
     metric, uri = metrics[-1] if metrics else None, stores.named(words) or stores.USUAL
-    comparing.show(found := comparing.compare(own, metric=metric, uri=uri))
+    found = comparing.compare(own, metric=metric, uri=uri)
+    _say_not_asked(words, is_asked=any(map(comparing.is_of_a_store, own)))
+    comparing.show(found)
     answer.give({"comparisons": [comparing.as_values(each) for each in found]})
     return 0
 
@@ -236,7 +238,7 @@ def history(words: list[str]) -> int:
     rest = [word for word in words if word not in runs and not word.startswith("tracking.uri=")]
     options.refuse_others("history", rest)
     wanted, uri = runs[0] if runs else "last", stores.named(words) or stores.USUAL
-    _say_not_asked(words, [reading.folder_of(wanted)])
+    _say_not_asked(words, is_asked=reading.folder_of(wanted) is None)
     if output is not None:
         answer.give({"run": wanted, **(written := reading.write(wanted, output, uri=uri))})
         print(f"{written['points']:,} points in {written['output']}")
@@ -248,12 +250,11 @@ def history(words: list[str]) -> int:
     return 0
 
 
-def _say_not_asked(words: list[str], folders: Iterable[Path | None]) -> None:
-    """The store that these words name, where all runs have their folders here; None for one that a store has."""
+def _say_not_asked(words: list[str], *, is_asked: bool) -> None:
+    """That the store which these words name is not asked for anything, where it is not."""
     uris = [validate.without_password(word) for word in words if word.startswith("tracking.uri=")]
-    here = [short(folder) if folder is not None else "" for folder in folders]
-    if uris and all(here):
-        print(f"note: {uris[-1]} is not asked: {' and '.join(here)} {'has' if len(here) == 1 else 'have'} all points")
+    if uris and not is_asked:
+        print(f"note: {uris[-1]} is not asked: all that is named has its folder here, with all points in it")
 
 
 def diff(words: list[str]) -> int:
@@ -269,7 +270,7 @@ def diff(words: list[str]) -> int:
     wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
     with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
         found = comparing.diff(originals)
-        _say_not_asked(words, [each.folder if each.store is None else None for each in originals])
+        _say_not_asked(words, is_asked=any(each.store for each in originals))
         showing.show(found)
         told = comparing.as_values(found)
         if with_ops:

@@ -132,11 +132,11 @@ def one(word: str, uri: str = stores.USUAL, *, verb: str = "compare") -> Configu
 
 def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tuple[Goal, ...], int]:
     """The jobs that a word names, what they are judged by, and at how many numbers of seeds a winner was to be named."""
-    place, _, chosen = word.partition(":") if not os.path.exists(word) else (word, "", "")  # noqa: PTH110  # likewise
+    place, chosen = _place_and_jobs(word)
     folder = sweep_folder(place)
     objectives: tuple[dict[str, str], ...] = ()
     max_seeds = None
-    if folder is None and ID.fullmatch(place) and not Path(place).exists() and not find.with_id(place):
+    if is_of_a_store(word):
         results, max_seeds = read_stored(place, uri=uri)
     elif folder is None:
         run = find.find(place, verb=verb)
@@ -150,6 +150,20 @@ def _read(word: str, uri: str, verb: str = "compare") -> tuple[list[Result], tup
     if chosen:
         results = _chosen(results, chosen, f"{verb} {word}")
     return results, find_goals(objectives, results), num_looks(max_seeds)
+
+
+def is_of_a_store(word: str) -> bool:
+    """Whether it is an id in MLflow that is of nothing here."""
+    place, _ = _place_and_jobs(word)
+    if not ID.fullmatch(place):
+        return False
+    return sweep_folder(place) is None and not Path(place).exists() and not find.with_id(place)
+
+
+def _place_and_jobs(word: str) -> tuple[str, str]:
+    """Of SWEEP:KEY=VALUE,... what is before the colon, and what is behind it; a folder may have one in its name."""
+    place, _, chosen = word.partition(":") if not os.path.exists(word) else (word, "", "")  # noqa: PTH110  # likewise
+    return place, chosen
 
 
 def sweep_folder(place: str) -> Path | None:
