@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,8 +25,10 @@ from runner.data.hub.rows import (
 )
 from runner.data.language.text_rows import TextRows, entries_of
 from runner.data.source import Source
+from runner.data.tables.arrow_values import LIKE_A_DATE
 from runner.data.tables.columns import MOST_HINTS
 from runner.data.tables.scan import taken_less
+from runner.data.tables.target import holds_dates
 from runner.data.tables.values import fall_together, to_targets
 from runner.data.vision.augment import augmented
 from runner.data.vision.dataset import is_decoded_once
@@ -95,6 +98,13 @@ def huggingface(
     num_bytes = sum(map(len, tables.values())) * math.prod(shape) * width
     once, reason = is_decoded_once(decode, num_bytes=num_bytes)
     targets, classes, of_target = _all_targets(tables, picked, asked, classes=tuple(known.get("classes", ())))
+    if (
+        kind == "auto"
+        and classes
+        and not (known or picked.names)
+        and all(re.match(LIKE_A_DATE, each) for each in classes)
+    ):
+        raise RunnerError(holds_dates(str(picked.target), asked=f"data.target={picked.target}"))
     read = {name: _rows(tables[name], reading, targets[name], once=once) for name in tables if name in targets}
     rows = {name: some for name, (some, _) in read.items()}
     source = Source(

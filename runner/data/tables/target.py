@@ -82,11 +82,7 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
             problem = f"column {tally.name!r} is {next(iter(tally.texts))!r} in all {tally.rows:,} rows: nothing can be learned of it"
             raise RunnerError(Fault(asked, problem, "data.target=... another column, or rows with other values"))
     if kind != "classification" and (dates := [tally.name for tally in tallies if tally.dates == tally.rows]):
-        problem = f"column {dates[0]!r} holds dates, and a target is classes or numbers"
-        fix = "data.target=... another column, a column of numbers made of the dates"
-        if len(tallies) == 1:
-            fix += ", or data.kind=classification for a class of each date"
-        raise RunnerError(Fault(asked, problem, fix))
+        raise RunnerError(holds_dates(dates[0], asked=asked, is_one=len(tallies) == 1))
     found, why = (kind, "as asked") if kind != "auto" else _guess(tallies)
     names = tuple(tally.name for tally in tallies)
     if found != "classification":
@@ -101,6 +97,14 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
             Fault("data.kind=classification", f"{names[0]!r} has over 100,000 values", "data.kind=regression")
         )
     return Target(names, found, tuple(sorted(tallies[0].texts, key=_order))), f"{len(tallies[0].texts)} classes, {why}"
+
+
+def holds_dates(name: str, *, asked: str, is_one: bool = True) -> Fault:
+    """Of a target that nobody has called classes. is_one: whether it is the only column of the target."""
+    fix = "data.target=... another column, or a column of numbers made of the dates"
+    if is_one:
+        fix += ", or data.kind=classification for a class of each date"
+    return Fault(asked, f"column {name!r} holds dates, and a target is classes or numbers", fix)
 
 
 def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:

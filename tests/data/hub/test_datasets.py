@@ -198,6 +198,14 @@ def test_a_target_with_more_digits_than_float32_has_is_told(tmp_path):
     assert not huggingface(str(tmp_path / "a.csv")).notes  # classes
 
 
+def test_dates_are_no_target(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("x,when\n" + "".join(f"{day},2026-11-{day}\n" for day in range(10, 30)))
+    fault = refused(str(file), target="when")
+    assert fault.asked == "data.target=when" and "holds dates" in fault.problem
+    assert huggingface(str(file), target="when", kind="classification").facts["num_classes"] == 20
+
+
 def test_what_is_missing_is_told_with_its_row(tmp_path):
     (tmp_path / "a.csv").write_text("x,y,label\n1,2,a\n3,,b\n5,6,a\n")
     assert "row 1, column 1" in refused(str(tmp_path / "a.csv")).problem
