@@ -13,7 +13,8 @@ from typing import Any
 
 from runner.cli import answer
 from runner.cli.options import ParsedWords, check_keys, explained
-from runner.errors import RunnerError, at_once
+from runner.config.identity import key_of
+from runner.errors import RunnerError, at_once, without_password
 
 HELP = ("--help", "-h")
 #: what reads a flag's number, by the flag: each is of one verb
@@ -64,7 +65,11 @@ def _do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     if asked.verb == "evaluate":
         from runner.runs.evaluate import evaluate  # torch, as all below
 
-        answer.give(evaluate(asked.run, overrides, tracked="--track" in given))
+        found = evaluate(asked.run, overrides, tracked="--track" in given)
+        uris = [word for word in overrides if key_of(word) == "tracking.uri"]
+        if uris and "--track" not in given:
+            print(f"note: {without_password(uris[-1])} hears nothing of this: --track sends it there")
+        answer.give(found)
     elif asked.verb == "predict":
         from runner.runs.predict import predict
 
