@@ -56,6 +56,12 @@ class RunnerError(Exception):
         return "\n\n".join(str(fault) for fault in self.faults)
 
 
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raises: RunnerError with all of these faults; nothing happens where there are none."""
+    if found := tuple(faults):
+        raise RunnerError(*found)
+
+
 def at_once(*checks: Callable[[], object]) -> None:
     """Makes all checks. Raises: RunnerError with what each of them finds wrong."""
     found: dict[Fault, None] = {}  # in their order, each once
@@ -64,8 +70,7 @@ def at_once(*checks: Callable[[], object]) -> None:
             check()
         except RunnerError as error:
             found |= dict.fromkeys(error.faults)
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, str]]]:

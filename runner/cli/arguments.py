@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.cli.answer import FLAG
 from runner.config import compose, override_errors, validate
 from runner.config.instantiate import ALLOW_VARIABLE
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 #: Hydra's flags that take a value of their own, with one that can be typed
 FLAGS_WITH_VALUE = {
@@ -119,8 +119,7 @@ def sorted_words(
     if len(alone) > 1:
         raise RunnerError(*faults, Fault(" ".join(alone), "one of these is done at a time", " or ".join(alone)))
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
-        if faults:
-            raise RunnerError(*faults)
+        refuse(faults)
         return words, []  # these read their own words
     faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
     commas = [word for word in overrides if _has_bare_comma(word) or word.startswith("sweep.zip={")]
@@ -129,8 +128,7 @@ def sorted_words(
             flags = ["-m", *flags]
         else:
             faults += [override_errors.ambiguous(word, of_python=of_python) for word in commas]
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
 
@@ -151,8 +149,7 @@ def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), 
         else:
             fix += f"; to see the configuration: python -m runner {shown} --cfg job"
         faults.append(Fault(f"{asked} {flag}", problem, fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def _zipped(word: str) -> str:

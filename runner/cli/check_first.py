@@ -18,7 +18,7 @@ from runner.config import logs, validate
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Fault, RunnerError, first_line, refuse
 from runner.experiment import claim
 from runner.experiment.given import Checked
 from runner.experiment.summary import read_summary
@@ -173,8 +173,7 @@ class CheckFirst(Callback):
         hydra_plugins.register()
         try:
             check_hydra(config.hydra)
-            if faults := hydra_plugins.part_faults(config.hydra):
-                raise RunnerError(*faults)
+            refuse(hydra_plugins.part_faults(config.hydra))
             if config.sweep.resume is None:
                 check_folder(folder_of(config, "hydra.sweep.dir"), key="hydra.sweep.dir")
         except RunnerError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.cli.answer import FLAG
 from runner.cli.verbs import ANY_KEY, VERBS
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 HELP = {"--help", "-h"}
 #: how those are called that are not in VERBS and compose no configuration of their own
@@ -47,8 +47,7 @@ class ParsedWords:
 
     def check(self) -> None:
         """Raises: RunnerError for all of them."""
-        if self.faults:
-            raise RunnerError(*self.faults)
+        refuse(self.faults)
 
     def number(self, flag: str, default: int, *, least: int = 1, most: int | None = None) -> int:
         """A flag's whole number. Raises: RunnerError."""
@@ -135,9 +134,7 @@ def check_keys(verb: str, overrides: Sequence[str]) -> None:
     keys = VERBS[verb].keys
     listed = ", ".join(f"{key}..." if key.endswith(".") or key == "data" else key for key in keys) or "none"
     problem = f"{verb} takes the run as it was; what may be changed: {listed}"
-    found = [Fault(word, problem, usage(verb)) for word in overrides if not any(_is_of(word, key) for key in keys)]
-    if found:
-        raise RunnerError(*found)
+    refuse(Fault(word, problem, usage(verb)) for word in overrides if not any(_is_of(word, key) for key in keys))
 
 
 def usage(verb: str) -> str:
@@ -183,8 +180,7 @@ def refuse_others(verb: str, words: Sequence[str]) -> None:
         shown = [_with_value(hit, values.get(hit, ""), value) for hit in hits]
         fix = " or ".join(shown) or f"python -m runner {form}"
         found.append(Fault(f"{verb} {word}", f"{verb} does not take {typed}", fix))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def _with_value(name: str, kind: str, value: str) -> str:

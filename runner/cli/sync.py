@@ -9,7 +9,7 @@ from typing import Any
 from runner.config import origin
 from runner.config.trust import strays
 from runner.config.validate import without_password
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 from runner.experiment.summary import note_tracker
 from runner.experiment.terminal import say
 from runner.tracking import recipes, store_uri, stores
@@ -46,8 +46,7 @@ def replay(folders: list[Path], *, uri: str | None) -> list[dict[str, Any]]:
     for shown in dict.fromkeys(row["tracking_uri"] for row in rows):
         known = [row["is_complete"] for row in rows if row["tracking_uri"] == shown]
         say(f"{sum(known)} of {len(known)} runs are complete in {shown}")
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return rows
 
 
@@ -67,8 +66,7 @@ def _runs(folders: list[Path]) -> list[Path]:
             faults.append(Fault(f"sync {folder}", problem, "the folder of a run with its journal, as the run wrote it"))
     if not runs and not faults:
         faults.append(Fault("sync", f"no run lies below {' or '.join(PLACES)}", "sync FOLDER"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return list(dict.fromkeys(runs))
 
 

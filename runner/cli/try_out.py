@@ -22,7 +22,7 @@ from runner.cli.tried_against import reference
 from runner.config import override_errors, validate
 from runner.config.compose import composed_with, composer, hydra_session, sweep_context
 from runner.config.identity import key_of, quoted
-from runner.errors import Fault, RunnerError, without_password
+from runner.errors import Fault, RunnerError, refuse, without_password
 from runner.experiment.provenance import code
 from runner.experiment.terminal import say
 from runner.sweep import hydra_plugins, tries
@@ -101,8 +101,7 @@ def _found(own: Side, other: Side, settings: list[str], folder: Path, *, is_new:
     hydra_plugins.register()
     place = f"hydra.sweep.dir={quoted(str(folder.absolute()))}"
     with sweep_context(own.flags, [*own.words, *settings, place]) as (context, config):
-        if faults := hydra_plugins.part_faults(config.hydra):
-            raise RunnerError(*faults)
+        refuse(hydra_plugins.part_faults(config.hydra))
         found = measure(sides, look, context, config)
     if own.failed:
         return Decision(tries.DISCARDED, f"a run of it has no value: {own.failed}", found.values, found.against)
@@ -137,8 +136,7 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
             problem = f"{other.name} has {key}={was}, and a longer training is no better configuration"
             fix = f"{key}={was}; or a run of its own with {key}={asked}, and try --against that"
             faults.append(Fault(f"{key}={asked}", problem, fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     by = next(name for name, key in LENGTHS.items() if validate.value(now, key) is not None)
     return by, validate.value(now, LENGTHS[by]), now
 
@@ -178,8 +176,7 @@ def _refuse(flags: Sequence[str], overrides: Sequence[str], settings: Sequence[s
     faults += [
         Fault(word, problem, f"the same without {key_of(word)}=") for word in settings if key_of(word) in ITS_OWN
     ]
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def _too_few(other: Side, against: str) -> Fault:

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, other_target, schema, secrets, trust, untrusted, validate
 from runner.config.defaults import CONF as CONF
-from runner.errors import RunnerError, harmless
+from runner.errors import RunnerError, harmless, refuse
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -171,8 +171,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
             words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
             found += untrusted.take_no_store(cfg, first, words)
         secrets.note_secrets(secrets.shown_uri(cfg))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
     return cfg
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, in_words, nearest
+from runner.errors import Fault, RunnerError, in_words, nearest, refuse
 from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
@@ -46,9 +46,7 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
     own_code: whether modules of the current folder and of --allow count; False for a configuration that came from a server.
     Raises: RunnerError for a target that is not allowed, does not exist or refuses its arguments.
     """
-    found = [*_left_open(node, key), *faults(node, key=key, own_code=own_code)]
-    if found:
-        raise RunnerError(*found)
+    refuse([*_left_open(node, key), *faults(node, key=key, own_code=own_code)])
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import schema
 from runner.config.identity import chosen
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Fault, first_line, refuse
 
 SECTIONS = ("train", "metrics", "placement", "tracking")
 
@@ -40,7 +40,6 @@ class Settings:
             except OmegaConfBaseException as error:
                 problem = f"it leads to what is known only when the data is there ({first_line(error)})"
                 faults.append(Fault(getattr(error, "full_key", None) or key, problem, "a value of its own"))
-        if faults:
-            raise RunnerError(*faults)
+        refuse(faults)
         model = str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
         return cls(seed=cfg.seed, name=cfg.name, model=model, experiment=chosen(cfg), **found)

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runner.config.allowed import public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.run_files import yaml_refusal
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 #: what conf/ itself names; not imported here, for that takes time
 OURS = (
@@ -138,8 +138,7 @@ def check_folder(folder: Path) -> None:
     ]
     if why := yaml_refusal(rerun := folder / f"{RERUN}.yaml"):
         found.append(Fault(str(rerun), why, "the file as its run wrote it"))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def strays(folder: Path) -> list[tuple[Path, str]]:

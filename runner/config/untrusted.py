@@ -24,7 +24,7 @@ from runner.config.instantiate import locate, otherwise_named
 from runner.config.secrets import ENVIRONMENT
 from runner.config.trust import DEFAULTS
 from runner.config.validate import value
-from runner.errors import Fault, RunnerError, first_line, without_password
+from runner.errors import Fault, RunnerError, first_line, refuse, without_password
 
 #: the resolvers of the built-in conf/
 OWN_RESOLVERS = ("${oc.env:MLFLOW_TRACKING_URI,sqlite:///mlflow.db}", "${oc.env:MLFLOW_EXPERIMENT_NAME,null}")
@@ -115,8 +115,7 @@ def check_card(file: Path) -> None:
         node = run_files.read_json(file)
     except (OSError, ValueError):
         return  # told by its reader
-    if found := list(_faults(node, "", FROM_FOLDER, _look(file))):
-        raise RunnerError(*found)
+    refuse(list(_faults(node, "", FROM_FOLDER, _look(file))))
 
 
 def recipe_faults(node: Any, file: Path) -> list[Fault]:

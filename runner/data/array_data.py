@@ -17,7 +17,7 @@ from runner.data.source import GIVEN, Source, from_arrays
 from runner.data.tables.values import to_inputs
 from runner.data.vision.augment import augmented
 from runner.data.vision.statistics import normalised
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 READER = "runner.data.array_inputs"
 IMAGE_DIMS = 4  # (N, C, H, W)
@@ -138,8 +138,7 @@ class Column:
 def _part(
     columns: tuple[Column, Column], suffix: str, path: str, settings: dict[str, Any], *, like: Source | None = None
 ) -> Source:
-    if faults := [fault for column in columns if (fault := column.fault(suffix))]:
-        raise RunnerError(*faults)
+    refuse([fault for column in columns if (fault := column.fault(suffix))])
     inputs, targets = columns
     return from_arrays(
         inputs.read(suffix),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runner.data.loading.order import ClassSampler
 from runner.data.source import Source
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 Asked = str | Sequence[float] | Mapping[Any, float]
 
@@ -71,8 +71,7 @@ def _weights(asked: Asked, classes: Sequence[str], name: str) -> list[float]:
     if missing := [each for each in classes if each not in weights]:
         fix = f"data.sampler={{..., {', '.join(f'{each}: 1' for each in missing[:3])}}} (0: never drawn)"
         faults.append(Fault(_shown(asked), f"it says nothing of {_listed(missing)}", fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return [weights[each] for each in classes]
 
 

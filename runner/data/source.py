@@ -17,7 +17,7 @@ from runner.data.map_style import batch_of, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 FORMS = (
     "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, or a runner Source"
@@ -264,8 +264,7 @@ def _all(*makes: Callable[[], Any]) -> list[Any]:
             made.append(make())
         except RunnerError as error:
             faults += error.faults
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return made
 
 

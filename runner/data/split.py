@@ -14,7 +14,7 @@ from runner.data.loading.order import SPLIT, generator
 from runner.data.own_loader import OwnLoader
 from runner.data.source import GIVEN, Source
 from runner.device.placement import map_tensors, num_rows, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, refuse
 
 #: a tensor is read whole up to so many bytes, else in this many blocks, evenly spread: a big set must not cost seconds
 FINGERPRINT_BYTES = 64 * 2**20
@@ -74,8 +74,7 @@ def indices(
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
     if isinstance(source.rows, OwnLoader):
         cut = {}
-        if faults := _not_cut(limit, fold):
-            raise RunnerError(*faults)
+        refuse(_not_cut(limit, fold))
     draw = generator(seed, SPLIT)
     rest = torch.arange(length(source.rows))
     if limit is not None and limit < len(rest):
@@ -84,8 +83,7 @@ def indices(
     faults = _empty_splits(len(rest), cut, counts)
     if fold is not None:
         faults += _no_folds(source, fold, len(rest) - sum(counts.values()))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     found = {}
     for name, count in counts.items():
         if source.in_order:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from runner.device.placement import move, num_bytes, place
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, nearest, refuse
 
 #: their items hand on to each other, in the order of the list
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -88,8 +88,7 @@ def _where(
             hits = nearest(pattern.strip("*."), known) or tops[:4]
             problem = f"the model has no module of this path; it has {', '.join(tops[:8])}"
             faults.append(Fault(f"placement.map={{{pattern}: {value}}}", problem, " or ".join(hits)))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     where: dict[str, torch.device] = {}
     for path in paths:  # a module comes after the one around it
         own = path.removeprefix(prefix)
@@ -112,8 +111,7 @@ def _check_shared(model: nn.Module, where: Mapping[str, torch.device], *, prefix
                 problem = f"{names[0]} and {names[1]} are one tensor, on {where[before]} and {where[path]}"
                 fix = "one device for both modules"
                 faults.append(Fault(f"placement.map: {path.removeprefix(prefix)}", problem, fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def _around(path: str) -> str:

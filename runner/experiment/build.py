@@ -34,7 +34,7 @@ from runner.device import backends
 from runner.device.host_memory import keep_what_is_freed, size_in_words
 from runner.device.module_map import spread
 from runner.device.placement import place
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.experiment.best_metric import best_of
 from runner.experiment.build_hooks import hooks_of
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
@@ -237,8 +237,7 @@ def _needs_validation(
     if (every := cfg.train.evaluate_every_steps) is not None:
         asked = f"train.evaluate_every_steps={every}"
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.evaluate_every_steps=null"))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def _choose_threads(cfg: DictConfig, parts: Parts) -> str:

@@ -27,7 +27,7 @@ from runner.config.compose import CONF
 from runner.config.instantiate import build
 from runner.config.instantiate import faults as target_faults
 from runner.config.nodes import resolved, split_settings
-from runner.errors import OF_CODE, Fault, RunnerError, in_words
+from runner.errors import OF_CODE, Fault, RunnerError, in_words, refuse
 from runner.training.optimizer import KERNEL_CHOICES, Turns, check_settings, make_optimizer, matching, wants_metric
 
 #: in place of what only the data knows
@@ -161,8 +161,7 @@ def _taking_turns(
     if shared := [name for name, by in owners.items() if len(by) > 1]:
         problem = f"{' and '.join(owners[shared[0]])} both own {_some(shared)}, and each parameter has one optimizer"
         found.append(Fault("optimizer.turns", problem, f"{shared[0]} in one of them alone"))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
     made = {}
     for turn, one in turns.items():
         others = [named[name] for name, by in owners.items() if by != [turn]]

@@ -25,7 +25,7 @@ from runner.device.per_process import backend_of, device_of_process, devices_of_
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
 from runner.distributed.group import Alone, Ranks, join
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.experiment.build import prepare
 from runner.experiment.console import Screen
 from runner.experiment.given import Checked, Given
@@ -194,8 +194,7 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
     if has_trial:
         problem = "a search asks one process whether its trial goes on"
         found.append(Fault(f"{asked} in a search with a pruner", problem, f"hydra.sweeper.pruner=none, or {one}"))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 from runner.models.checks import probability
 from runner.models.dropout import Dropout, apply_dropout
 
@@ -193,5 +193,4 @@ def check_sizes(*, width: Any, depth: Any, num_heads: Any, positions: Any) -> No
     if positions not in POSITIONS:
         fix = " or ".join(f"model.positions={hit}" for hit in nearest(str(positions), POSITIONS) or POSITIONS)
         faults.append(Fault(f"model.positions={positions}", f"positions are {' or '.join(POSITIONS)}", fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)

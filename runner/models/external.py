@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, first_line, nearest
+from runner.errors import Fault, RunnerError, first_line, nearest, refuse
 from runner.models.checks import choice
 
 log = logging.getLogger("runner")
@@ -307,8 +307,7 @@ def _check_keys(settings: Any, asked: Mapping[str, Any]) -> None:
             problem = f"the configuration of {settings.model_type} has no {key}"
             fix = " or ".join(f"model.config.{hit}=..." for hit in hits)
             faults.append(Fault(f"model.config.{key}={asked[key]}", problem, fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def _make_room_for_positions(settings: Any, asked: Mapping[str, Any], shape: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 
 
 class Text(Protocol):
@@ -111,5 +111,4 @@ def _check(prompt: Tensor, temperature: float, top_k: int | None) -> None:
         faults.append(Fault(f"temperature={temperature}", "it is 0 or more", "temperature=1.0"))
     if top_k is not None and top_k < 1:
         faults.append(Fault(f"top_k={top_k}", "it is 1 or more", "top_k=null for all tokens"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)

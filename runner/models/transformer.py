@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, nearest, refuse
 from runner.models.attention import SPREAD, Stack, linear
 
 POOLINGS = ("mean", "cls")
@@ -120,5 +120,4 @@ def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, poolin
     if pooling not in POOLINGS:
         fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
         faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)

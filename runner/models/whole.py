@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from runner.device import backends
 from runner.device.placement import map_tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.inspection import call_site
 from runner.inspection.tensor_names import Names
 
@@ -72,8 +72,7 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
             )
             fix = f"self.{attribute} = {instead} in {holder}.__init__, or requires_grad_(False) where it is to stay as it is"
             faults.setdefault(f"{holder}.{attribute}", Fault(asked, problem, fix))
-    if faults:
-        raise RunnerError(*faults.values())
+    refuse(faults.values())
     if not known:
         raise RunnerError(Fault(asked, "it has no parameters, so there is nothing to train", "a model with layers"))
 

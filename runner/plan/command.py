@@ -20,7 +20,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from runner.device import Hardware, probe
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.plan.planned_device import Target, find
 from runner.plan.report import report, request
 from runner.version import python_path
@@ -159,8 +159,7 @@ def _checked(jobs: Sequence[Job]) -> list[Target]:
             targets.append(check(job.cfg, hardware))
         except RunnerError as error:
             faults += error.faults
-    if faults:
-        raise RunnerError(*dict.fromkeys(faults))
+    refuse(dict.fromkeys(faults))
     return targets
 
 
@@ -185,8 +184,7 @@ def _heard(child: Child, job: Job, target: Target, *, seconds: float) -> tuple[d
             answer, why = second.answer()
     if answer is None:
         answer = {"findings": [], "unknown": f"the simulation ended: {why}"}
-    if "faults" in answer:
-        raise RunnerError(*(Fault(**fault) for fault in answer["faults"]))
+    refuse(Fault(**fault) for fault in answer.get("faults", ()))
     return answer, fallback
 
 

@@ -21,7 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner.device import probe
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, refuse
 from runner.experiment.check import check
 from runner.experiment.compose_run import composed
 from runner.experiment.terminal import say
@@ -84,8 +84,7 @@ def _check(cfg: DictConfig, name: str | None, usual: str) -> str:
     elif (file := _file(name or usual)).is_file() and BY_TUNE not in file.read_text(encoding="utf-8", errors="replace"):
         asked = f"--name {name}" if name else "tune"
         found.append(Fault(asked, f"{file} is there, and tune has not written it", f"--name {name or usual}_2"))
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
     return name or usual
 
 

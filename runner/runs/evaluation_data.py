@@ -17,7 +17,7 @@ from runner.config.instantiate import build, locate
 from runner.data.loading.loaders import Batches
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.experiment import build as build_parts
 from runner.models.card import Card
 
@@ -172,8 +172,7 @@ def _fitting(source: Source, card: Card, *, asked: str) -> Tensor | None:
     fault, order = _numbered(source, card, asked)
     if fault is not None:
         faults.append(fault)
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return order
 
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from runner.config.identity import changes, flat, may_change
 from runner.config.trust import check_folder
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 from runner.experiment.provenance import TRIES
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import is_being_written
@@ -75,8 +75,7 @@ def check(before: DictConfig, now: DictConfig) -> None:
             asked, was = f"{key}={new.get(key)}", f"{key}={old.get(key)}"
             problem = f"the run began with {was}, and with another value it would be another experiment"
             faults.append(Fault(asked, problem, f"{was}, or a new run: python -m runner -cd FOLDER -cn rerun {asked}"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def retold(error: RunnerError, folder: Path, verb: str, words: Sequence[str] = ()) -> RunnerError:

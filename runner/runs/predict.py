@@ -19,7 +19,7 @@ from runner.config.identity import key_of
 from runner.data.tables.node import form_in
 from runner.device import backends
 from runner.device.placement import map_tensors, move
-from runner.errors import Fault, RunnerError, at_once
+from runner.errors import Fault, RunnerError, at_once, refuse
 from runner.experiment.compose_run import of_run
 from runner.experiment.terminal import say, short
 from runner.runs import input_tables
@@ -89,8 +89,7 @@ def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any
     if not words:
         return {}  # a model answers also where its run can't be composed any more
     cfg = of_run(folder, words)
-    if wrong := [fault for fault in validate.faults(cfg) if fault.asked.startswith("backends.")]:
-        raise RunnerError(*wrong)
+    refuse([fault for fault in validate.faults(cfg) if fault.asked.startswith("backends.")])
     return {str(kind): {str(name): value for name, value in found.items()} for kind, found in cfg.backends.items()}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.instantiate import build
 from runner.config.secrets import filled_in
-from runner.errors import Fault, RunnerError, at_once
+from runner.errors import Fault, RunnerError, at_once, refuse
 from runner.experiment.terminal import say, short
 from runner.runs.load import BEST, Trained, find_run, open_run
 from runner.runs.store import answering, as_default, store_of
@@ -67,8 +67,7 @@ def _check_names(name: str, alias: str | None) -> None:
             faults.append(Fault(f"{flag} {value}", problem, f"{flag} {shlex.quote(instead)}"))
     if alias is not None and (alias == "latest" or (alias[1:].isdigit() and alias[:1].lower() == "v")):
         faults.append(Fault(f"--alias {alias}", "MLflow keeps latest and v1, v2, ... for itself", "--alias champion"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def _sent(folder: Path, uri: str, *, asked: str) -> Ack:

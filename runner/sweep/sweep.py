@@ -21,7 +21,7 @@ from runner.config.identity import key_of
 from runner.config.override_errors import of_a_job
 from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
-from runner.errors import Fault, RunnerError, is_full_disk
+from runner.errors import Fault, RunnerError, is_full_disk, refuse
 from runner.experiment.summary import read_summary, write_summary
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
@@ -127,8 +127,7 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
         new = [job for job in to_run if job.number not in before]
         if plan.adds_seeds and is_new:
             new += _twins(plan, prepared, composer)
-        if faults := _folder_faults(plan, sweep, new) + store_faults(prepared, config):
-            raise RunnerError(*faults)
+        refuse(_folder_faults(plan, sweep, new) + store_faults(prepared, config))
         # a search would ask again and again for a device that is not here
         hardware = _check(prepared, launcher, strict=config.sweep.strict or bool(plan.objectives))
         with Ledger(sweep.folder) as book:
@@ -342,8 +341,7 @@ def _check(prepared: list[Prepared], launcher: Any, *, strict: bool) -> Hardware
         faults += wrong
         if strict and job.missing is not None:
             faults.append(job.missing)
-    if faults:
-        raise RunnerError(*dict.fromkeys(faults))
+    refuse(dict.fromkeys(faults))
     machine: Hardware = hardware
     return machine
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 from runner.tasks.checks import UNKNOWN
 
 Arguments = dict[str, Any]
@@ -74,8 +74,7 @@ def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, A
     Raises: RunnerError for unknown names, for a number of classes that nobody told, and where torchmetrics is missing.
     """
     known = SHORT.get(kind, {})
-    if faults := [_unknown(name, known, kind) for name in names if name not in known]:
-        raise RunnerError(*faults)
+    refuse([_unknown(name, known, kind) for name in names if name not in known])
     if num_outputs == UNKNOWN and kind != "autoencoding":
         problem = "the data does not tell how many classes or numbers a row has"
         raise RunnerError(

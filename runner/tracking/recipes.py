@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import origin, run_files, untrusted
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.tracking.ack import read_ack
 from runner.tracking.journal_records import FILE, scan_events
 from runner.tracking.mlflow_model import Build, build_own
@@ -30,8 +30,7 @@ def check(folder: Path) -> None:
             found.append(Fault(f"{folder / FILE}", "a run in it has no uid", "the file as its run wrote it"))
         elif (node := event.get("node")) is not None and node != known:
             found += untrusted.recipe_faults(node, folder / FILE)
-    if found:
-        raise RunnerError(*dict.fromkeys(found))
+    refuse(dict.fromkeys(found))
 
 
 def build_of(folder: Path) -> Build | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.config import origin, secrets
 from runner.config.validate import HIDDEN, uri_faults, without_password
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.tracking import store_uri
 
 VARIABLE = "MLFLOW_TRACKING_URI"
@@ -24,8 +24,8 @@ def named(words: Sequence[str]) -> str | None:
     given = [word.partition("=")[2] for word in words if word.lstrip("+").startswith("tracking.uri=")]
     if not given:
         return os.environ.get(VARIABLE) or None
-    if faults := uri_faults(uri := given[-1].strip("'\"")):
-        raise RunnerError(*faults)
+    uri = given[-1].strip("'\"")
+    refuse(uri_faults(uri))
     return uri
 
 

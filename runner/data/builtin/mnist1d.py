@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, refuse
 
 #: the shape of each digit, 12 points
 TEMPLATES = (
@@ -49,8 +49,7 @@ def mnist1d(num_rows: int = 4000, num_test_rows: int = 1000, *, seed: int = 0) -
         for name, count, usual in (("num_rows", num_rows, 4000), ("num_test_rows", num_test_rows, 1000))
         if count < NUM_CLASSES
     ]
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     draw = generator(seed, ROWS)
     classes = torch.randperm(num_rows + num_test_rows, generator=draw) % NUM_CLASSES
     signals = make_signals(classes, draw)

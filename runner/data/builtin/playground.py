@@ -16,7 +16,7 @@ from torch import Tensor
 from runner.data.builtin.plane import check_features
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Preprocessing, Source, facts_of
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, nearest, refuse
 
 RADIUS = 5.0
 RAW = ["x1", "x2"]
@@ -45,8 +45,7 @@ def playground(
         faults.append(Fault(f"data.noise={noise}", "it is 0 to 0.5", "data.noise=0.1"))
     if type(num_rows) is not int or num_rows < 2:
         faults.append(Fault(f"data.num_rows={num_rows}", "it must be 2 or more", "data.num_rows=1000"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     draw = generator(seed, ROWS)
 
     def uniform(count: int, low: float, high: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from runner.data.loading.order import ROWS, generator
 from runner.data.source import Source, facts_of
 from runner.data.vision.augment import augmented
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, refuse
 
 #: of the teacher's answers, in parts of their spread: what no model can learn
 NOISE = 0.1
@@ -64,5 +64,4 @@ def _check(num_rows: int, num_features: int | None, size: Sequence[int], num_cla
         for key, shown, value, least, example in checks
         if value < least
     ]
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)

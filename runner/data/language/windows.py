@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, nearest, refuse
 
 WINDOWS = ("random", "sequential")
 
@@ -92,8 +92,7 @@ def check_windows(context_length: Any, windows: Any, *, num_tokens: int, path: s
         problem = f"{path} has {num_tokens:,} tokens, and a window takes {context_length + 1:,} with the one behind it"
         fits = f"data.context_length={max(1, num_tokens // 20)}, or a" if num_tokens > 1 else "a"
         faults.append(Fault(asked, problem, f"{fits} longer text"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
 
 
 def rows_of(tokens: NDArray[Any], context_length: int) -> Tensor:

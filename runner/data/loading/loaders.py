@@ -21,7 +21,7 @@ from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 
 __all__ = ["Batches", "Loading", "Resident", "Streamed", "load", "permutation"]
 
@@ -124,8 +124,7 @@ def _served(
                 "part by get_worker_info()"
             )
         faults.append(Fault(f"data.num_workers={loading.num_workers}", problem, fix))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     served = Served(rows, batch_size=batch_size, device=device, seed=seed)
     what = f"your DataLoader, batches of {served.batch_size}" if rows.is_loader else "your IterableDataset"
     goes_on = "by its own state" if served.tells_state else "by reading again what it has had"

@@ -18,7 +18,7 @@ from runner.data.tables.node import arguments, reader_node
 from runner.data.tables.reader import TableReader
 from runner.data.tables.scan import Tally, scan, taken_less
 from runner.data.tables.target import Target, find_target
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 #: texts of a column that decide whether they look like dates, and columns that are told of
 MOST_LOOKED_AT, MOST_HINTS = 1000, 4
@@ -142,8 +142,7 @@ def _inputs(
         faults.append(
             Fault(f"data.categorical=[{lost[0]}]", problem, f"data.{key} {fix}, or data.categorical without it")
         )
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     taken = {*targets, *_texts(drop)}
     return [name for name in (_texts(columns) if columns is not None else names) if name not in taken]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, refuse
 
 #: numbers that can't be meant otherwise: $5, $1,234.50 and 1,234.50
 GROUPED = r"^[+-]?(\$\d{1,3}(,\d{3})*(\.\d+)?|\$\d+(\.\d+)?|\d{1,3}(,\d{3})+\.\d+)$"
@@ -64,8 +64,7 @@ def form_of(decimal: str = ".", header: bool = True, date_format: str | Sequence
         if "%" not in str(pattern):
             problem = "a date's parts are written as strptime names them: %d %m %Y %H %M %S"
             faults.append(Fault(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y', say"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return Form(decimal, header, tuple(patterns))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from runner.data.source import Source
 from runner.data.vision import augmentations as change
 from runner.data.vision.augment_settings import NAMES, shape_faults, strengths_of
-from runner.errors import RunnerError
+from runner.errors import refuse
 
 RECOLOURING = {"brightness": change.brightened, "contrast": change.contrasted, "saturation": change.saturated}
 #: those that need floats
@@ -111,8 +111,7 @@ def augmented(source: Source, asked: Any) -> Source:
         return source
     shape = source.facts.get("input_shape") or ()
     faults = shape_faults(strengths, shape)
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return replace(source, finish=Augment(strengths, num_classes=source.facts.get("num_classes")))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import Fault, RunnerError, nearest
+from runner.errors import Fault, RunnerError, nearest, refuse
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ def strengths_of(asked: Any) -> dict[str, float]:
         problem = f"there is no such augmentation; there are {', '.join(NAMES)}"
         problem = f"it is {NAMES[name].valid}" if name in NAMES else problem
         faults.append(Fault(f"data.augment.{name}={value}", problem, " or ".join(map(written, ways))))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return {name: float(NAMES[name].usual if value is True else value) for name, value in pairs.items()}
 
 

@@ -20,7 +20,7 @@ from runner.config.identity import key_of, quoted
 from runner.config.schema import Grid
 from runner.config.validate import setting_faults, without_password
 from runner.device import Choice, Hardware, parse, probe
-from runner.errors import Fault, RunnerError, first_line
+from runner.errors import Fault, RunnerError, first_line, refuse
 from runner.experiment.claim import is_used
 from runner.experiment.terminal import say
 from runner.sweep.jobs.ledger import Job
@@ -65,8 +65,7 @@ class Prepared:
 def grid_params(config: DictConfig) -> Mapping[str, Any]:
     """What a grid's settings give beside the words. Raises: RunnerError with everything that is wrong with them."""
     node = config.hydra.sweeper
-    if found := setting_faults(node, Grid, "hydra.sweeper"):
-        raise RunnerError(*found)
+    refuse(setting_faults(node, Grid, "hydra.sweeper"))
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 
@@ -95,8 +94,7 @@ def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
         if is_of_the_sweep(override):
             faults.append(Fault(asked, f"{key} says how the sweep is run, and is no part of a job", f"{key}={value}"))
         found.append(override)
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return found
 
 
@@ -159,8 +157,7 @@ def together(zipped: Mapping[str, Any], others: Collection[str] = ()) -> list[tu
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
         faults.append(Fault(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     keys = list(zipped)
     return [
         tuple(f"{key}={as_word(value)}" for key, value in zip(keys, row, strict=True))
@@ -308,8 +305,7 @@ def examine(
 def _refuse_intervals(parsed: Sequence[Any]) -> None:
     problem = "an interval has no end of values, and a grid takes them all; a search can do with some"
     found = [str(override.input_line) for override in parsed if override.is_interval_sweep()]
-    if found:
-        raise RunnerError(*(Fault(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found))
+    refuse(Fault(text, problem, f"hydra/sweeper=optuna '{text}'") for text in found)
 
 
 def is_of_the_sweep(override: Any) -> bool:
@@ -328,8 +324,7 @@ def refuse_swept_settings(parsed: Sequence[Any]) -> None:
         for override in parsed
         if override.is_sweep_override() and str(override.input_line).lstrip("+~").startswith(THE_SAME_FOR_ALL)
     ]
-    if found:
-        raise RunnerError(*found)
+    refuse(found)
 
 
 def store_faults(prepared: Sequence[Prepared], config: DictConfig) -> list[Fault]:

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.search.objectives import Goals
 from runner.sweep.search.space import Space, distribution, listed
@@ -127,5 +127,4 @@ def _refuse_other_choices(folder: Path, space: Space, trials: Sequence[FrozenTri
             problem = f"its study has {key} as {had}, and that can't change while it goes on"
             fix = f"{key} as before, or a new sweep without sweep.resume"
             faults[key] = Fault(f"sweep.resume={folder}, {key}: {space.dimensions[key]}", problem, fix)
-    if faults:
-        raise RunnerError(*faults.values())
+    refuse(faults.values())

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config import validate
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.sweep.jobs.prepare import is_of_the_sweep, parsed_params, refuse_swept_settings
 from runner.sweep.search.space import Choices, Dimension, Numbers, Space
 
@@ -49,8 +49,7 @@ def read_space(words: Sequence[str], config_loader: Any, *, more: Mapping[str, A
     if not dimensions and not faults:
         problem = "no word has several values, so there is nothing to search for"
         faults.append(Fault(" ".join(words) or "no words", problem, "'optimizer.lr=tag(log,interval(1e-4,1e-1))', say"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     return Space(tuple(fixed), dimensions)
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.packages import install
 from runner.config.schema import Search as Settings
 from runner.config.validate import setting_faults
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, refuse
 from runner.sweep.search.job_source import Suggestions
 from runner.sweep.search.objectives import Goals, goal_faults, kept_by, read_goals
 from runner.sweep.search.space import Choices, Space, listed
@@ -66,8 +66,7 @@ class Search(Sweeper):
         faults += _sampler_faults(settings, space, goals)
         kind, why, found = choose_pruner(settings.pruner, goals)
         faults += found + _missing_packages(settings)
-        if faults:
-            raise RunnerError(*faults)
+        refuse(faults)
         space = Space((*kept_by(goals, self._config), *space.fixed), space.dimensions)
         pruning = None
         if kind is not None:
@@ -88,8 +87,7 @@ def read_settings(node: DictConfig) -> Settings:
     faults = setting_faults(node, Settings, KEY)
     if node.get("metric", "") is None:
         faults.append(Fault(f"{KEY}.metric=null", "a search needs something to search for", f"{KEY}.metric=val/loss"))
-    if faults:
-        raise RunnerError(*faults)
+    refuse(faults)
     values: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
     return Settings(**{name: value for name, value in values.items() if name != "_target_"})
 
