@@ -91,6 +91,11 @@ class Hardware:
         return self.devices()[device].name
 
 
+def num_usable_cpus() -> int:
+    """That this process may compute on: a container, or a job in a queue, may have fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def probe() -> Hardware:
     """This machine as torch sees it. Milliseconds without a GPU; the first call with one initialises CUDA."""
     import psutil

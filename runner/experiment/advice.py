@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from runner.config.settings import Settings
 from runner.data.loading.loaders import automatic_workers
 from runner.data.own_loader import OwnLoader
+from runner.device.hardware import num_usable_cpus
 from runner.training.optimizer import Turns
 from runner.training.parts import Parts
 from runner.training.result import Result
@@ -106,7 +107,7 @@ def _read(run: Trained) -> Advice | None:
         return None
     num_steps, num_rows = run.num_steps, run.parts.train.batch_size * run.settings.train.accumulate_steps
     step = sum(run.spent.get(name, 0.0) for name in ("launch", "compute", "metrics", "copies")) / num_steps
-    asked, cpus = run.settings.experiment.get("data.num_workers"), _num_cpus()
+    asked, cpus = run.settings.experiment.get("data.num_workers"), num_usable_cpus()
     now = automatic_workers(rows) if asked is None else int(asked)
     batch = (waited / num_steps + step) * now if now else waited / num_steps
     on_cpu = _share_on_cpu(rows)
@@ -223,10 +224,6 @@ def _share_on_cpu(rows: Any) -> float:
     for index in range(count):
         rows[index * (len(rows) // count)]
     return min(1.0, (time.thread_time() - computing) / max(time.perf_counter() - began, 1e-9))
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _has_compiler() -> bool:

@@ -29,7 +29,7 @@ class Rows(Dataset):
 
 @pytest.fixture(autouse=True)
 def four_cpus(monkeypatch):
-    monkeypatch.setattr(advice, "_num_cpus", lambda: 4)
+    monkeypatch.setattr(advice, "num_usable_cpus", lambda: 4)
     monkeypatch.setattr(advice, "_has_compiler", lambda: True)
 
 

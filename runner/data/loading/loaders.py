@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from runner.data.loading.shared_memory import bytes_of_a_batch, free_room, with_
 from runner.data.loading.streamed import Streamed
 from runner.data.own_loader import OwnLoader
 from runner.device.capabilities import TOO_LARGE_BYTES, legal_dtype
+from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import size_in_words
 from runner.device.placement import num_bytes, tensors
 from runner.errors import Fault, RunnerError, refuse
@@ -139,7 +139,7 @@ def automatic_workers(rows: Any, num_processes: int = 1, *, is_training: bool = 
     """
     if not isinstance(rows, Dataset):
         return 0
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = num_usable_cpus()
     if (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork":
         return max(1, min(MOST_WORKERS, allowed // num_processes))
     if is_training:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from runner.data.vision.decode import CHANNELS, Encoded, decoded, size_of
+from runner.device.hardware import num_usable_cpus
 from runner.errors import Fault, RunnerError
 
 T = TypeVar("T")
@@ -152,16 +152,12 @@ def is_decoded_once(asked: str, *, num_bytes: int) -> tuple[bool, str]:
     return False, f"decoded by workers (auto: {size})"
 
 
-def num_threads() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _blocks(indices: Sequence[int]) -> list[Sequence[int]]:
     return [indices[start : start + BLOCK] for start in range(0, len(indices), BLOCK)]
 
 
 def _in_threads(work: Callable[[Any], T], parts: Iterable[Any]) -> Iterator[T]:
-    with ThreadPoolExecutor(num_threads()) as threads:
+    with ThreadPoolExecutor(num_usable_cpus()) as threads:
         yield from threads.map(work, parts)
 
 

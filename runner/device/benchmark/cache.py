@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.device import Gpu, Hardware
-from runner.device.hardware import GIB
+from runner.device.hardware import GIB, num_usable_cpus
 
 VERSION = 1  # of the file
 
@@ -128,7 +128,7 @@ def _threads() -> str:
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if variable in os.environ:
             return f"{variable}={os.environ[variable]}"
-    return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    return str(num_usable_cpus())
 
 
 def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:

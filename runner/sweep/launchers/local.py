@@ -19,6 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from runner.device import Hardware
+from runner.device.hardware import num_usable_cpus
 from runner.device.host_memory import memory_left
 from runner.experiment.claim import CONSOLE
 from runner.sweep.jobs.prepare import Prepared
@@ -58,10 +59,10 @@ class Slots(Launcher):
         settings = config.sweep
         self._slots = {kind: int(settings.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
         self._grace_seconds = float(settings.grace_seconds)
-        self._threads = threads_of(self._slots, num_cpus=_num_cpus())
+        self._threads = threads_of(self._slots, num_cpus=num_usable_cpus())
         self._cpu_groups = groups_of_cpu(
             self._slots,
-            num_cpus=_num_cpus(),
+            num_cpus=num_usable_cpus(),
             num_threads=config.backends.cpu.num_threads,
             free_bytes=memory_left()[0],
         )
@@ -118,7 +119,7 @@ class Slots(Launcher):
         if prepared.others:
             told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
             at_a_time = min(self._cpu_groups, prepared.num_groups) if place.kind == "cpu" else 1
-            shares = (at_a_time, max(1, _num_cpus() // at_a_time))
+            shares = (at_a_time, max(1, num_usable_cpus() // at_a_time))
             function, payload = "run_pickled_together", pickle.dumps((told, self._context, shares))
         self.process_pool(place).start(
             Request(
@@ -164,7 +165,3 @@ class Slots(Launcher):
 
 def _visible() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

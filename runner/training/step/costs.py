@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from runner.device import backends
+from runner.device.hardware import num_usable_cpus
 from runner.device.placement import map_tensors, num_bytes, num_rows
 from runner.inspection.call_site import is_own
 from runner.training.cpu_threads import Products
@@ -97,7 +98,7 @@ def _look(parts: Parts, some: Any, rows: int, *, a_step: float, num_steps: int, 
         found = replace(
             found, launch=_launch(few, many, rows, weights=num_bytes(dict(parts.model.named_parameters())), ends=ends)
         )
-    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = num_usable_cpus()
     may_pay = found.launch is not None and found.launch < 1 / 2 and torch.get_num_threads() < most
     if may_pay and not _is_busy(most):
         seconds = max(ends - time.perf_counter(), min(THREAD_SECONDS, THREAD_SHARE * a_step * num_steps))

@@ -145,7 +145,7 @@ def test_what_a_sampler_draws_is_the_same_resident_streamed_read_shared_and_from
     [(1, 1, 1), (2, 1, 2), (16, 1, 4), (16, 4, 4), (16, 8, 2), (2, 2, 1), (2, 8, 1)],
 )
 def test_the_processes_of_a_machine_share_its_cpus_for_reading(cpus, num_processes, workers, monkeypatch):
-    monkeypatch.setattr(loaders.os, "sched_getaffinity", lambda _: range(cpus), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus), raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "fork")
     assert automatic_workers(Rows(), num_processes) == workers
     assert automatic_workers(ROWS, num_processes) == 0
