@@ -56,11 +56,9 @@ def resume(words: list[str]) -> int:
     refuse_flags(asked, flags, shown=shlex.join(["-cd", short(folder), "-cn", "rerun"]))
     compose = composer(["-cd", str(folder), "-cn", "rerun"])
     with resuming.retelling(folder, "resume", overrides), hydra_session(["runner"]):
-        try:
+        with override_errors.explained(overrides, compose=compose, check=check):
             before = composed_with(compose, [word for word in overrides if word.startswith("tracking.")])
             cfg = composed_with(compose, overrides)
-        except Exception as error:
-            raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         refuse_check(cfg, asked)
         resuming.check(before, cfg)
         _check_length(asked, cfg, overrides)
@@ -147,17 +145,13 @@ def plan(words: list[str]) -> int:
 
     compose = composer(flags)
     with hydra_session(["runner"]):
-        try:
+        with override_errors.explained(overrides, compose=compose, check=command.check):
             master = (composer(flags, mode=RunMode.MULTIRUN) if is_sweep else compose)(overrides)
             is_sweep |= master.hydra.mode == RunMode.MULTIRUN  # in a file
             jobs = []
             for given, name in _planned(overrides, master) if is_sweep else [(tuple(overrides), "")]:
                 with override_errors.of_a_job(given):
                     jobs.append(command.Job(name, composed_with(compose, given)))
-        except RunnerError:
-            raise
-        except Exception as error:
-            raise override_errors.explain(error, overrides, compose=compose, check=command.check) from None
         answer.give(planned := command.plan(jobs))
         return int(not planned["would_run"])
 

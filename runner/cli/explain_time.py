@@ -45,10 +45,8 @@ def trace(wanted: str, overrides: list[str]) -> dict[str, Any]:
     folder = find.find(wanted, verb="explain").absolute()
     compose, words = composer(["-cd", str(folder), "-cn", "rerun"]), [*SHORT, *overrides]
     with hydra_session(["runner"]):
-        try:
+        with override_errors.explained(words, compose=compose, check=check):
             cfg = composed_with(compose, words)
-        except Exception as error:
-            raise override_errors.explain(error, words, compose=compose, check=check) from None
         with loading():
             from rich.console import Console
 

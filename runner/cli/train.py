@@ -186,10 +186,8 @@ def run(words: list[str], *, config_name: str = "config", folder: Path | None = 
 def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> notebook.Result:
     compose = composer(flags)
     with hydra_session(["runner"]):
-        try:
+        with override_errors.explained(overrides, compose=compose, check=check):
             cfg = compose(overrides)
-        except Exception as error:
-            raise override_errors.explain(error, overrides, compose=compose, check=check) from None
         if cfg.hydra.mode == RunMode.MULTIRUN:
             raise RunnerError(
                 Fault("hydra.mode=MULTIRUN", "run() is one run", "hydra.mode=RUN, or python -m runner -m ...")

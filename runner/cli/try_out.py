@@ -123,12 +123,8 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
 
     compose = composer(own.flags)
     with hydra_session(["runner"]):
-        try:
+        with override_errors.explained(overrides, compose=compose, check=command.check):
             before, now = (composed_with(compose, side.words) for side in (other, own))
-        except RunnerError:
-            raise
-        except Exception as error:
-            raise override_errors.explain(error, overrides, compose=compose, check=command.check) from None
     faults = []
     for key in LENGTHS.values():
         was, asked = validate.value(before, key), validate.value(now, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,15 @@ def explain(
     except RunnerError as more:
         faults += [fault for fault in more.faults if _bare_key(fault.asked.removeprefix("no ")) not in refused_keys]
     return RunnerError(*faults)
+
+
+@contextmanager
+def explained(overrides: Sequence[str], *, compose: Compose, check: Callable[[DictConfig], object]) -> Iterator[None]:
+    """Around what composes a configuration of these words. Raises: RunnerError, as explain() makes it of what fails."""
+    try:
+        yield
+    except Exception as error:
+        raise explain(error, list(overrides), compose=compose, check=check) from None
 
 
 def _bare_key(text: str) -> str:

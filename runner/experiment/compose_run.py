@@ -23,15 +23,12 @@ def composed(flags: Sequence[str], overrides: Sequence[str]) -> tuple[DictConfig
     Raises: RunnerError with everything that is wrong.
     """
     compose = composer(list(flags))
-    with hydra_session(["runner"]):
-        try:
-            cfg = compose(list(overrides))
-            folder = Path(cfg.hydra.run.dir).absolute()
-            HydraConfig.instance().set_config(cfg)
-            name_data(cfg)
-            del cfg.hydra
-        except Exception as error:
-            raise override_errors.explain(error, list(overrides), compose=compose, check=check_here) from None
+    with hydra_session(["runner"]), override_errors.explained(overrides, compose=compose, check=check_here):
+        cfg = compose(list(overrides))
+        folder = Path(cfg.hydra.run.dir).absolute()
+        HydraConfig.instance().set_config(cfg)
+        name_data(cfg)
+        del cfg.hydra
     return cfg, folder
 
 

@@ -46,13 +46,8 @@ class Parting:
 def composed(original: Original, overrides: Sequence[str]) -> DictConfig:
     """The run's configuration, with these words, as it is replayed. Raises: RunnerError."""
     compose = composer(["-cd", str(original.folder), "-cn", "rerun"])
-    with hydra_session(["runner"]):
-        try:
-            return composed_with(compose, [*overrides, "train.hooks=[]"])
-        except RunnerError:
-            raise
-        except Exception as error:
-            raise override_errors.explain(error, list(overrides), compose=compose, check=check_here) from None
+    with hydra_session(["runner"]), override_errors.explained(overrides, compose=compose, check=check_here):
+        return composed_with(compose, [*overrides, "train.hooks=[]"])
 
 
 def find(a: DictConfig, b: DictConfig, *, until: int) -> Parting | None:
