@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from runner.cli.verbs import VERBS
+from runner.config.compose import restored
 from runner.errors import Fault, RunnerError
 
 FLAGS = ("-sc", "--shell-completion")
@@ -70,7 +70,8 @@ def complete(words: list[str], verbs: Iterable[str], ask_hydra: Callable[[], int
         print(found)
     if verb in WITHOUT_KEYS:
         return 0
-    with _line(line):
+    with restored("COMP_LINE"):  # which Hydra reads
+        os.environ["COMP_LINE"] = line
         return ask_hydra()
 
 
@@ -94,16 +95,3 @@ def _split(line: str, verbs: list[str]) -> tuple[str | None, list[str], str]:
         return words[0], words[1:], " ".join(["runner", *words[1:]])
     return None, words, line
 
-
-@contextmanager
-def _line(line: str) -> Iterator[None]:
-    """Hydra reads the line from the environment."""
-    before = os.environ.get("COMP_LINE")
-    os.environ["COMP_LINE"] = line
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COMP_LINE"]
-        else:
-            os.environ["COMP_LINE"] = before

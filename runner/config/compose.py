@@ -72,22 +72,18 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
     schema.register()
     if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(OwnConf)
-    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
-    load, mode, once = ConfigLoaderImpl.load_configuration, Hydra.get_mode, _Once(completes=bool(COMPLETE & {*argv}))
-    ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
-        lambda loader, *settings, **more: once.compose(loader, *settings, **more)
-    )
-    Hydra.get_mode = lambda hydra, *settings, **more: once.mode(hydra, *settings, **more)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ConfigLoaderImpl.load_configuration, Hydra.get_mode = load, mode  # type: ignore[method-assign]
-        sys.argv = before[0]
-        if before[1] is None:
-            os.environ.pop("HYDRA_FULL_ERROR", None)
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before[1]
+    once = _Once(completes=bool(COMPLETE & {*argv}))
+    before = sys.argv, ConfigLoaderImpl.load_configuration, Hydra.get_mode
+    with restored("HYDRA_FULL_ERROR"):
+        sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+        ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
+            lambda loader, *settings, **more: once.compose(loader, *settings, **more)
+        )
+        Hydra.get_mode = lambda hydra, *settings, **more: once.mode(hydra, *settings, **more)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            sys.argv, ConfigLoaderImpl.load_configuration, Hydra.get_mode = before  # type: ignore[method-assign]
 
 
 class _Once:

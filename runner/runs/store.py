@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.config import origin
+from runner.config.compose import restored
 from runner.errors import Fault, RunnerError
 from runner.tracking import mlflow_store, store_uri, stores
 from runner.tracking.stores import VARIABLE
@@ -42,15 +43,9 @@ def answering(asked: str, uri: str) -> Iterator[None]:
 @contextmanager
 def as_default(uri: str) -> Iterator[None]:
     """The store that MLflow takes where it is not told: its registry follows `models:/ID` there (3.17)."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = uri
-    try:
+    with restored(VARIABLE):
+        os.environ[VARIABLE] = uri
         yield
-    finally:
-        if before is None:
-            os.environ.pop(VARIABLE, None)
-        else:
-            os.environ[VARIABLE] = before
 
 
 def _whole(uri: str) -> str:
