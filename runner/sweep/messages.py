@@ -16,9 +16,9 @@ from runner.config.validate import without_password
 from runner.device import Hardware
 from runner.device.benchmark import cache
 from runner.device.benchmark.text import comparison
+from runner.experiment.terminal import short
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
-from runner.sweep.mlflow_parent import shown
 from runner.sweep.progress_table import Table
 from runner.tracking import stores
 from runner.tracking.ack import read_ack
@@ -50,7 +50,7 @@ def plan(
     to_run = [found.job for found in prepared if found.missing is None]
     skipped = [found for found in prepared if found.missing is not None]
     done = sum(job.is_done for job in sweep.jobs.values()) - len(skipped)
-    table.say(f"sweep:  {shown(sweep.folder)}")
+    table.say(f"sweep:  {short(sweep.folder)}")
     table.say(f"slots:  {slots}")
     if hardware is not None and (line := measured(prepared, hardware)):
         table.say(line)
@@ -96,7 +96,7 @@ def to_resume(folder: str) -> str:
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
     """Where everything lies and what to type next."""
     states = [job.state for job in sweep.jobs.values()]
-    folder = shown(sweep.folder)
+    folder = short(sweep.folder)
     again = to_resume(folder)
     table.say(f"folder  {folder}")
     table.say(f"report  {folder}/report.html")

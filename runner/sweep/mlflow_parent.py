@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import origin
 from runner.config.validate import without_password
 from runner.experiment.summary import note_tracker, read_summary
+from runner.experiment.terminal import short
 from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -43,7 +43,7 @@ class Parent:
         self._sweep, self._journal, self.publisher = sweep, journal, publisher
         self._follows = follows
         self.assigned = {
-            "sweep": shown(sweep.folder),
+            "sweep": short(sweep.folder),
             "uid": sweep.uid,
             "experiment": experiment,
             "publishes": not follows,
@@ -70,7 +70,7 @@ class Parent:
                 start_ms=sweep.began_ms,
                 params={"sweep": words},
                 tags={
-                    "sweep": shown(sweep.folder),
+                    "sweep": short(sweep.folder),
                     "runner_version": __version__,
                     "mlflow.source.name": "python -m runner -m",
                     "mlflow.source.type": "LOCAL",
@@ -127,8 +127,3 @@ def experiment_of(config: DictConfig) -> str:
     """The experiment of a new sweep's run: its first job's."""
     name = OmegaConf.select(config, "tracking.experiment") or OmegaConf.select(config, "data.name")
     return str(name or config.hydra.runtime.choices.get("data"))
-
-
-def shown(folder: Path) -> str:
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

@@ -23,6 +23,7 @@ from runner.config.secrets import for_disk
 from runner.device import Hardware, parse
 from runner.errors import Fault, RunnerError, is_full_disk, refuse
 from runner.experiment.summary import read_summary, write_summary
+from runner.experiment.terminal import short
 from runner.sweep import messages
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Ledger, Sweep
@@ -43,7 +44,7 @@ from runner.sweep.jobs.slots import DevicesFor
 from runner.sweep.jobs.together import in_groups, in_words
 from runner.sweep.launchers.open import open_launcher
 from runner.sweep.launchers.process_pool import call
-from runner.sweep.mlflow_parent import Parent, shown
+from runner.sweep.mlflow_parent import Parent
 from runner.sweep.progress_table import Table
 from runner.sweep.report import build, text
 from runner.sweep.scheduler import Books, Source, conduct
@@ -172,7 +173,7 @@ def _full_disk_told(sweep: Sweep) -> Iterator[None]:
     except OSError as error:
         if not is_full_disk(error):
             raise
-        folder = shown(sweep.folder)
+        folder = short(sweep.folder)
         problem = f"the disk is full ({error}); what was saved before is there"
         fix = f"once there is room, the same line with {messages.to_resume(folder)}"
         raise RunnerError(Fault(f"sweep {folder}", problem, fix)) from error
