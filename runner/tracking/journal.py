@@ -27,7 +27,7 @@ from runner.tracking.journal_frames import Gap, survey
 from runner.tracking.journal_reader import read_points
 from runner.tracking.journal_records import FILE, Points, Record, encode_event, encode_points, scan
 
-__all__ = ["Journal", "Points", "Record", "is_being_written", "read_points", "scan"]
+__all__ = ["Journal", "Points", "Record", "is_being_written", "is_held", "read_points", "scan"]
 
 LOCK = "journal/journal.lock"
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -178,17 +178,20 @@ class Journal:
 
 def is_being_written(folder: Path) -> bool:
     """Whether some process holds this run's journal open for writing."""
-    if not (folder / LOCK).exists():
+    return is_held(folder / LOCK)
+
+
+def is_held(file: Path) -> bool:
+    """Whether some process holds the lock that lies there."""
+    if not file.exists():
         return False
-    lock = FileLock(folder / LOCK, thread_local=False)
+    lock = FileLock(file, thread_local=False)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         return True
     except OSError as error:
-        if (
-            error.errno in NOT_WRITABLE
-        ):  # another account's, or a disk to read from: its model can be asked all the same
+        if error.errno in NOT_WRITABLE:  # another account's, or a disk to read from: all in it can be read all the same
             return False
         raise
     lock.release()

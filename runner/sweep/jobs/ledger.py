@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from runner.errors import Fault, RunnerError, nearest, without_password
 from runner.experiment.provenance import TRIES
+from runner.tracking.journal import is_held
 
 FILE = "ledger.jsonl"  # in a sweep's folder
 LOCK = "ledger.lock"
@@ -136,13 +137,7 @@ def _instead(folder: Path) -> str:
 
 def is_running(folder: Path) -> bool:
     """Whether some process is running the sweep of this folder."""
-    lock = FileLock(folder / LOCK, thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
+    return is_held(folder / LOCK)
 
 
 def read(folder: Path) -> Sweep:
