@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.cli import answer
-from runner.cli.options import ParsedWords, check_keys, explained
+from runner.cli.options import ParsedWords, check_keys
 from runner.config.identity import key_of
 from runner.errors import RunnerError, at_once, without_password
 
-HELP = ("--help", "-h")
 #: what reads a flag's number, by the flag: each is of one verb
 NUMBERS: dict[str, Callable[[ParsedWords], Any]] = {
     "--batch-size": lambda asked: asked.number("--batch-size", 1024),
@@ -27,12 +26,6 @@ NUMBERS: dict[str, Callable[[ParsedWords], Any]] = {
     "--to": lambda asked: asked.amount("--to", 10.0),
     "--seconds": lambda asked: asked.amount("--seconds", 30.0),
 }
-
-
-def help_of(verb: str) -> int:
-    """Prints what a verb takes."""
-    print(explained(verb))
-    return 0
 
 
 def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
@@ -73,15 +66,8 @@ def _do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
     elif asked.verb == "predict":
         from runner.runs.predict import predict
 
-        answers = predict(
-            asked.run,
-            given["--input"],
-            given["--output"],
-            batch_size=NUMBERS["--batch-size"](asked),
-            keep="--keep" in given,
-            overrides=overrides,
-        )
-        answer.give(answers)
+        files, size, keep = (given["--input"], given["--output"]), NUMBERS["--batch-size"](asked), "--keep" in given
+        answer.give(predict(asked.run, *files, batch_size=size, keep=keep, overrides=overrides))
     elif asked.verb == "export":
         from runner.runs.export import export
 
@@ -97,30 +83,17 @@ def _do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
         alias, again = given.get("--alias"), "--again" in given
         answer.give(register(asked.run, given["--name"], overrides, alias=alias, again=again))
     elif asked.verb == "explain":
-        answer.give(_explain(asked, overrides))
+        from runner.runs.explain.explain import explain
+
+        answer.give(explain(asked.run, overrides, step=NUMBERS["--step"](asked)))
     elif asked.verb == "tune":
         from runner.plan.tune import tune
 
         seconds, name, precision = NUMBERS["--seconds"](asked), given.get("--name"), "--precision" in given
         answer.give(tune(flags, overrides, seconds=seconds, name=name, precision=precision))
     else:
-        answer.give(_find_rate(asked, flags, overrides))
+        from runner.plan.lr_find import find_rate
+
+        num_steps, lowest, highest = (NUMBERS[flag](asked) for flag in ("--steps", "--from", "--to"))
+        answer.give(find_rate(flags, overrides, num_steps=num_steps, lowest=lowest, highest=highest))
     return 0
-
-
-def _explain(asked: ParsedWords, overrides: list[str]) -> dict[str, Any]:
-    from runner.runs.explain.explain import explain
-
-    return explain(asked.run, overrides, step=NUMBERS["--step"](asked))
-
-
-def _find_rate(asked: ParsedWords, flags: list[str], overrides: list[str]) -> dict[str, Any]:
-    from runner.plan.lr_find import find_rate
-
-    return find_rate(
-        flags,
-        overrides,
-        num_steps=NUMBERS["--steps"](asked),
-        lowest=NUMBERS["--from"](asked),
-        highest=NUMBERS["--to"](asked),
-    )

@@ -25,13 +25,7 @@ from runner.cli.check_first import CheckFirst, check
 from runner.cli.options import is_a_runs_path
 from runner.cli.train import refuse_check, train, train_composed
 from runner.config import override_errors, untrusted, validate
-from runner.config.compose import (
-    CONF,
-    Compose,
-    composed_with,
-    composer,
-    hydra_session,
-)
+from runner.config.compose import CONF, Compose, composed_with, composer, hydra_session
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
@@ -285,7 +279,7 @@ def watch(words: list[str]) -> int:
 
 def explain(words: list[str]) -> int:
     """What spoilt a step; with --time where the run's time went, with --trace some of its steps once more, for perfetto."""
-    if {"-h", "--help"} & set(words) or not {"--time", "--trace"} & set(words):
+    if options.HELP & set(words) or not {"--time", "--trace"} & set(words):
         return _after_training("explain", words)
     from runner.cli.explain_time import explain_time, trace
 
@@ -387,8 +381,9 @@ def _after_training(verb: str, words: list[str]) -> int:
     """evaluate, predict, export, serve, register, explain, lr-find, tune; see runner.cli.options."""
     from runner.cli import after_training as command
 
-    if set(command.HELP) & set(words):
-        return command.help_of(verb)
+    if options.HELP & set(words):
+        print(options.explained(verb))
+        return 0
     asked = options.parse(verb, words)
     flags, overrides = sorted_words(asked.rest)
     refuse_flags(f"{verb} {asked.run}".rstrip(), flags, ONE_RUN)

@@ -94,4 +94,3 @@ def _split(line: str, verbs: list[str]) -> tuple[str | None, list[str], str]:
     if len(words) > 1 and words[0] in verbs:
         return words[0], words[1:], " ".join(["runner", *words[1:]])
     return None, words, line
-

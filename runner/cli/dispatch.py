@@ -10,10 +10,7 @@ from runner.cli import answer, unexpected
 from runner.cli.commands import COMMANDS
 from runner.cli.options import FORMS, HELP, help_of
 from runner.config import untrusted
-from runner.config.compose import (
-    make_own_code_importable,
-    restored,
-)
+from runner.config.compose import make_own_code_importable, restored
 from runner.config.instantiate import own_line
 from runner.distributed.environment import UnmetError, rank_here
 from runner.errors import MISTAKE, SECRETS, Fault, RunnerError

@@ -122,9 +122,8 @@ def _composed(own: Side, other: Side, overrides: list[str]) -> tuple[str, Any, D
     from runner.plan import command  # torch
 
     compose = composer(own.flags)
-    with hydra_session(["runner"]):
-        with override_errors.explained(overrides, compose=compose, check=command.check):
-            before, now = (composed_with(compose, side.words) for side in (other, own))
+    with hydra_session(["runner"]), override_errors.explained(overrides, compose=compose, check=command.check):
+        before, now = (composed_with(compose, side.words) for side in (other, own))
     faults = []
     for key in LENGTHS.values():
         was, asked = validate.value(before, key), validate.value(now, key)
