@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from omegaconf import DictConfig
 
-    from runner.device import Choice
-    from runner.experiment.given import Given, Membership
+    from runner.experiment.given import Given
 
 #: what a job knows of its sweep, for launchers that hand on nothing but overrides
 VARIABLE = "RUNNER_JOB"
@@ -87,12 +86,9 @@ def run_pickled_together(payload: bytes) -> int:
             for job in jobs:
                 write_summary(job.folder, {"status": ALONE, "error": str(error)})
             break
-        except RunnerError as error:
-            say(f"\n{error}")
-            found = {number: failed(job, on_a_line(error)) for number, job in enumerate(jobs)}
         except OF_CODE as error:
-            traceback.print_exc()
-            found = {number: failed(job, in_words(error)) for number, job in enumerate(jobs)}
+            why = _told(error)
+            found = {number: failed(job, why) for number, job in enumerate(jobs)}
         summaries += found.values()
         jobs = [job for number, job in enumerate(jobs) if number not in found]
     return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
@@ -131,50 +127,37 @@ def task(cfg: DictConfig) -> dict[str, Any]:
 
     from runner.config.compose import name_data
     from runner.experiment import run
+    from runner.experiment.summary import write_summary
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     assigned = Assignment.from_text(os.environ[VARIABLE])
     name_data(cfg)
     try:
         return run.run(cfg, folder, given=_given(assigned))
-    except RunnerError as error:
-        text = on_a_line(error)
-        say(f"\n{error}")
     except OF_CODE as error:
-        traceback.print_exc()
-        text = in_words(error)
-    summary = {"status": "failed", "error": text, "exit_code": 1}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        summary = {"status": "failed", "error": _told(error), "exit_code": 1}
+    write_summary(folder, summary)
     return summary
 
 
+def _told(error: BaseException) -> str:
+    """What a job's summary says of an error that its run could not keep; all of it goes to the job's console."""
+    if isinstance(error, RunnerError):
+        say(f"\n{error}")
+        return on_a_line(error)
+    traceback.print_exception(error)
+    return in_words(error)
+
+
 def _given(assigned: Assignment) -> Given:
-    from runner.experiment.given import Given
-
-    return Given(choice=_choice(assigned), member=_member(assigned), trial=_trial(assigned))
-
-
-def _choice(assigned: Assignment) -> Choice | None:
+    """What the job's run knows of its sweep."""
     from runner.device import Choice
-
-    return Choice(assigned.device, assigned.device_reason, assigned.device_here) if assigned.device else None
-
-
-def _member(assigned: Assignment) -> Membership:
-    from runner.experiment.given import Membership
-
-    return Membership(
-        sweep=assigned.sweep,
-        uid=assigned.uid,
-        experiment=assigned.experiment,
-        name=assigned.name,
-        publishes=assigned.publishes,
-    )
-
-
-def _trial(assigned: Assignment) -> Any:
-    if assigned.study is None or assigned.trial is None or assigned.metric is None:
-        return None
+    from runner.experiment.given import Given, Membership
     from runner.sweep.search.pruning import StudyTrial
 
-    return StudyTrial(assigned.study, assigned.trial, metric=assigned.metric)
+    choice = Choice(assigned.device, assigned.device_reason, assigned.device_here) if assigned.device else None
+    member = Membership(assigned.sweep, assigned.uid, assigned.experiment, assigned.name, assigned.publishes)
+    trial = None
+    if assigned.study is not None and assigned.trial is not None and assigned.metric is not None:
+        trial = StudyTrial(assigned.study, assigned.trial, metric=assigned.metric)
+    return Given(choice=choice, member=member, trial=trial)
