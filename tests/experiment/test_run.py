@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import psutil
 import pytest
 import torch
 from torch.nn import functional as F
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
 
 import runner
 from runner import cli
@@ -180,13 +179,6 @@ def server(warm, empty_store, tmp_path_factory):
 def is_open(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_for(condition, *, seconds=LONGEST):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

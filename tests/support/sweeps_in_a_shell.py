@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -108,13 +105,6 @@ def jobs_in(folder: Path) -> list[psutil.Process]:
             if Path(one.cwd()) == folder and JOBS & {*one.cmdline(), one.name()[:15]}:
                 found.append(one)
     return found
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        threading.Event().wait(0.05)
 
 
 def summary(folder: Path, number: int) -> dict:

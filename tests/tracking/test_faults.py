@@ -4,14 +4,13 @@ import dataclasses
 import json
 import random
 import re
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import seeded
 from fault_proxy import FAULTS, Proxy, Server, always, at_random, passing
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
 
 from runner import cli
 from runner.tracking.ack import read_ack
@@ -244,10 +243,3 @@ def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_fol
     assert found.info.run_id == run_id and "runner.end" not in found.data.tags
     steps = [step for step, _ in read_points(FOLDER)["train/loss"]]
     assert steps == list(range(1, 12 * (last // 12 + 2) + 1))
-
-
-def wait_for(condition, seconds=LONGEST):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)

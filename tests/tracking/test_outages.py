@@ -1,11 +1,10 @@
 """A real `mlflow server` that is away, is killed, or whose answers get lost: every point arrives, and arrives once."""
 
 import contextlib
-import time
 
 import pytest
 from fault_proxy import Proxy, Server, at_random
-from waiting import LONGEST
+from waiting import wait_for
 
 from runner.tracking.ack import read_ack
 from runner.tracking.journal import Journal
@@ -43,14 +42,6 @@ def stored(server, write):
         return run, {name: [step for step, *_ in points[name]] for name in points}
 
     return look
-
-
-def wait_for(condition, seconds=LONGEST):
-    limit = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-    return found
 
 
 def test_a_server_that_was_away_all_along_gets_everything_later(folder, write, server, stored):

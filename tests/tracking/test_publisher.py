@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
 
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
@@ -42,14 +42,6 @@ with Publisher.start(folder, uri) as publisher, Journal(folder) as journal:
         print(publisher._process.pid, flush=True)
         time.sleep(0.01)
 """
-
-
-def wait_for(condition, seconds=LONGEST):
-    limit = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture

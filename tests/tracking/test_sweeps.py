@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from waiting import LONGEST
+from waiting import wait_for
 
 from runner.tracking import publisher as module
 from runner.tracking.ack import read_ack
@@ -37,14 +37,6 @@ with Journal(folder) as journal:
             sys.stdin.readline()
     journal.event("end", status="FINISHED", end_ms=1_700_000_100_000)
 """
-
-
-def wait_for(condition, seconds=LONGEST):
-    limit = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture

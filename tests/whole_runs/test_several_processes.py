@@ -6,14 +6,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from waiting import LONGEST
+from waiting import LONGEST, wait_for
 
 from runner import run
 from runner.errors import RunnerError
@@ -109,13 +108,6 @@ def members(folder, *others):
         except psutil.Error:
             continue
     return found
-
-
-def wait_for(condition, seconds=LONGEST):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def summary(folder="run"):

@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 import pytest
 import sweeps_in_a_shell
-from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
-from waiting import LONGEST
+from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
+from waiting import LONGEST, wait_for
 from warm_door import DOOR
 
 pytest.importorskip("ray")

@@ -19,8 +19,8 @@ import simulated_slurm
 import sweeps_in_a_shell
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep, wait_for
-from waiting import LONGEST
+from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
+from waiting import LONGEST, wait_for
 from warm_door import DOOR
 
 from runner.config.packages import install
