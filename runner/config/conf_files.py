@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from runner.config import validate
 from runner.config.compose import WrongFile
+from runner.config.identity import leaves
 from runner.config.schema import Config
 from runner.errors import Fault, nearest
 
@@ -107,17 +108,9 @@ def _misplaced(error: WrongFile) -> Fault:
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:
     """Every value of the file with its dotted key in the whole configuration."""
     content = yaml.safe_load(text) or {}
-
-    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, dict) and node:
-            for name, child in node.items():
-                yield from walk(child, f"{key}.{name}" if key else str(name))
-        else:
-            yield key, node
-
     for name in content if isinstance(content, dict) else ():
         if name not in ("defaults", "hydra"):
-            yield from walk(content[name], f"{package}.{name}" if package else str(name))
+            yield from leaves(content[name], f"{package}.{name}" if package else str(name))
 
 
 def _refused(key: str, value: Any) -> tuple[str, Any, str | None] | None:

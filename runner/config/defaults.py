@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from runner.config.identity import leaves
 from runner.version import HERE
 
 #: a wheel carries conf/ as runner/conf; in a checkout and an editable install it lies beside runner/
@@ -116,8 +117,4 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _flat(node: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, child in node.items():
-        path = f"{key}.{name}" if key else str(name)
-        found |= _flat(child, path) if isinstance(child, dict) else {path: child}
-    return found
+    return {path: value for path, value in leaves(node, key) if value != {}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -47,17 +47,16 @@ NOT_CHOSEN = ("defaults", "facts.", "hydra.", "plan.", "sweep.")
 
 def flat(cfg: DictConfig) -> dict[str, Any]:
     """Every value by its dotted key, its ${...} as they are written."""
-    found: dict[str, Any] = {}
+    return {key: value for key, value in leaves(for_disk(cfg)) if value != {}}
 
-    def walk(node: Any, key: str) -> None:
-        if isinstance(node, dict):
-            for name, child in node.items():
-                walk(child, f"{key}.{name}" if key else str(name))
-        else:
-            found[key] = node
 
-    walk(for_disk(cfg), "")
-    return found
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted key; a mapping without one is a value, too."""
+    if isinstance(node, dict) and node:
+        for name, child in node.items():
+            yield from leaves(child, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node
 
 
 def chosen(cfg: DictConfig) -> dict[str, Any]:

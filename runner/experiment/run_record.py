@@ -21,7 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from runner.config import defaults
-from runner.config.identity import chosen
+from runner.config.identity import chosen, leaves
 from runner.config.instantiate import PREPARED
 from runner.config.secrets import for_display, masker
 from runner.config.settings import Settings
@@ -225,17 +225,8 @@ def summarise(settings: Settings, parts: Parts, record: Record, result: Result, 
 
 def parameters(cfg: DictConfig) -> dict[str, str]:
     """The resolved configuration by dotted key; no passwords, and nothing that stood in the environment."""
-    flat: dict[str, str] = {}
-
-    def walk(node: Any, key: str) -> None:
-        if isinstance(node, Mapping) and node:
-            for name, child in node.items():
-                walk(child, f"{key}.{name}" if key else str(name))
-        else:
-            flat.update(texts({key: node}))
-
-    walk({key: node for key, node in for_display(cfg).items() if key not in ("hydra", "sweep", "plan")}, "")
-    return flat
+    shown = {key: node for key, node in for_display(cfg).items() if key not in ("hydra", "sweep", "plan")}
+    return texts(dict(leaves(shown)))
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
