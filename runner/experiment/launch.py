@@ -16,11 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from runner.distributed import messages
-from runner.training.signals import SIGNALS
+from runner.training import signals
 from runner.version import PACKAGES
 
 MEMBER = "runner.experiment.rank"  # the module that each process is
@@ -58,7 +56,7 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
         except BaseException as error:
             errors.append(error)
 
-    with _environment(environment), _quiet(), _heard() as heard:
+    with _environment(environment), _quiet(), signals.heard() as heard:
         thread = threading.Thread(target=work, name="runner-ranks")
         thread.start()
         asked: signal.Signals | None = None
@@ -117,26 +115,6 @@ def _how(rank: int, code: int) -> str:
     if code < 0:
         return f"process {rank} was ended by {signal.Signals(-code).name}"
     return f"process {rank} ended with exit code {code}"
-
-
-@contextmanager
-def _heard() -> Iterator[list[signal.Signals]]:
-    """The signals that come while it lasts, in their order."""
-    heard: list[signal.Signals] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(signal.Signals(number))
-
-    if threading.current_thread() is not threading.main_thread():
-        yield heard
-        return
-    numbers = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, hear) for number in numbers}
-    try:
-        yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -12,13 +12,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from runner.data.tables.node import columns_in
@@ -27,6 +25,7 @@ from runner.experiment.terminal import say
 from runner.runs.export import export_to
 from runner.runs.load import find_run, open_run
 from runner.tracking.mlflow_store import SETTINGS
+from runner.training import signals
 
 HOST = "127.0.0.1"
 SECONDS_TO_START = 120.0
@@ -43,7 +42,8 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
     """
     at_once(partial(find_run, wanted, verb="serve"), partial(_check_port, port))
     trained = open_run(find_run(wanted, verb="serve"), device="cpu", precision="fp32")
-    with _signals() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
+    # the server is to be ended first
+    with signals.heard() as got, tempfile.TemporaryDirectory(prefix="runner-serve-") as place:
         model = Path(place) / "model"
         say(f"run     {trained.title}")
         about = export_to(trained, "mlflow", model, predictions=predictions)
@@ -89,7 +89,7 @@ def _check_port(port: int) -> None:
     )
 
 
-def _answers(process: subprocess.Popen[bytes], port: int, got: list[int]) -> bool:
+def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:
     """Waits until it accepts connections; False when it ended, or somebody wants it to."""
     until = time.monotonic() + SECONDS_TO_START
     while time.monotonic() < until and process.poll() is None and not got:
@@ -138,24 +138,3 @@ def _is_there(process: subprocess.Popen[bytes]) -> bool:
     except (OSError, AttributeError):
         return False
     return True
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals that came, instead of what they would do: the server is to be ended first."""
-    got: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield got
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        got.append(number)
-
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [each for each in numbers if each == signal.SIGINT or signal.getsignal(each) != signal.SIG_IGN]  # nohup's
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield got
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

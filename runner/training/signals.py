@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -81,19 +81,34 @@ def listening(*, grace_seconds: float = math.inf, end_now: Callable[[Stop, str],
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    heard = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, ask) for number in heard}
-    _listening = stop
-    try:
-        if end_now is None:
-            yield stop
-        else:
-            with _watching(stop, grace_seconds, end_now):
+    with _handled(ask):
+        _listening = stop
+        try:
+            with nullcontext() if end_now is None else _watching(stop, grace_seconds, end_now):
                 yield stop
+        finally:
+            _listening = None
+
+
+@contextmanager
+def heard() -> Iterator[list[signal.Signals]]:
+    """The signals that come while it lasts, in their order, in the place of what they would do."""
+    found: list[signal.Signals] = []
+    with _handled(lambda number, _: found.append(signal.Signals(number))):
+        yield found
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """SIGNALS, but for those that nohup ignores, are the handler's while it lasts; in the main thread, which alone may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in SIGNALS if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers} if is_main else {}
+    try:
+        yield
     finally:
-        _listening = None
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager

@@ -19,8 +19,7 @@ from waiting import LONGEST
 
 from runner.config.instantiate import build
 from runner.models.card import read_card
-from runner.runs import serve
-from runner.training import checkpoint
+from runner.training import checkpoint, signals
 
 RUN = "outputs/digits/run"
 #: one of them for a commit: words, the signal that ends it, its exit code
@@ -36,7 +35,7 @@ def a_free_port():
 def test_a_terminal_that_is_lost_ends_no_server_of_nohup():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with serve._signals() as got:
+        with signals.heard() as got:
             signal.raise_signal(signal.SIGHUP)
             signal.raise_signal(signal.SIGTERM)
         assert got == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
