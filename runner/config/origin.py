@@ -30,12 +30,8 @@ def sign(folder: Path, store: str) -> None:
     Never raises: without a place for a key, or on a full disk, it counts as a stranger's folder afterwards.
     """
     with suppress(OSError, RuntimeError, ValueError):
-        file = folder / FILE
-        text = json.dumps({"store": store, "signature": _signature(folder, store, _key())}) + "\n"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(".writing")
-        beside.write_text(text)
-        beside.replace(file)
+        signed = {"store": store, "signature": _signature(folder, store, _key())}
+        run_files.write_whole(folder / FILE, json.dumps(signed) + "\n")
 
 
 def store_of(folder: Path) -> str | None:

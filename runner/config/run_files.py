@@ -1,4 +1,4 @@
-"""Reads a file of a run's folder, from anywhere, if it is one that a run may have written."""
+"""Reads a file of a run's folder, from anywhere, if it is one that a run may have written; writes one, whole or not at all."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def read_json(path: Path) -> Any:
         return json.loads(read(path))
     except RecursionError:
         raise ValueError(f"{path} is too deep") from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader meets the old file or the new one, also where the disk is full. Makes the folder. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".writing")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def yaml_refusal(path: Path) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.config.run_files import write_whole
 from runner.errors import Fault
 
 FOLDER = "ranks"
@@ -70,10 +71,7 @@ def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) ->
     words = Failure(rank, time.time(), text, [vars(fault) for fault in faults])
     file = _file(folder, rank, attempt())
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_suffix(".writing")
-        beside.write_text(json.dumps(asdict(words)))
-        beside.replace(file)
+        write_whole(file, json.dumps(asdict(words)))
 
 
 def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:

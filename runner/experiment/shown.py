@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config.run_files import write_whole
 from runner.tracking.journal import Journal
 from runner.training.hook_values import Shown
 
@@ -53,7 +54,6 @@ def _write_image(folder: Path, name: str, image: Image.Image, *, step: int, time
 
 def _add_rows(path: Path, rows: list[dict[str, Any]], *, step: int) -> Path:
     """Each row with its step, as pandas' orient="split" has them; those of this step or a later one are written anew."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     before: list[dict[str, Any]] = []
     if path.is_file():
         held = json.loads(path.read_text())
@@ -62,7 +62,5 @@ def _add_rows(path: Path, rows: list[dict[str, Any]], *, step: int) -> Path:
     every = before + [{"step": step, **row} for row in rows]
     columns = list(dict.fromkeys(name for row in every for name in row))
     content = {"columns": columns, "data": [[row.get(name) for name in columns] for row in every]}
-    beside = path.with_suffix(".writing")
-    beside.write_text(json.dumps(content))
-    beside.replace(path)
+    write_whole(path, json.dumps(content))
     return path

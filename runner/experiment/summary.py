@@ -31,15 +31,8 @@ def note_tracker(folder: Path, **known: Any) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """A reader meets the old file or the new one, also where the disk is full. Raises: OSError when it is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / "summary.writing"
-    try:
-        beside.write_text(json.dumps(summary, indent=2) + "\n")
-        beside.replace(folder / FILE)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    """Raises: OSError where the disk is full; the old one is there then."""
+    run_files.write_whole(folder / FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def is_over(summary: Mapping[str, Any], changed: Sequence[str] = ()) -> bool:

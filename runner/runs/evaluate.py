@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config.identity import key_of
+from runner.config.run_files import write_whole
 from runner.device import backends, probe
 from runner.errors import Fault, RunnerError, at_once, first_line
 from runner.experiment import build
@@ -136,11 +137,8 @@ def _write(folder: Path, report: dict[str, Any], *, weights: str) -> None:
         names += [name, report["fingerprint"][:8]]
     file = folder / OTHERS / f"{'-'.join(names)}.json" if names else folder / OWN
     report["written"] = short(file)
-    beside = file.with_suffix(".writing")
     try:
-        file.parent.mkdir(exist_ok=True)
-        beside.write_text(json.dumps(report, indent=2) + "\n")
-        beside.replace(file)
+        write_whole(file, json.dumps(report, indent=2) + "\n")
     except OSError as error:
         problem = f"what it found can't be written: {error.strerror} ({short(file)})"
         fix = "a copy of the folder, in a place that you may write to"

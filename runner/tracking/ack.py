@@ -71,15 +71,11 @@ def read_ack(folder: Path) -> Ack:
 
 
 def write_ack(folder: Path, ack: Ack) -> None:
-    """Writes beside the file and renames. Not synced: after a power cut an older one costs a replay, no more."""
-    path = folder / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".writing")
+    """Not synced: after a power cut an older one costs a replay, no more."""
     fields = {"state": ack.state, **dataclasses.asdict(ack)}
     del fields["points_pending"]
     fields["sha256"] = _digest(fields)
-    beside.write_text(json.dumps(fields, indent=1) + "\n")
-    beside.replace(path)
+    run_files.write_whole(folder / FILE, json.dumps(fields, indent=1) + "\n")
 
 
 def _digest(fields: dict[str, Any]) -> str:

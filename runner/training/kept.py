@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.config.run_files import write_whole
+
 FILE = "kept.json"
 EVERY = "every_epoch"
 
@@ -73,7 +75,4 @@ def _worth(entry: dict[str, Any], keeping: Keeping) -> tuple[float, int]:
 
 
 def _write(folder: Path, entries: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{FILE}.writing"
-    beside.write_text(json.dumps(sorted(entries, key=lambda entry: entry["step"]), indent=1) + "\n")
-    beside.replace(folder / FILE)
+    write_whole(folder / FILE, json.dumps(sorted(entries, key=lambda entry: entry["step"]), indent=1) + "\n")
