@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -19,8 +21,8 @@ from rich.text import Text
 from runner.experiment.readable_numbers import readable
 from runner.experiment.terminal import Terminal
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.jobs.progress import Watch
 from runner.tasks.metric_names import is_rate
+from runner.tracking.journal_records import FILE, Points, scan
 
 MOST_ROWS = 20  # of jobs that have ended; the others are counted
 SECONDS_BETWEEN_FRAMES = 0.5
@@ -32,6 +34,29 @@ STYLES = {
     "running": "bold",
     "skipped": "dim",
 }
+
+
+class Watch:
+    """Follows in a job's journal how far it has got, and its last values; reads only what was added since the last look."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._offset = 0
+        self.step = 0
+        self.num_steps = 0  # 0: not known yet
+        self.values: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Takes in what has been written; milliseconds."""
+        with suppress(FileNotFoundError, ValueError):  # not there yet, or begun anew
+            for record in scan(self._path, self._offset):
+                self._offset = record.end
+                if isinstance(record.data, Points):
+                    if record.data.names[0].startswith("train/"):
+                        self.step = max(self.step, int(record.data.steps[-1]))
+                    self.values.update(zip(record.data.names, map(float, record.data.values[-1]), strict=True))
+                elif record.kind == "start":
+                    self.num_steps = int(record.data["params"].get("facts.num_steps", 0))
 
 
 class Table:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from runner.sweep.jobs.progress import Watch
+from runner.sweep.progress_table import Watch
 from runner.tracking.journal import Journal
 
 
