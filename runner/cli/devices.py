@@ -31,9 +31,8 @@ def show(*, measured: bool = False) -> dict[str, Any]:
 def describe(hardware: Hardware) -> dict[str, Any]:
     """The machine as plain values: devices, missing, auto, torch, platform."""
     devices = [_device(name, gpu, hardware) for name, gpu in hardware.devices().items()]
-    whys = {
-        kind: why_not(kind, hardware) for kind in ("cuda", "mps", "xpu") if not any(_is(kind, item) for item in devices)
-    }
+    there = {item["device"].partition(":")[0] for item in devices}
+    whys = {kind: why_not(kind, hardware) for kind in ("cuda", "mps", "xpu") if kind not in there}
     auto = choose("auto", hardware)
     return {
         "devices": devices,
@@ -85,7 +84,3 @@ def _table(devices: list[dict[str, Any]]) -> Table:
 
 def _gib(count: int | None) -> str:
     return "?" if count is None else f"{count / GIB:.1f} GiB"
-
-
-def _is(kind: str, item: dict[str, Any]) -> bool:
-    return bool(item["device"].partition(":")[0] == kind)

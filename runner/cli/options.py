@@ -98,7 +98,7 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
                 continue
             flags[name] = value if equals else rest.pop(0)
         elif word.startswith("-") and takes.is_of_a_run and name != "--allow":
-            meant = _meant(verb, name)
+            meant = nearest(name, [*VERBS[verb].flags, *VERBS[verb].switches, FLAG])
             if (
                 meant and meant[0] in takes.flags
             ):  # else its value would be told to be a run, and the flag to be missing
@@ -202,11 +202,6 @@ def _is_of(word: str, beginning: str) -> bool:
     if beginning.endswith(".") or not beginning:
         return key.startswith(beginning)
     return key == beginning or key.startswith(f"{beginning}.")
-
-
-def _meant(verb: str, flag: str) -> list[str]:
-    """Those of a verb's flags that look like it, the likeliest first."""
-    return nearest(flag, [*VERBS[verb].flags, *VERBS[verb].switches, FLAG])
 
 
 def _unknown(verb: str, flag: str, value: str, meant: list[str]) -> Fault:

@@ -82,7 +82,9 @@ def as_yaml(key: str, value: Any) -> str:
 
 def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, known: list[str]) -> Fault:
     inside = key.removeprefix(f"{error.package}.") if error.package else key
-    asked = f"{as_yaml(inside, value)} in {_place(error, line_of(text, inside))}"
+    line = line_of(text, inside)
+    place = f"{_shown_path(error.file, error.name)}{f', line {line}' if line else ''}"
+    asked = f"{as_yaml(inside, value)} in {place}"
     if kind is not None:
         example = validate.EXAMPLES.get(kind.split("|")[0].strip(), "...")
         return Fault(asked, validate.wrong_type(key, _shown(value), kind).problem, f"{as_yaml(inside, example)}, say")
@@ -126,10 +128,6 @@ def _refused(key: str, value: Any) -> tuple[str, Any, str | None] | None:
         wrong = str(error.full_key or key)
         return (wrong, _shown(value), None) if wrong == key else (wrong, "{...}", None)
     return None
-
-
-def _place(error: WrongFile, line: int | None) -> str:
-    return f"{_shown_path(error.file, error.name)}{f', line {line}' if line else ''}"
 
 
 def _shown_path(file: Path | None, name: str) -> str:

@@ -151,12 +151,8 @@ def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
     elif isinstance(node, str) and key in ("train", "train.hooks"):
         problem = f"{whose}, and names its hooks by a reference, behind which any code may stand"
         yield Fault(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {write}")
-    elif isinstance(node, str) and node not in OWN_RESOLVERS and (_is_resolver(node) or f"<{ENVIRONMENT}:" in node):
+    elif isinstance(node, str) and node not in OWN_RESOLVERS and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node):
         yield Fault(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
-
-
-def _is_resolver(text: str) -> bool:
-    return "${" in text and ":" in text
 
 
 def _is_foreign(target: str) -> bool:

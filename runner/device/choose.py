@@ -92,8 +92,8 @@ def _find(item: str, hardware: Hardware) -> Choice | Fault:
         return Choice("cpu", "as asked")
     why = why_not(item, hardware)
     if why is not None:
-        there = ", ".join(hardware.devices())
-        return Fault(f"device={item}", why.cause, f"{_instead(hardware)} (here: {there}); to have it: {why.mend}")
+        best, there = _auto(hardware).device, ", ".join(hardware.devices())
+        return Fault(f"device={item}", why.cause, f"device={best} (here: {there}); to have it: {why.mend}")
     if item == "cuda":
         device, reason = _most_free(hardware)
         return Choice(device, f"cuda: {reason}")
@@ -142,11 +142,6 @@ def _memory(gpu: Gpu) -> str:
         return ""
     busy = "; nearly full" if gpu.free_bytes < 0.05 * gpu.total_bytes else ""
     return f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free{busy}"
-
-
-def _instead(hardware: Hardware) -> str:
-    """The best that is there."""
-    return f"device={_auto(hardware).device}"
 
 
 def _one(value: Any) -> str:

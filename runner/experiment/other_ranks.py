@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -25,7 +25,7 @@ from runner.experiment.check import check_here
 from runner.experiment.given import Given
 from runner.training.fit import fit
 from runner.training.observer import SilentObserver
-from runner.training.signals import Stop, listening
+from runner.training.signals import listening
 
 
 def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) -> dict[str, Any]:
@@ -45,15 +45,11 @@ def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) ->
         except RunnerError as error:
             messages.tell(folder, place.rank, str(error), faults=error.faults)
             raise
-        with listening(grace_seconds=settings.train.grace_seconds, end_now=_end_now) as stop:
+        with listening(grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)) as stop:
             result = fit(parts, settings, folder, observer=SilentObserver(), stop=stop, ranks=ranks)
     if result.status != "failed":
         ranks.leave()
     return {"status": result.status, "error": result.error, "ending": result.ending, "exit_code": stop.exit_code}
-
-
-def _end_now(stop: Stop, why: str) -> NoReturn:
-    os._exit(stop.exit_code)
 
 
 @contextmanager

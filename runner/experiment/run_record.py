@@ -119,7 +119,7 @@ def log_start(
         digest=data_digest(parts),
         source=without_password(str(parts.source.origin)),
         source_type="local",
-        schema=json.dumps({"facts": _jsonable(cfg.facts)}),
+        schema=json.dumps({"facts": OmegaConf.to_container(cfg.facts, resolve=True, throw_on_missing=False)}),
         profile=json.dumps({"num_rows": sum(sizes.values()), **sizes}),
         context="training",
     )
@@ -235,10 +235,6 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def model_name(cfg: DictConfig) -> str:
     return str(cfg.model.get("_target_", "model")).rsplit(".", 1)[-1]
-
-
-def _jsonable(cfg: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
 
 
 def _note(cfg: DictConfig, parts: Parts, choice: Choice, folder: Path, *, changed: str) -> str:

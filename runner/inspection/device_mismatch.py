@@ -93,7 +93,7 @@ class Meetings:
         name = self._name(stray)
         text = f"{self._describe(stray, name)} meets {self._describe(other, self._name(other))} in {what}"
         path = name.path if name else ""
-        write = self._mend(stray, name)
+        write = mend(name, device=self._device, needs_grad=stray.requires_grad)
         if are_parts:
             write = f"the whole of {module or 'the module with this line'} on one device in placement.map, or .to({other.device}) here"
         return Finding(CERTAIN, "mixed devices", text, line, module, write, path)
@@ -107,9 +107,6 @@ class Meetings:
         if made is not None and (name is None or name.kind in ("local", "buffer", "parameter")):
             words += f", made by {made[0]} at {made[1]},"
         return f"{words} on {tensor.device}"
-
-    def _mend(self, tensor: Tensor, name: Name | None) -> str:
-        return mend(name, device=self._device, needs_grad=tensor.requires_grad)
 
 
 def mend(name: Name | None, *, device: torch.device, needs_grad: bool) -> str:

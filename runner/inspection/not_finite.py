@@ -139,7 +139,8 @@ class Watch:
         """Has an operation done, and looks at what it gives."""
         name = op._overloadpacket.__name__
         given = list(_arguments(op, args, kwargs))
-        before = {id(one.tensor): range_of(one.tensor) for one in given if one.is_written and self._is_known(one)}
+        written = [one.tensor for one in given if one.is_written]
+        before = {id(tensor): range_of(tensor) for tensor in written if storage_of(tensor) not in self._unwritten}
         bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
         result = op(*args, **kwargs)
         line, module = self._lines.now()  # of a view, too: its backward pass asks for it
@@ -194,13 +195,10 @@ class Watch:
     def _causes(self, bad: Sequence[Tensor], measured: Range, *, is_written: bool) -> tuple[tuple[Record, ...], bool]:
         """What gave the inputs that are not finite, and whether an infinity was meant all the way."""
         records = [(tensor, self.record_of(tensor)) for tensor in bad]
-        meant = [record.is_meant if record is not None else not self._is_of_batch(one) for one, record in records]
+        meant = [record.is_meant if record is not None else not self._name(one).startswith("batch") for one, record in records]
         is_meant = not measured.num_nan and (all(meant) if meant else is_written)
         causes = {record.number: record for _, record in records if record is not None and not record.is_meant}
         return tuple(causes.values()), is_meant
-
-    def _is_known(self, one: _Given) -> bool:
-        return storage_of(one.tensor) not in self._unwritten
 
     def _is_bad(self, tensor: Tensor) -> bool:
         key = storage_of(tensor)
@@ -208,9 +206,6 @@ class Watch:
             return key in self._records
         measured = range_of(tensor)  # from outside
         return measured is not None and measured.num_not_finite > 0
-
-    def _is_of_batch(self, tensor: Tensor) -> bool:
-        return self._name(tensor).startswith("batch")
 
     def _name(self, tensor: Tensor) -> str:
         known = self._names.get(tensor)

@@ -143,8 +143,9 @@ def _watched(
                 next(steps, None)
                 continue
             names.model(training.parts.model)
-            for optimizer in _optimizers(training):
-                names.optimizer(optimizer)
+            optimizer = training.parts.optimizer
+            for each in getattr(optimizer, "each", {"": optimizer}).values():
+                names.optimizer(each)
             results = Results(names, beside=beside[number - first] if beside else None, place=place)
             with HostReads(training.parts.device, observers=[results]):
                 next(steps, None)
@@ -178,8 +179,3 @@ def _replayed(cfg: DictConfig) -> Iterator[tuple[Training, Iterator[None]]]:
     with untracked(cfg, torch.device(choices[0].here)) as training, closing(training.train()) as steps:
         next(steps, None)  # to where the first step begins
         yield training, steps
-
-
-def _optimizers(training: Training) -> list[Any]:
-    optimizer = training.parts.optimizer
-    return [*getattr(optimizer, "each", {"": optimizer}).values()]

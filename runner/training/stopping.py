@@ -91,7 +91,7 @@ class CommonStopCondition:
         self._step, self._since = 0, time.monotonic()
 
     def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        self._hear(self._alone(step, at_once=at_once))
+        self._heard = max(self._heard, self._alone(step, at_once=at_once), key=WORDS.index)
         if not at_once and self._next is not None and step < self._next:
             return self._by_steps(step)
         seconds = (time.monotonic() - self._since) / max(1, step - self._step)
@@ -104,9 +104,6 @@ class CommonStopCondition:
             return None  # told again after the next step
         self._heard = None
         return word or self._by_steps(step)
-
-    def _hear(self, word: str | None) -> None:
-        self._heard = max(self._heard, word, key=WORDS.index)
 
     def _by_steps(self, step: int) -> str | None:
         """A checkpoint that all know of, as they count the same steps."""

@@ -38,7 +38,7 @@ class Target:
                 row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
                 raise RunnerError(_missing(name, place, row))
         if self.kind != "classification":
-            return np.stack([self._floats(name, column, place) for name, column in self._named(values)], 1)
+            return np.stack([self._floats(name, column, place) for name, column in zip(self.names, values, strict=True)], 1)
         codes = as_codes(values[0], {text: number for number, text in enumerate(self.classes)})
         if (codes < 0).any():
             row = int((codes < 0).argmax())
@@ -46,9 +46,6 @@ class Target:
             fix = f"rows of each class in the training table (it has {', '.join(self.classes[:10])}), or that line left out"
             raise RunnerError(Fault(place.file.asked, problem, fix))
         return codes.astype(np.int64)
-
-    def _named(self, values: Sequence[Any]) -> list[tuple[str, Any]]:
-        return list(zip(self.names, values, strict=True))
 
     def _floats(self, name: str, values: Any, place: Place) -> Any:
         try:

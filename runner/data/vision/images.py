@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from runner.data.vision.dataset import (
     is_decoded_once,
 )
 from runner.data.vision.decode import CHANNELS, checked_mode, checked_size, size_of
-from runner.data.vision.folders import Found, found_splits
+from runner.data.vision.folders import found_splits
 from runner.data.vision.statistics import normalised
 
 READER = "runner.data.read_images"
@@ -66,7 +67,8 @@ def images(
         sizes = each(range(len(files)), lambda index: size_of(files[index]), names=names, asked=asked)
         sides = sides or check_same(sizes, names=names, asked=asked)
         shape = [CHANNELS[mode], *sides]
-        streamed = {name: _streamed(part, classes, mode=mode, size=sides) for name, part in found.items()}
+        read = partial(ImageFiles, classes=classes, size=sides, mode=mode)
+        streamed = {name: read(part.files, part.labels, root=part.root) for name, part in found.items()}
         prints = [part.fingerprint for part in streamed.values()]
         rows = dict(streamed)
     source = Source(
@@ -87,7 +89,3 @@ def images(
         reader={"_target_": READER, "_partial_": True, "size": shape[1:], "mode": mode, "classes": list(classes)},
     )
     return augmented(source, augment)
-
-
-def _streamed(part: Found, classes: Sequence[str], *, mode: str, size: Sequence[int]) -> ImageFiles:
-    return ImageFiles(part.files, part.labels, classes=classes, size=size, mode=mode, root=part.root)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.device import Gpu, Hardware
+from runner.device import Hardware
 from runner.device.hardware import GIB, num_usable_cpus
 
 VERSION = 1  # of the file
@@ -101,7 +101,7 @@ def identity(hardware: Hardware) -> dict[str, Any]:
         "torch": hardware.torch_version,
         "cuda": hardware.cuda_build,
         "hip": hardware.hip_build,
-        "gpus": {name: _gpu(gpu) for name, gpu in hardware.devices().items() if name != "cpu"},
+        "gpus": {name: [gpu.name, gpu.uuid] for name, gpu in hardware.devices().items() if name != "cpu"},
         "threads": _threads(),
     }
 
@@ -117,10 +117,6 @@ def write_whole(file: Path, content: bytes) -> None:
     except BaseException:  # Ctrl-C too
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def _gpu(gpu: Gpu) -> list[str]:
-    return [gpu.name, gpu.uuid]
 
 
 def _threads() -> str:

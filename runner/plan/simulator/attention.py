@@ -63,7 +63,7 @@ def _by_kernel(
                 key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
                 enable_gqa = False
             is_half = query.dtype in HALVES and fits_flash and query.shape[-1] <= MOST_HEAD_SIZE
-            if is_half and mask is None and _is_ampere():
+            if is_half and mask is None and tuple(torch.cuda.get_device_capability()) >= AMPERE:
                 return _first(
                     aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
                 )
@@ -120,10 +120,6 @@ def _is_even(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> 
     heads = {tensor.shape[1] for tensor in (query, key, value)}
     in_one_piece = all(tensor.stride(-1) == 1 for tensor in (query, key, value))
     return len(batches) == 1 and (len(heads) == 1 or enable_gqa) and in_one_piece
-
-
-def _is_ampere() -> bool:
-    return tuple(torch.cuda.get_device_capability()) >= AMPERE
 
 
 def _first(results: Any) -> Tensor:

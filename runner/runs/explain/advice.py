@@ -82,7 +82,7 @@ def _masked(case: Case) -> str:
 
 def _backward(case: Case) -> str:
     """By what goes back."""
-    origin, node = case.origin, _kind(case.origin)
+    origin, node = case.origin, case.origin.node.partition("Backward")[0].lower()  # sqrt of SqrtBackward0
     if origin.phase != "backward":
         return ""
     if origin.is_own_function:
@@ -148,11 +148,6 @@ def _is_overflow(origin: Record, base: Seen) -> bool:
     """Whether a power is surely one of something too large: 0 has an infinite one, too, and which power it is may be unknown."""
     is_infinite = origin.output.range.num_inf > 0 and not origin.output.range.num_nan
     return is_infinite and all(map(_is_finite, origin.inputs)) and base.range.size**4 > torch.finfo(base.dtype).max
-
-
-def _kind(origin: Record) -> str:
-    """Of what goes back: sqrt of SqrtBackward0."""
-    return origin.node.partition("Backward")[0].lower()
 
 
 def _is_finite(one: Seen) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -84,7 +83,9 @@ def write(
         "differences": [
             dict(zip(("what", "was", "now"), (each.what, *each.values), strict=True)) for each in differences
         ],
-        "metrics": {each.name: {key: _jsonable(value) for key, value in _fields(each)} for each in found},
+        "metrics": {
+            each.name: {key: _jsonable(value) for key, value in vars(each).items() if key != "name"} for each in found
+        },
     }
     (folder / FILE).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
@@ -121,10 +122,6 @@ def _of_code(original: Original) -> str:
     if "git_commit" not in original.tags:
         return ", as far as is known: its folder was in no git repository"
     return ", uncommitted changes too" if original.tags.get("git_dirty") == "true" else ""
-
-
-def _fields(each: Comparison) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in dataclasses.asdict(each).items() if key != "name"]
 
 
 def _jsonable(value: Any) -> Any:

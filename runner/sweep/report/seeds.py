@@ -48,7 +48,7 @@ def over_seeds(results: Sequence[Result], goals: Sequence[Goal]) -> list[Seeds]:
     all_of_them = configurations(results)  # named beside those that diverged, as the comparisons name them
     groups = {name: [each for each in group if not each.diverged] for name, group in all_of_them.items()}
     groups = {name: group for name, group in groups.items() if group}
-    if not any(len({_place(result) for result in group}) > 1 for group in groups.values()):
+    if not any(len({(result.keys.get("seed"), result.fold) for result in group}) > 1 for group in groups.values()):
         return []
     has_folds = any(len({result.fold for result in group}) > 1 for group in groups.values())
     found = [
@@ -97,10 +97,6 @@ def _alike(results: Sequence[Result], rest: Callable[[Keys], Keys]) -> dict[str,
         if result.state == "finished" or result.diverged:
             groups.setdefault(_name(own, apart), []).append(result)
     return groups
-
-
-def _place(result: Result) -> tuple[str | None, str | None]:
-    return result.keys.get("seed"), result.fold
 
 
 def _means(group: Sequence[Result], goals: Sequence[Goal], *, with_interval: bool) -> dict[str, Mean]:

@@ -33,7 +33,7 @@ def show(report: Report, console: Console) -> None:
         _table(console, _seeds(report, console.width))
     if report.devices:
         _say(console, "\nover devices")
-        _table(console, _devices(report, console.width))
+        _table(console, _filled(_fit(_texts(tables.devices(report)), "jobs", ["job", "at step"], console.width)))
         for gain in report.gains:
             _say(console, number_format.gain(gain))
     for title, results in (("failures", report.failures), ("skipped", report.skipped)):
@@ -88,10 +88,6 @@ def _seeds(report: Report, width: int) -> Table:
     winner = [group.name for group in report.seeds].index(report.winner) if report.winner else None
     stay = 4 if report.comparisons else 3
     return _filled(_fit(columns, "jobs", list(columns)[: stay - 1 : -1], width), bold=winner)
-
-
-def _devices(report: Report, width: int) -> Table:
-    return _filled(_fit(_texts(tables.devices(report)), "jobs", ["job", "at step"], width))
 
 
 def _causes(results: Sequence[Result]) -> Table:
