@@ -81,9 +81,8 @@ def refuse_misspelt(words: Sequence[str]) -> None:
     verbs = nearest(first, NAMES) if "=" not in first and first[:1] not in ("-", "~") else []
     if verbs and first not in compose.known_keys():
         problem = f"there is no command {first}; there are {', '.join(NAMES)}"
-        raise RunnerError(
-            Fault(shlex.join(words), problem, shlex.join(["python", "-m", "runner", verbs[0], *words[1:]]))
-        )
+        fix = shlex.join(["python", "-m", "runner", verbs[0], *words[1:]])
+        raise RunnerError(Fault(shlex.join(words), problem, fix))
 
 
 def sorted_words(

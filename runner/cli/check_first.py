@@ -47,9 +47,8 @@ def check_folder(folder: Path, *, key: str) -> None:
         problem = (
             f"this folder can't be made, or nothing can be written there: {error.strerror} ({error.filename or folder})"
         )
-        raise RunnerError(
-            Fault(f"{key}={folder}", problem, f"{key}=FOLDER, in a place that you may write to")
-        ) from None
+        fix = f"{key}=FOLDER, in a place that you may write to"
+        raise RunnerError(Fault(f"{key}={folder}", problem, fix)) from None
     finally:
         with suppress(OSError):
             for path in missing:
@@ -72,9 +71,8 @@ def check_hydra(hydra: DictConfig) -> None:
         problem = (
             "a run works in the folder that it is started from: data, stores and code of your own are found from there"
         )
-        raise RunnerError(
-            Fault("hydra.job.chdir=true", problem, "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files")
-        )
+        fix = "hydra.job.chdir=false, and hydra.run.dir=FOLDER for its files"
+        raise RunnerError(Fault("hydra.job.chdir=true", problem, fix))
 
 
 def check_written(hydra: DictConfig, folder: Path) -> list[Path]:

@@ -56,9 +56,8 @@ class ParsedWords:
             return default
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
             to = f" to {most}" if most is not None else " or more"
-            raise RunnerError(
-                Fault(f"{flag} {text}", f"it is a whole number, {least}{to}", f"{flag} {max(least, default)}")
-            )
+            problem = f"it is a whole number, {least}{to}"
+            raise RunnerError(Fault(f"{flag} {text}", problem, f"{flag} {max(least, default)}"))
         return int(text)
 
     def amount(self, flag: str, default: float) -> float:

@@ -189,9 +189,8 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         with override_errors.explained(overrides, compose=compose, check=check):
             cfg = compose(overrides)
         if cfg.hydra.mode == RunMode.MULTIRUN:
-            raise RunnerError(
-                Fault("hydra.mode=MULTIRUN", "run() is one run", "hydra.mode=RUN, or python -m runner -m ...")
-            )
+            fix = "hydra.mode=RUN, or python -m runner -m ..."
+            raise RunnerError(Fault("hydra.mode=MULTIRUN", "run() is one run", fix))
         refuse_check(cfg, "run()")
         with loading():
             from runner.experiment.run import run as run_experiment

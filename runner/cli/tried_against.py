@@ -64,9 +64,8 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
         problem = f"it has no {metric or 'metric by which a best was kept'}"
         raise RunnerError(Fault(asked, problem, "metric=val/loss, or another run"))
     if len({fold for _, fold in values}) > 1:
-        raise RunnerError(
-            Fault(asked, "its jobs are of several folds, and a try goes over seeds", f"{word}:data.fold=0/5")
-        )
+        problem = "its jobs are of several folds, and a try goes over seeds"
+        raise RunnerError(Fault(asked, problem, f"{word}:data.fold=0/5"))
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
     folder = sweep / found.results[0].folder if sweep else find.find(word, verb="try --against")
     flags, words = _words_of(folder.absolute())

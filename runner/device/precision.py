@@ -52,7 +52,6 @@ def check_precision(precision: str, device: str, hardware: Hardware) -> str:
     if why := answers[precision]:
         near = next(name for name in NEAREST[precision] if not answers[name])
         does = ", ".join(name for name, no in answers.items() if not no)
-        raise RunnerError(
-            Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", f"train.precision={near}")
-        )
+        fix = f"train.precision={near}"
+        raise RunnerError(Fault(f"train.precision={precision} on {device}", f"{why}; it does {does}", fix))
     return precision

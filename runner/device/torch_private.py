@@ -84,9 +84,8 @@ def __getattr__(name: str) -> Any:
         import torch
 
         problem = f"this torch has no {path}, which is needed for: {use}"
-        raise RunnerError(
-            Fault(f"torch {torch.__version__}", problem, "torch 2.13, with which this version was tested")
-        ) from None
+        fix = "torch 2.13, with which this version was tested"
+        raise RunnerError(Fault(f"torch {torch.__version__}", problem, fix)) from None
     return found
 
 

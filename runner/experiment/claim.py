@@ -176,9 +176,8 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         problem = (
             f"another experiment is in it: {_differences(others, before, now) or 'its rerun.yaml can not be read'}"
         )
-        raise RunnerError(
-            Fault(asked, problem, f"another folder (the usual one has the time in its name), or {resume}")
-        )
+        fix = f"another folder (the usual one has the time in its name), or {resume}"
+        raise RunnerError(Fault(asked, problem, fix))
     more = in_words({key: now.get(key) for key in changed if key.startswith("train.")})
     if is_being_written(folder):
         raise RunnerError(Fault(asked, "this very run is in it, and is running", "another folder, or wait"))
@@ -189,9 +188,8 @@ def refuse_used(folder: Path, cfg: DictConfig, *, anew: bool = False) -> None:
         raise OverError(Fault(asked, "it has finished", fix))
     if any(os.environ.get(name, "0") != "0" for name in RESTARTS):
         return
-    raise RunnerError(
-        Fault(asked, "this very run is in it, and can go on", f"{resume} {more}".rstrip() + ", or another folder")
-    )
+    fix = f"{resume} {more}".rstrip() + ", or another folder"
+    raise RunnerError(Fault(asked, "this very run is in it, and can go on", fix))
 
 
 def over_line(error: OverError) -> str:

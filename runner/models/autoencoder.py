@@ -46,9 +46,8 @@ class Autoencoder(nn.Module):
             problem = (
                 "convolutions take images of shape (channels, height, width) and signals of shape (channels, length)"
             )
-            raise RunnerError(
-                Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, "model.kind=mlp")
-            )
+            fix = "model.kind=mlp"
+            raise RunnerError(Fault(f"model.kind=conv on inputs of shape {tuple(input_shape)}", problem, fix))
         if kind == "conv" or (kind == "auto" and can_convolve):
             channels = widths(channels, key="model.channels", example="[32,64]")
             layers = _convolutional(input_shape, channels, bottleneck, activation)

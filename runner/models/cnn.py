@@ -65,9 +65,8 @@ def _check_shape(shape: Sequence[int], *, least: int) -> None:
     asked = f"model=cnn on inputs of shape {tuple(shape)}"
     if len(shape) not in (2, 3):
         problem = "it takes images of shape (channels, height, width) and signals of shape (channels, length)"
-        raise RunnerError(
-            Fault(asked, problem, "model=mlp, which takes any shape, or inputs that are images or signals")
-        )
+        fix = "model=mlp, which takes any shape, or inputs that are images or signals"
+        raise RunnerError(Fault(asked, problem, fix))
     if min(shape[1:]) < least:
         side = "a side" if len(shape) == 3 else "a length"
         problem = f"its channels halve the input until {side} of {least} is 1, and this input is shorter"

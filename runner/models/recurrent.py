@@ -195,14 +195,11 @@ def _check_shape(shape: Sequence[int], *, model: str, is_tokens: bool) -> None:
         raise RunnerError(Fault(asked, problem, "model.vocab_size=null, or inputs that are tokens"))
     if len(shape) == 1:
         problem = "it takes signals of shape (channels, length), and these rows have no order; or tokens, and there is no vocabulary"
-        raise RunnerError(
-            Fault(asked, problem, "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]")
-        )
+        fix = "model=mlp; model.vocab_size=N for N tokens; or the inputs saved as x[:, None]"
+        raise RunnerError(Fault(asked, problem, fix))
     if len(shape) == 3:
-        raise RunnerError(
-            Fault(asked, "it takes signals of shape (channels, length), and these are images", "model=cnn")
-        )
+        problem = "it takes signals of shape (channels, length), and these are images"
+        raise RunnerError(Fault(asked, problem, "model=cnn"))
     if len(shape) != 2:
-        raise RunnerError(
-            Fault(asked, "it takes signals of shape (channels, length)", "model=mlp, which takes any shape")
-        )
+        problem = "it takes signals of shape (channels, length)"
+        raise RunnerError(Fault(asked, problem, "model=mlp, which takes any shape"))

@@ -67,9 +67,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
     named = {str(name): value for name, value in items if isinstance(value, Tensor)}
     if not named:
         problem = f"it holds {type(found).__name__}, and weights are tensors by name"
-        raise RunnerError(
-            Fault(f"model.weights={path}", problem, "torch.save(model.state_dict(), FILE) where it was made")
-        )
+        fix = "torch.save(model.state_dict(), FILE) where it was made"
+        raise RunnerError(Fault(f"model.weights={path}", problem, fix))
     return named
 
 

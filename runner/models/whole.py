@@ -39,9 +39,8 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise
     except Exception as error:
         problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
-        raise RunnerError(
-            Fault("model", problem, f"the same once {call_site.line_of_error(error)} is mended")
-        ) from error
+        fix = f"the same once {call_site.line_of_error(error)} is mended"
+        raise RunnerError(Fault("model", problem, fix)) from error
     finally:
         model.train(was_training)
         backends.set_generator_states(states, device)

@@ -45,9 +45,8 @@ def find_rate(
     Raises: RunnerError for a configuration that can't be run, and where the loss never falls.
     """
     if not lowest < highest:
-        raise RunnerError(
-            Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", f"--from {highest:g} --to {lowest:g}")
-        )
+        fix = f"--from {highest:g} --to {lowest:g}"
+        raise RunnerError(Fault(f"--from {lowest:g} --to {highest:g}", "the rate rises", fix))
     cfg, folder = composed(flags, overrides)
     if turns := cfg.optimizer.get("turns"):
         problem = "optimizers that take turns have a rate each, and no loss that says which is right"

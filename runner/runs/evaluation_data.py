@@ -142,9 +142,8 @@ def _found(node: dict[str, Any], card: Card | None) -> Any:
         raise
     except Exception as error:
         problem = f"it failed with {type(error).__name__}: {error}"
-        raise RunnerError(
-            Fault(f"data._target_={node['_target_']}", problem, "other values for its arguments")
-        ) from error
+        fix = "other values for its arguments"
+        raise RunnerError(Fault(f"data._target_={node['_target_']}", problem, fix)) from error
 
 
 def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any], str]:

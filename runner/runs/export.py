@@ -143,9 +143,8 @@ def _target(form: str, output: str | None) -> Path | None:
     is_export = all((path / file).is_file() for file in (BESIDE, "MLmodel"))  # a person's own may have the one
     if path.exists() and form == "mlflow" and not is_export:
         problem = "it is there, and no model that was exported"
-        raise RunnerError(
-            Fault(f"--output {output}", problem, f"--output {path / 'model'}" if path.is_dir() else "another path")
-        )
+        fix = f"--output {path / 'model'}" if path.is_dir() else "another path"
+        raise RunnerError(Fault(f"--output {output}", problem, fix))
     if form != "mlflow" and path.suffix != Path(name).suffix:
         problem = f"a model in the format {form} ends in {Path(name).suffix}"
         raise RunnerError(Fault(f"--output {output}", problem, f"--output {path.with_suffix(Path(name).suffix)}"))

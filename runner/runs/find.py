@@ -35,9 +35,8 @@ def find(wanted: str, *, verb: str = "resume") -> Path:
     """
     folder = locate(wanted, verb=verb)
     if is_being_written(folder):
-        raise RunnerError(
-            Fault(f"{verb} {wanted}", "it is running: another process writes there", "when that has ended")
-        )
+        problem = "it is running: another process writes there"
+        raise RunnerError(Fault(f"{verb} {wanted}", problem, "when that has ended"))
     return folder
 
 
@@ -60,9 +59,8 @@ def locate(wanted: str, *, verb: str) -> Path:
         raise RunnerError(Fault(f"{verb} {wanted}", "that is a sweep's folder, with many runs in it", fix))
     if not (folder / "rerun.yaml").is_file():
         problem = f"{folder} holds no run: it has no rerun.yaml"
-        raise RunnerError(
-            Fault(f"{verb} {wanted}", problem, f"{verb} last, or the folder that the run's last lines name")
-        )
+        fix = f"{verb} last, or the folder that the run's last lines name"
+        raise RunnerError(Fault(f"{verb} {wanted}", problem, fix))
     return folder
 
 

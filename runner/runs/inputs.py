@@ -88,9 +88,8 @@ def example(trained: Trained) -> Any:
         return reader.frame(made_up(columns))
     shape, vocab_size = trained.card.facts.get("input_shape"), trained.card.facts.get("vocab_size")
     if not isinstance(shape, list):
-        raise RunnerError(
-            Fault(str(trained.folder), f"it has no {EXAMPLE}, and nothing tells its rows' shape", "a finished run")
-        )
+        problem = f"it has no {EXAMPLE}, and nothing tells its rows' shape"
+        raise RunnerError(Fault(str(trained.folder), problem, "a finished run"))
     if vocab_size:
         return torch.randint(vocab_size, (4, *shape))
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
@@ -117,9 +116,8 @@ def _read(trained: Trained, file: Path) -> Any:
         return (_shaped(tensor, shape) for tensor in found)
     if file.is_dir() or file.suffix not in OF_ARRAYS:
         problem = f"the run's data ({trained.card.data}) brought no reader for such files; arrays and tables of numbers need none"
-        raise RunnerError(
-            Fault(asked, problem, f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}")
-        )
+        fix = f"a file that ends in {', '.join((*OF_ARRAYS, *input_tables.ENDINGS))}"
+        raise RunnerError(Fault(asked, problem, fix))
     read = array_data.array_inputs(str(file), float_inputs=not trained.card.facts.get("vocab_size"))
     return (_fitting(tensor, trained, file) for tensor in read)
 

@@ -134,9 +134,8 @@ def built(node: dict[str, Any], key: str, folder: Path) -> Any:
         return build(filled_in(node), key=key)
     except KeyError as error:
         problem = f"the run took a value of its {key} from the environment, and {error} is not set now"
-        raise RunnerError(
-            Fault(str(folder / "model.json"), problem, f"export {str(error).strip(chr(39))}=...")
-        ) from None
+        fix = f"export {str(error).strip(chr(39))}=..."
+        raise RunnerError(Fault(str(folder / "model.json"), problem, fix)) from None
 
 
 def reader_of(trained: Trained) -> Callable[[str], Any] | None:

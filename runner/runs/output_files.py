@@ -27,9 +27,8 @@ def check_output(path: str, *, inputs: Path) -> Path:
     if file.suffix not in OPENERS:
         hits = nearest(file.suffix, OPENERS) or list(OPENERS)
         problem = f"what ends in {file.suffix or 'nothing'} is not written; there are {', '.join(OPENERS)}"
-        raise RunnerError(
-            Fault(f"--output {path}", problem, " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits))
-        )
+        fix = " or ".join(f"--output {file.with_suffix(hit)}" for hit in hits)
+        raise RunnerError(Fault(f"--output {path}", problem, fix))
     if file.exists() and inputs.exists() and file.samefile(inputs):
         raise RunnerError(Fault(f"--output {path}", "that is the input, and it would be overwritten", "another file"))
     if file.is_dir() or (inputs.is_dir() and file.resolve().is_relative_to(inputs.resolve())):

@@ -78,9 +78,8 @@ def _check_keep(keep: bool, inputs: str) -> None:
     """Raises: RunnerError for a file that has no columns to keep."""
     if keep and Path(inputs).expanduser().exists() and not input_tables.is_table(Path(inputs)):
         problem = "only tables have columns to keep"
-        raise RunnerError(
-            Fault(f"--keep with {inputs}", problem, f"without --keep, or {', '.join(input_tables.ENDINGS)}")
-        )
+        fix = f"without --keep, or {', '.join(input_tables.ENDINGS)}"
+        raise RunnerError(Fault(f"--keep with {inputs}", problem, fix))
 
 
 def _backends(folder: Path, overrides: Sequence[str]) -> dict[str, dict[str, Any]]:

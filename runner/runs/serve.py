@@ -67,9 +67,8 @@ def serve(wanted: str, port: int, *, predictions: bool, ready: Callable[[dict[st
                 _end(process)
     if got:
         return 128 + got[0]
-    raise RunnerError(
-        Fault("serve", f"MLflow's server ended by itself with {process.returncode}", "what it said above")
-    )
+    problem = f"MLflow's server ended by itself with {process.returncode}"
+    raise RunnerError(Fault("serve", problem, "what it said above"))
 
 
 def _check_port(port: int) -> None:
@@ -84,9 +83,8 @@ def _check_port(port: int) -> None:
     with socket.socket() as other:
         other.bind((HOST, 0))
         free = other.getsockname()[1]
-    raise RunnerError(
-        Fault(f"serve --port {port}", f"{HOST}:{port} can't be had: {why}", f"--port {free}, which is free")
-    )
+    problem = f"{HOST}:{port} can't be had: {why}"
+    raise RunnerError(Fault(f"serve --port {port}", problem, f"--port {free}, which is free"))
 
 
 def _answers(process: subprocess.Popen[bytes], port: int, got: list[signal.Signals]) -> bool:

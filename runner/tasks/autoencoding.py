@@ -37,9 +37,8 @@ class Autoencoding(nn.Module):
         super().__init__()
         if vocab_size is not None:
             problem = "this data is texts, whose tokens are no numbers to come near to"
-            raise RunnerError(
-                Fault("task=autoencoding", problem, "task=language, or data of images, signals or tables")
-            )
+            fix = "task=language, or data of images, signals or tables"
+            raise RunnerError(Fault("task=autoencoding", problem, fix))
         self.loss = one_of(loss, LOSSES, key="task.loss")
         reported = distances_reported(self.loss)
         self.metrics = make_metrics(metrics, kind=self.kind, reported=(*reported, "rmse"))
@@ -73,9 +72,8 @@ def _inputs(batch: Any) -> Tensor:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         said = f"a tensor of {inputs.dtype}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
         problem = f"the inputs are {said}, and an autoencoder gives back one tensor of floats"
-        raise RunnerError(
-            Fault("task=autoencoding", problem, "data whose inputs are such a tensor, or a task of your own")
-        )
+        fix = "data whose inputs are such a tensor, or a task of your own"
+        raise RunnerError(Fault("task=autoencoding", problem, fix))
     return inputs
 
 

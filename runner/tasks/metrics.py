@@ -42,9 +42,8 @@ def make_metrics(asked: Any, *, kind: str, num_outputs: int = UNKNOWN, reported:
         made = made_of([_named(name) for name in asked], kind=kind, num_outputs=num_outputs)
         metrics = {name: OfTorchmetrics(metric, kind=kind) for name, metric in made.items()}
     else:
-        raise RunnerError(
-            Fault(f"task.metrics={asked}", "it is a list of names or {NAME: {_target_: ...}}", _example(kind))
-        )
+        problem = "it is a list of names or {NAME: {_target_: ...}}"
+        raise RunnerError(Fault(f"task.metrics={asked}", problem, _example(kind)))
     for name in metrics:
         _check_name(name, reported)
     return nn.ModuleDict(metrics)
@@ -211,9 +210,8 @@ def named_values(name: str, found: Any, *, labels: Sequence[str]) -> dict[str, A
         return {name: found.reshape(()) if isinstance(found, Tensor) else found}
     if found.dim() > 1 or len(found) > MOST_VALUES:
         problem = f"it gives {tuple(found.shape)} numbers, and up to {MOST_VALUES} in a row get a name each"
-        raise RunnerError(
-            Fault(f"task.metrics.{name}", problem, f"task.metrics.{name}.average=macro, or one that gives a number")
-        )
+        fix = f"task.metrics.{name}.average=macro, or one that gives a number"
+        raise RunnerError(Fault(f"task.metrics.{name}", problem, fix))
     spelled = [_spelled(label) for label in labels]
     if len(set(spelled)) != len(found):
         spelled = [str(number) for number in range(len(found))]

@@ -77,9 +77,8 @@ def made_of(names: Sequence[str], *, kind: str, num_outputs: int) -> dict[str, A
     refuse([_unknown(name, known, kind) for name in names if name not in known])
     if num_outputs == UNKNOWN and kind != "autoencoding":
         problem = "the data does not tell how many classes or numbers a row has"
-        raise RunnerError(
-            Fault(f"task.metrics=[{','.join(names)}]", problem, "task.num_classes=10, say, or task.metrics=[]")
-        )
+        fix = "task.num_classes=10, say, or task.metrics=[]"
+        raise RunnerError(Fault(f"task.metrics=[{','.join(names)}]", problem, fix))
     return {name: _make(name, kind, num_outputs) for name in names}
 
 

@@ -64,9 +64,8 @@ def make_optimizer(
     has_kernel = not in_parts or kind in FUSED_IN_PARTS
     if kind is Muon and in_parts:
         problem = "muon looks at whole matrices, and each process has a part of every weight"
-        raise RunnerError(
-            Fault("optimizer=muon placement.strategy=fsdp", problem, "placement.strategy=ddp or optimizer=adamw")
-        )
+        fix = "placement.strategy=ddp or optimizer=adamw"
+        raise RunnerError(Fault("optimizer=muon placement.strategy=fsdp", problem, fix))
     if groups or no_decay or kind is Muon:
         parameters = _grouped(
             [(name.removeprefix(prefix), value) for name, value in named],

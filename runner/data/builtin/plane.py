@@ -41,7 +41,6 @@ def check_features(names: Any, *, key: str) -> list[str]:
         if name not in FEATURES:
             hits = nearest(str(name), FEATURES) or FEATURES
             problem = f"there is no feature {name}; there are {', '.join(FEATURES)}"
-            raise RunnerError(
-                Fault(f"{key}=[{','.join(map(str, names))}]", problem, f"{' or '.join(hits)} instead of {name}")
-            )
+            fix = f"{' or '.join(hits)} instead of {name}"
+            raise RunnerError(Fault(f"{key}=[{','.join(map(str, names))}]", problem, fix))
     return list(names)

@@ -80,7 +80,6 @@ def entries_of(tokenizer: str) -> str | None:
         there = [str(item) for item in file.parent.glob("*.json")] if file.parent.is_dir() else []
         hits = nearest(tokenizer, (BYTES, *there)) or [BYTES, *there]
         problem = f"it is {BYTES} or a tokenizer.json, and there is no file {file}"
-        raise RunnerError(
-            Fault(f"data.tokenizer={tokenizer}", problem, " or ".join(f"data.tokenizer={hit}" for hit in hits[:3]))
-        )
+        fix = " or ".join(f"data.tokenizer={hit}" for hit in hits[:3])
+        raise RunnerError(Fault(f"data.tokenizer={tokenizer}", problem, fix))
     return file.read_text(encoding="utf-8", errors="replace")

@@ -153,9 +153,8 @@ def _vocab_size(vocab_size: int | None, told: Known, words: Vocabulary | None, *
     if told.greatest >= min(size, MOST_TOKENS):
         problem = f"token {told.greatest:,} at position {told.greatest_at:,} is not below {min(size, MOST_TOKENS):,}"
         fits = f"data.vocab_size={told.greatest + 1}, or " if told.greatest < MOST_TOKENS else ""
-        raise RunnerError(
-            Fault(asked or f"data.vocab_size={size}", problem, f"{fits}data.dtype= as the file was written")
-        )
+        fix = f"{fits}data.dtype= as the file was written"
+        raise RunnerError(Fault(asked or f"data.vocab_size={size}", problem, fix))
     return size
 
 

@@ -163,9 +163,8 @@ def _residency(rows: Any, asked: str, *, device: torch.device, free_bytes: int |
     too_large = _too_large(rows, device)
     if asked == "device":
         if too_large:
-            raise RunnerError(
-                Fault("data.residency=device", too_large, "data.residency=stream, or data.limit=... rows")
-            )
+            fix = "data.residency=stream, or data.limit=... rows"
+            raise RunnerError(Fault("data.residency=device", too_large, fix))
         if free is not None and size > free:
             problem = f"the set takes {size_in_words(size)}, and {device} has {size_in_words(free)} free"
             raise RunnerError(Fault("data.residency=device", problem, "data.residency=stream, or data.limit=... rows"))

@@ -107,9 +107,8 @@ def choose(
         _check_used(used, tallies, files[0])
     notes += hints[:MOST_HINTS]
     if not kept:
-        raise RunnerError(
-            Fault(files[0].asked, f"no column is left to learn from beside {', '.join(targets)}", "more columns")
-        )
+        problem = f"no column is left to learn from beside {', '.join(targets)}"
+        raise RunnerError(Fault(files[0].asked, problem, "more columns"))
     return Table(Columns(tuple(kept), missing == "refuse"), found, tallies[targets[0]].rows, tuple(notes), bool(cut))
 
 

@@ -131,9 +131,8 @@ def _text(file: Path, asked: str) -> Iterator[Iterator[str]]:
         with gzip.open(file, "rb") if is_packed(file) else file.open("rb") as stream:
             yield _decoded(stream, file, asked)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise RunnerError(
-            Fault(asked, f"{file.name} is no whole gzip file: {error}", "the file packed again")
-        ) from None
+        problem = f"{file.name} is no whole gzip file: {error}"
+        raise RunnerError(Fault(asked, problem, "the file packed again")) from None
     except csv.Error as error:
         raise RunnerError(_no_table(file, error, asked)) from None
     except PermissionError:

@@ -100,9 +100,8 @@ class TableFile:
             raise  # nothing is wrong with the file
         except (pa.ArrowException, OSError) as error:
             problem = f"{self.path.name} is no whole {kind} file: {first_line(error)}"
-            raise RunnerError(
-                Fault(self.asked, problem, f"a file written as {kind}, or one with the ending it needs")
-            ) from None
+            fix = f"a file written as {kind}, or one with the ending it needs"
+            raise RunnerError(Fault(self.asked, problem, fix)) from None
 
 
 def table_files(path: str | Sequence[str], *, key: str, form: Form | None = None) -> list[TableFile]:

@@ -131,9 +131,8 @@ def mapped(key: str, make: Callable[[], Chunks], *, plan: dict[str, Any], num_by
                 _make(folder, make(), plan)
     except OSError as error:
         problem = f"{folder.parent} can't take the rows of a table that memory has no room for: {error}"
-        raise RunnerError(
-            Fault(asked, problem, f"{CACHE_VARIABLE}=FOLDER on a disk with room, before the command")
-        ) from error
+        fix = f"{CACHE_VARIABLE}=FOLDER on a disk with room, before the command"
+        raise RunnerError(Fault(asked, problem, fix)) from error
     return MappedRows(folder)
 
 

@@ -86,13 +86,11 @@ def find_target(tallies: Sequence[Tally], kind: str, *, asked: str) -> tuple[Tar
         return Target(names, found), f"{found}, {why}"
     if len(tallies) > 1:
         problem = f"{', '.join(names)} are several columns, and a class is one value a row"
-        raise RunnerError(
-            Fault(f"data.kind=classification {asked}", problem, "one column in data.target, or data.kind=multilabel")
-        )
+        fix = "one column in data.target, or data.kind=multilabel"
+        raise RunnerError(Fault(f"data.kind=classification {asked}", problem, fix))
     if tallies[0].is_cut:
-        raise RunnerError(
-            Fault("data.kind=classification", f"{names[0]!r} has over 100,000 values", "data.kind=regression")
-        )
+        problem = f"{names[0]!r} has over 100,000 values"
+        raise RunnerError(Fault("data.kind=classification", problem, "data.kind=regression"))
     return Target(names, found, tuple(sorted(tallies[0].texts, key=_order))), f"{len(tallies[0].texts)} classes, {why}"
 
 

@@ -32,9 +32,8 @@ def to_inputs(values: Any, *, asked: str, called: str = "the inputs", keep_integ
     array = _rows_of(values, asked, called)
     if array.dtype.kind not in "fiub":
         problem = f"{called} hold {_kind_in_words(array.dtype)}, and a model computes with numbers"
-        raise RunnerError(
-            Fault(asked, problem, "the same rows as an array of numbers, texts turned into numbers first")
-        )
+        fix = "the same rows as an array of numbers, texts turned into numbers first"
+        raise RunnerError(Fault(asked, problem, fix))
     if array.ndim == 1:
         array = array[:, None]
     if keep_integers and array.dtype.kind in "iu":

@@ -55,9 +55,8 @@ def named_images(path: Any) -> list[Path]:
         there = [item.name for item in missing[0].parent.iterdir()] if missing[0].parent.is_dir() else []
         fix = " or ".join(str(missing[0].parent / hit) for hit in nearest(missing[0].name, there))
         problem = f"{len(missing):,} of {len(files):,} files are not there, {missing[0]} for one"
-        raise RunnerError(
-            Fault(f"the images {path}", problem, fix or "a folder of images, an image or a list of images")
-        )
+        fix = fix or "a folder of images, an image or a list of images"
+        raise RunnerError(Fault(f"the images {path}", problem, fix))
     if not files:
         raise RunnerError(Fault(f"the images {path}", "no images lie there", "a folder with images in it"))
     return files

@@ -52,9 +52,8 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     """
     series = read_series(folder).get(LOSS)
     if series is None:
-        raise RunnerError(
-            Fault(f"explain {wanted}", "it has taken no step", f"resume {shlex.quote(wanted)}, or another run")
-        )
+        fix = f"resume {shlex.quote(wanted)}, or another run"
+        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", fix))
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)

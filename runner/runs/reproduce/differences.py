@@ -44,9 +44,8 @@ def data_check(original: Original, *, anyway: bool, say: Callable[[str], None]) 
             problem = f"{original.data} then; {parts.source.name}, {sum(parts.splits.sizes.values()):,} rows, fingerprint {now[:12]} now"
             if not anyway:
                 asked = f"reproduce {original.name}"
-                raise RunnerError(
-                    Fault(asked, f"the data is not the same: {problem}", "that data, or --anyway to go on with this")
-                )
+                fix = "that data, or --anyway to go on with this"
+                raise RunnerError(Fault(asked, f"the data is not the same: {problem}", fix))
             say(f"warning: the data is not the same: {problem}")
 
     return check

@@ -127,9 +127,8 @@ def combinations(
     rows = together(zipped or {}, {override.get_key_element() for override in own})
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
-        raise RunnerError(
-            Fault(" ".join(words), "it describes no job at all", "KEY=VALUE1,VALUE2 with at least one value")
-        )
+        fix = "KEY=VALUE1,VALUE2 with at least one value"
+        raise RunnerError(Fault(" ".join(words), "it describes no job at all", fix))
     swept |= (zipped or {}).keys()
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))

@@ -208,9 +208,8 @@ def check_there(config: DictConfig) -> None:
         if importlib.util.find_spec(PLUGIN) is not None:
             if target.endswith("SlurmLauncher") and shutil.which("srun") is None:
                 problem = "there is no Slurm on this machine: srun is not found"
-                raise RunnerError(
-                    Fault(asked, problem, "the same line on the cluster's login node, or hydra/launcher=slots")
-                )
+                fix = "the same line on the cluster's login node, or hydra/launcher=slots"
+                raise RunnerError(Fault(asked, problem, fix))
             return
     raise RunnerError(Fault(asked, "hydra-submitit-launcher is not installed", install("slurm")))
 
