@@ -85,9 +85,8 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
         name, equals, value = word.partition("=")
         if not word:
             problem = "a word of it is empty: a variable that is not set, perhaps"
-            faults.append(
-                Fault(f"{verb} ''", problem, f"{verb} last, or {usage(verb)}" if takes.is_of_a_run else usage(verb))
-            )
+            fix = f"{verb} last, or {usage(verb)}" if takes.is_of_a_run else usage(verb)
+            faults.append(Fault(f"{verb} ''", problem, fix))
         elif name in takes.switches and not equals:
             flags[name] = ""
         elif name in takes.flags:

@@ -52,9 +52,8 @@ def defaults_fault(text: str, error: Exception) -> Fault | None:
             f"{wanted} has no {name}; it has {', '.join(options)}" if options else f"there is no {wanted}/ in conf/"
         )
         hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
-        return Fault(
-            f"{wanted}: {name} in the defaults of {chosen}", problem, hits or f"a file conf/{wanted}/{name}.yaml"
-        )
+        fix = hits or f"a file conf/{wanted}/{name}.yaml"
+        return Fault(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
     if told := NO_SUCH_DEFAULT.match(str(error)):
         problem = f"the defaults before it choose no {told['group']}, which it would override"
         fix = "a group that --info defaults lists, or without override"

@@ -59,9 +59,8 @@ def _plain(node: Any, key: Any) -> Any:
 
 def _log_faults(key: str, log: Any) -> Iterator[Fault]:
     if not isinstance(log, dict) or "root" not in log:
-        yield Fault(
-            f"{key}={_shown(log)}", "a log has a root, or root: null where there is to be none", f"{key}.root=null"
-        )
+        problem = "a log has a root, or root: null where there is to be none"
+        yield Fault(f"{key}={_shown(log)}", problem, f"{key}.root=null")
         return
     if log["root"] is None:
         return  # Hydra makes nothing of the rest
@@ -81,9 +80,8 @@ def _log_faults(key: str, log: Any) -> Iterator[Fault]:
                 yield from _logger_faults(f"{key}.loggers.{name}", values, made)
             elif why := _refusal(kind, name, values, made):
                 asked = f"{key}.{kind}.{name}={_shown(values)}"
-                yield Fault(
-                    asked, f"Python's logging refuses it: {why}", f"{key}.{kind}.{name}={{...}} with other values"
-                )
+                fix = f"{key}.{kind}.{name}={{...}} with other values"
+                yield Fault(asked, f"Python's logging refuses it: {why}", fix)
     yield from _logger_faults(f"{key}.root", log["root"], made)
 
 

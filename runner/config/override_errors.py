@@ -198,9 +198,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     if "group override must be" in message:
         return _missing_option(text, bare, value, _options(bare, compose))
     if key.startswith("~") and "Error merging" in message:
-        return Fault(
-            text, f"{bare} is needed: it can be changed, not taken away", f"{bare}=... (--cfg job shows the default)"
-        )
+        problem = f"{bare} is needed: it can be changed, not taken away"
+        return Fault(text, problem, f"{bare}=... (--cfg job shows the default)")
     if key.startswith("~") and "does not exist" in message and bare in known:
         return Fault(text, f"{bare} is null, so there is nothing to take away", f"no word of it, or {bare}=null")
     if hasattr(_innermost(error), "problem_mark"):
@@ -218,9 +217,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return Fault(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
     if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
         if bare in known and value.startswith("{"):
-            return Fault(
-                text, f"{bare} is a mapping already, without these keys", f"'++{bare}={value}', which adds them"
-            )
+            problem = f"{bare} is a mapping already, without these keys"
+            return Fault(text, problem, f"'++{bare}={value}', which adds them")
         if bare == "tuned":  # a group without a file, until `tune` has written one
             fix = f"python -m runner tune --name {value}, with the same words: it writes one"
             return Fault(text, "there is no conf/tuned in the current folder", fix)
@@ -243,11 +241,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
         return Fault(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
     inner = first_line(cause) if cause is not None and str(cause) else ""
-    return Fault(
-        text,
-        " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split()),
-        f"{key}=... with another value",
-    )
+    problem = " ".join(f"{message.splitlines()[0] if message else type(error).__name__} {inner}".split())
+    return Fault(text, problem, f"{key}=... with another value")
 
 
 def _options_with(text: str, group: str, compose: Compose) -> list[str]:
@@ -293,11 +288,8 @@ def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fa
     listed = ", ".join(sorted(options))
     hits = nearest(value, options) or sorted(options)
     if not options:
-        return Fault(
-            text,
-            f"there is no group {group}, or no file in it",
-            f"a file conf/{group}/{value}.yaml in the current folder",
-        )
+        fix = f"a file conf/{group}/{value}.yaml in the current folder"
+        return Fault(text, f"there is no group {group}, or no file in it", fix)
     fix = " or ".join(f"{group}={hit}" for hit in hits[:4]) + f", or your own file conf/{group}/{value}.yaml"
     return Fault(text, f"{group} has no {value or 'empty option'}; it has {listed}", fix)
 

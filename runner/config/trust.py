@@ -71,9 +71,8 @@ def hydra_faults(hydra: DictConfig) -> list[Fault]:
         if path.startswith("hydra.overrides") or key == "override_dirname":
             continue  # the words as they were typed: texts, which nobody builds anything of
         if isinstance(value, Unsure) or MADE.search(name):
-            found.append(
-                Fault(asked, "settings of Hydra's are written out, not made of a text", f"{path}.{key}: {{...}}")
-            )
+            problem = "settings of Hydra's are written out, not made of a text"
+            found.append(Fault(asked, problem, f"{path}.{key}: {{...}}"))
         elif key == "_target_":
             found += _target_faults(path, name)
         elif is_log and (key in ("()", "class", ".", "queue", "listener") and not LOGS.fullmatch(name)):

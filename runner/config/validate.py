@@ -231,9 +231,8 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
         return
     for item in fields(schema):
         if not _has(node, item.name):
-            yield Fault(
-                f"no {prefix}{item.name}", f"{prefix}{item.name} is needed and has no value", f"{prefix}{item.name}=..."
-            )
+            problem = f"{prefix}{item.name} is needed and has no value"
+            yield Fault(f"no {prefix}{item.name}", problem, f"{prefix}{item.name}=...")
             continue
         try:
             value = _as(schema, item.name, node[item.name])

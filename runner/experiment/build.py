@@ -228,9 +228,8 @@ def _needs_validation(
     problem = f"there are no rows to measure {best.metric} on"
     found = []
     if schedule is not None and wants_metric(schedule):
-        found.append(
-            Fault(f"scheduler={type(schedule).__name__}", problem, "data.val_fraction=0.1, or scheduler=cosine")
-        )
+        fix = "data.val_fraction=0.1, or scheduler=cosine"
+        found.append(Fault(f"scheduler={type(schedule).__name__}", problem, fix))
     if (patience := cfg.train.early_stopping.patience) is not None:
         asked = f"train.early_stopping.patience={patience}"
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.early_stopping.patience=null"))

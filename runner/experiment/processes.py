@@ -180,9 +180,8 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
         found.append(Fault(f"placement.map with {asked}", problem, f"{one}, or placement.map=null"))
     if cfg.train.on_oom == "split":
         problem = "processes that wait for each other can't each repeat a step in parts"
-        found.append(
-            Fault(f"train.on_oom=split with {asked}", problem, f"train.on_oom=fail and a smaller batch, or {one}")
-        )
+        fix = f"train.on_oom=fail and a smaller batch, or {one}"
+        found.append(Fault(f"train.on_oom=split with {asked}", problem, fix))
     if cfg.train.cuda_graph:
         problem = "a captured step does not wait for other processes"
         found.append(Fault(f"train.cuda_graph=true with {asked}", problem, f"train.cuda_graph=false, or {one}"))

@@ -114,9 +114,8 @@ def _check(shape: Sequence[int], vocab_size: int | None, patch_size: int, poolin
         problem = f"of {shape[-1]} samples the last {shape[-1] % patch_size} would be in no patch"
         fits = [size for size in range(1, shape[-1] + 1) if shape[-1] % size == 0]
         near = sorted(sorted(fits, key=lambda size: abs(size - patch_size))[:2])
-        faults.append(
-            Fault(f"model.patch_size={patch_size}", problem, " or ".join(f"model.patch_size={n}" for n in near))
-        )
+        fix = " or ".join(f"model.patch_size={n}" for n in near)
+        faults.append(Fault(f"model.patch_size={patch_size}", problem, fix))
     if pooling not in POOLINGS:
         fix = " or ".join(f"model.pooling={hit}" for hit in nearest(str(pooling), POOLINGS) or POOLINGS)
         faults.append(Fault(f"model.pooling={pooling}", f"it is {' or '.join(POOLINGS)}", fix))

@@ -186,13 +186,8 @@ def _sweep_of(plan: Plan, config: DictConfig) -> tuple[Sweep, bool]:
     if wanted is None:
         if (planned / ledger.FILE).exists():
             problem = "a sweep has run in this folder, and nothing of it is overwritten"
-            raise RunnerError(
-                Fault(
-                    f"hydra.sweep.dir={config.hydra.sweep.dir}",
-                    problem,
-                    messages.to_resume(config.hydra.sweep.dir),
-                )
-            )
+            folder = config.hydra.sweep.dir
+            raise RunnerError(Fault(f"hydra.sweep.dir={folder}", problem, messages.to_resume(folder)))
         config.hydra.sweep.dir = str(planned)
         hydras = [word for word in config.hydra.overrides.hydra if not word.startswith("hydra.mode=")]
         words = (*hydras, *plan.words)

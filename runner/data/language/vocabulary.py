@@ -55,9 +55,8 @@ class Characters:
 
     def _unknown(self, text: str, at: int, asked: str) -> Fault:
         problem = f"{text[at]!r} {place(text, at)} is none of the {self.size} characters that were trained on"
-        return Fault(
-            asked, problem, "the text without it, or a training on text that has it, or with data.tokens=bytes"
-        )
+        fix = "the text without it, or a training on text that has it, or with data.tokens=bytes"
+        return Fault(asked, problem, fix)
 
 
 class Bytes:

@@ -138,9 +138,8 @@ def _inputs(
     if lost := [name for name in _texts(categorical) if name in left_out]:
         key, fix = ("drop", "without it") if lost[0] in _texts(drop) else ("columns", f"with {lost[0]} among them")
         problem = f"data.{key} leaves that column out"
-        faults.append(
-            Fault(f"data.categorical=[{lost[0]}]", problem, f"data.{key} {fix}, or data.categorical without it")
-        )
+        fix = f"data.{key} {fix}, or data.categorical without it"
+        faults.append(Fault(f"data.categorical=[{lost[0]}]", problem, fix))
     refuse(faults)
     taken = {*targets, *_texts(drop)}
     return [name for name in (_texts(columns) if columns is not None else names) if name not in taken]

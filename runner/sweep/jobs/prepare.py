@@ -314,15 +314,11 @@ def is_of_the_sweep(override: Any) -> bool:
 
 def refuse_swept_settings(parsed: Sequence[Any]) -> None:
     """Raises: RunnerError for what says how the sweep is run and has several values."""
-    found = [
-        Fault(
-            str(override.input_line),
-            f"{override.key_or_group} is the same for all jobs of a sweep",
-            f"{override.key_or_group}=... with one value",
-        )
-        for override in parsed
-        if override.is_sweep_override() and str(override.input_line).lstrip("+~").startswith(THE_SAME_FOR_ALL)
-    ]
+    found = []
+    for override in parsed:
+        text, key = str(override.input_line), override.key_or_group
+        if override.is_sweep_override() and text.lstrip("+~").startswith(THE_SAME_FOR_ALL):
+            found.append(Fault(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
     refuse(found)
 
 

@@ -145,9 +145,8 @@ def _no_answer(where: str, error: Exception) -> Fault:
     text = _line_of(error)
     asked = f"hydra.launcher.address={where}"
     if "token" in str(error).lower():
-        return Fault(
-            asked, text, "RAY_AUTH_MODE and the token as the cluster has them (docs.ray.io: token authentication)"
-        )
+        fix = "RAY_AUTH_MODE and the token as the cluster has them (docs.ray.io: token authentication)"
+        return Fault(asked, text, fix)
     fix = "hydra.launcher.address=HOST:PORT as ray start --head printed it, or null for a cluster that is started here"
     return Fault(asked, f"Ray does not answer there: {text}", fix)
 

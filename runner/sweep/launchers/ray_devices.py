@@ -52,10 +52,8 @@ def _not_there(item: str, *, has_gpus: bool) -> Fault:
     if item.startswith("cuda:") and has_gpus:
         return Fault(asked, "Ray chooses which GPU a job gets", "device=cuda")
     if item.startswith("cuda"):
-        return Fault(
-            asked, "no node of the cluster has a GPU", "device=cpu, or start a node with ray start --num-gpus=N"
-        )
+        fix = "device=cpu, or start a node with ray start --num-gpus=N"
+        return Fault(asked, "no node of the cluster has a GPU", fix)
     problem = "Ray knows CPUs and NVIDIA GPUs alone"
-    return Fault(
-        asked, problem, f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}"
-    )
+    fix = f"device={'cuda' if has_gpus else 'cpu'}, or hydra/launcher=slots on a machine with {item}"
+    return Fault(asked, problem, fix)

@@ -132,15 +132,9 @@ def _sampler_faults(settings: Settings, space: Space, goals: Goals) -> list[Faul
 
 def _missing_packages(settings: Settings) -> list[Fault]:
     needed = ["optuna", *(["cmaes"] if settings.sampler == "cmaes" else [])]
-    return [
-        Fault(
-            f"hydra/sweeper=optuna, sampler={settings.sampler}",
-            f"the package {name} is not installed",
-            install("search"),
-        )
-        for name in needed
-        if find_spec(name) is None
-    ]
+    missing = [name for name in needed if find_spec(name) is None]
+    asked = f"hydra/sweeper=optuna, sampler={settings.sampler}"
+    return [Fault(asked, f"the package {name} is not installed", install("search")) for name in missing]
 
 
 def _num_epochs(config: DictConfig, space: Space) -> int | None:
