@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 from runner.device import Hardware, probe
 from runner.errors import Fault, RunnerError, refuse
 from runner.plan.planned_device import Target, find
+from runner.plan.plot import draw
 from runner.plan.report import report, request
 from runner.version import python_path
 
@@ -194,8 +195,6 @@ def _whole(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _write(found: list[dict[str, Any]], folder: Path) -> list[Path]:
     """plan.json and, where there is something to draw, plan.png."""
-    from runner.plan.plot import draw
-
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "plan.json"]
     files[0].write_text(json.dumps(_whole(found), indent=2) + "\n")

@@ -26,6 +26,7 @@ from runner.experiment.check import check
 from runner.experiment.compose_run import composed
 from runner.experiment.terminal import say, short
 from runner.plan.lr_curve import Found, suggest
+from runner.plan.plot import draw_range_test
 from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, Window
 from runner.training.parts import Parts
@@ -66,9 +67,7 @@ def find_rate(
     report = _report(found, choice.device, choice.reason, num_steps=num_steps, title=title)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(json.dumps(report, indent=2) + "\n")
-    from runner.plan.lr_plot import draw
-
-    draw(found, folder / PICTURE, title=title)
+    draw_range_test(found, folder / PICTURE, title=title)
     _show(report, folder)
     return {**report, "folder": short(folder)}
 

@@ -52,11 +52,9 @@ def _stems(kinds: Iterable[str]) -> dict[str, str]:
 
 
 def _draw(kind: str, splits: Mapping[str, Series], path: Path, *, title: str, mark: int | None) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
     figure = Figure(figsize=(7, 4))
-    FigureCanvasAgg(figure)
     # fixed margins: laying out by what is drawn takes as long as drawing it, 0.1 s, in every job of a sweep
     axes = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.98, "top": 0.92, "bottom": 0.13})
     colors = {"train": "#4878d0", "val": "#ee854a", "test": "#2f2f2f"}

@@ -21,11 +21,9 @@ HEAD = 1.0  # inches, of the two or three lines above all panels
 
 def new(width: float, height: float, *, title: str, figure_of: str) -> Figure:
     """A figure of so many inches. title: of the run, in one line or two; figure_of: what is shown. They take HEAD inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy; pyplot would keep global state
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # heavy; pyplot would keep global state
 
     figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
     most = int(width * 12.8)
     lines = textwrap.wrap(" ".join(title.split()), most, max_lines=2, placeholder=" …")
     heading = cut(figure_of, int(most * 0.82))
