@@ -64,9 +64,7 @@ def _classes(values: Any, card: Card) -> Columns:  # (n, C)
 
 
 def _numbered(values: Any, called: str, names: tuple[str, ...]) -> Columns:
-    if values.ndim == 1:
-        return {called: values}
-    if values.ndim > 2:
+    if values.ndim != 2:
         return {called: values}
     width = values.shape[1]
     if len(names) != width:

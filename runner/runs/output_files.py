@@ -9,7 +9,7 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,47 +91,23 @@ def _json_lines(file: Path, target: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _arrow(
-    file: Path, target: Path, open_writer: Callable[[Path, Any], AbstractContextManager[Any]]
-) -> Iterator[Write]:
+def _arrow(file: Path, target: Path) -> Iterator[Write]:
     import pyarrow
+    from pyarrow.parquet import ParquetWriter
 
-    writer: Any = None
-    opened: AbstractContextManager[Any] = nullcontext()
+    open_writer = ParquetWriter if target.suffix == ".parquet" else pyarrow.ipc.new_file
+    with ExitStack() as stack:
+        writer: Any = None
 
-    def write(columns: Mapping[str, Any]) -> None:
-        nonlocal writer, opened
-        _check_flat(columns, target)
-        table = pyarrow.table({name: _in_arrow(values, target) for name, values in columns.items()})
-        if writer is None:
-            opened = open_writer(file, table.schema)
-            writer = opened.__enter__()
-        writer.write_table(table.cast(writer.schema) if hasattr(writer, "schema") else table)
+        def write(columns: Mapping[str, Any]) -> None:
+            nonlocal writer
+            _check_flat(columns, target)
+            table = pyarrow.table({name: _in_arrow(values, target) for name, values in columns.items()})
+            if writer is None:
+                writer = stack.enter_context(open_writer(str(file), table.schema))
+            writer.write_table(table.cast(writer.schema) if hasattr(writer, "schema") else table)
 
-    try:
         yield write
-    finally:
-        opened.__exit__(None, None, None)
-
-
-def _parquet(file: Path, target: Path) -> AbstractContextManager[Write]:
-    def opened(place: Path, schema: Any) -> AbstractContextManager[Any]:
-        from pyarrow.parquet import ParquetWriter
-
-        writer: AbstractContextManager[Any] = ParquetWriter(place, schema)
-        return writer
-
-    return _arrow(file, target, opened)
-
-
-def _feather(file: Path, target: Path) -> AbstractContextManager[Write]:
-    def opened(place: Path, schema: Any) -> AbstractContextManager[Any]:
-        import pyarrow
-
-        writer: AbstractContextManager[Any] = pyarrow.ipc.new_file(str(place), schema)
-        return writer
-
-    return _arrow(file, target, opened)
 
 
 @contextmanager
@@ -171,8 +147,8 @@ def _check_flat(columns: Mapping[str, Any], file: Path) -> None:
 OPENERS: dict[str, Callable[[Path, Path], AbstractContextManager[Write]]] = {
     ".csv": _separated,
     ".tsv": _separated,
-    ".parquet": _parquet,
-    ".feather": _feather,
+    ".parquet": _arrow,
+    ".feather": _arrow,
     ".jsonl": _json_lines,
     ".npz": _npz,
 }
