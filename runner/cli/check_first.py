@@ -61,7 +61,7 @@ def folder_of(cfg: DictConfig, key: str) -> Path:
         return Path(OmegaConf.select(cfg, key))
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
-        asked = f"{key}={OmegaConf.select(cfg, above)._get_node(name)._value()}"
+        asked = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"
         raise RunnerError(Fault(asked, first_line(error), f"{key}=FOLDER")) from None
 
 

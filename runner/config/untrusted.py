@@ -23,7 +23,7 @@ from runner.config.allowed import public_name
 from runner.config.instantiate import locate, otherwise_named
 from runner.config.secrets import ENVIRONMENT
 from runner.config.trust import DEFAULTS
-from runner.config.validate import value
+from runner.config.validate import value, written
 from runner.errors import Fault, RunnerError, first_line, refuse, without_password
 
 #: the resolvers of the built-in conf/
@@ -98,13 +98,13 @@ def take_no_store(cfg: DictConfig, file: Path, words: Sequence[str]) -> list[Fau
     node = cfg.get("tracking")
     if not OmegaConf.is_dict(node) or "uri" not in node:
         return []  # told where the configuration is checked
-    written = str(node._get_node("uri")._value())
+    uri = written(node, "uri")
     node.uri = OWN_RESOLVERS[0]
-    if written in OWN_RESOLVERS or os.environ.get("MLFLOW_TRACKING_URI") or not value(cfg, "tracking.enabled"):
+    if uri in OWN_RESOLVERS or os.environ.get("MLFLOW_TRACKING_URI") or not value(cfg, "tracking.enabled"):
         return []
     problem = f"{FROM_FOLDER}, and the store that it names is not taken without a word of yours"
     write = f"{STORE}=sqlite:///mlflow.db for the usual one of this folder, {STORE}=URI for another, or {_look(file)}"
-    return [Fault(f"{STORE}={without_password(written)}", problem, write)]
+    return [Fault(f"{STORE}={without_password(uri)}", problem, write)]
 
 
 def check_card(file: Path) -> None:
@@ -151,7 +151,11 @@ def _faults(node: Any, key: str, whose: str, write: str) -> Iterator[Fault]:
     elif isinstance(node, str) and key in ("train", "train.hooks"):
         problem = f"{whose}, and names its hooks by a reference, behind which any code may stand"
         yield Fault(f"{key}={node}", problem, f"the hooks written out, as train.hooks: [NAME], or {write}")
-    elif isinstance(node, str) and node not in OWN_RESOLVERS and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node):
+    elif (
+        isinstance(node, str)
+        and node not in OWN_RESOLVERS
+        and (("${" in node and ":" in node) or f"<{ENVIRONMENT}:" in node)
+    ):
         yield Fault(f"{key}={node}", f"{whose}, and may not read what lies outside it", write)
 
 

@@ -213,7 +213,7 @@ def _has(node: DictConfig, name: str) -> bool:
     return node._get_node(name, validate_access=False) is not None and not OmegaConf.is_missing(node, name)
 
 
-def _written(node: DictConfig, name: str) -> str:
+def written(node: DictConfig, name: str) -> str:
     """A value as its file or the command line has it, its ${...} not followed."""
     child: Any = node._get_node(name)
     return str(child._value())
@@ -237,7 +237,7 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
         try:
             value = _as(schema, item.name, node[item.name])
         except InterpolationToMissingValueError:
-            text = _written(node, item.name)
+            text = written(node, item.name)
             problem = f"{text} is known when the data is there, and {prefix}{item.name} is needed before"
             yield Fault(f"{prefix}{item.name}={text}", problem, f"{prefix}{item.name}=... with the value itself")
             continue

@@ -45,7 +45,9 @@ def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) ->
         except RunnerError as error:
             messages.tell(folder, place.rank, str(error), faults=error.faults)
             raise
-        with listening(grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)) as stop:
+        with listening(
+            grace_seconds=settings.train.grace_seconds, end_now=lambda stop, _: os._exit(stop.exit_code)
+        ) as stop:
             result = fit(parts, settings, folder, observer=SilentObserver(), stop=stop, ranks=ranks)
     if result.status != "failed":
         ranks.leave()

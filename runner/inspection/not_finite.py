@@ -195,7 +195,10 @@ class Watch:
     def _causes(self, bad: Sequence[Tensor], measured: Range, *, is_written: bool) -> tuple[tuple[Record, ...], bool]:
         """What gave the inputs that are not finite, and whether an infinity was meant all the way."""
         records = [(tensor, self.record_of(tensor)) for tensor in bad]
-        meant = [record.is_meant if record is not None else not self._name(one).startswith("batch") for one, record in records]
+        meant = [
+            record.is_meant if record is not None else not self._name(one).startswith("batch")
+            for one, record in records
+        ]
         is_meant = not measured.num_nan and (all(meant) if meant else is_written)
         causes = {record.number: record for _, record in records if record is not None and not record.is_meant}
         return tuple(causes.values()), is_meant

@@ -38,7 +38,9 @@ class Target:
                 row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
                 raise RunnerError(_missing(name, place, row))
         if self.kind != "classification":
-            return np.stack([self._floats(name, column, place) for name, column in zip(self.names, values, strict=True)], 1)
+            return np.stack(
+                [self._floats(name, column, place) for name, column in zip(self.names, values, strict=True)], 1
+            )
         codes = as_codes(values[0], {text: number for number, text in enumerate(self.classes)})
         if (codes < 0).any():
             row = int((codes < 0).argmax())

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config.compose import restored
 from runner.config.identity import quoted
 from runner.config.packages import install
+from runner.config.validate import written
 from runner.device import Hardware
 from runner.errors import Fault, RunnerError
 from runner.experiment.claim import CONSOLE
@@ -174,7 +175,7 @@ def overrides_of(prepared: Prepared, assigned: Assignment, folder: Path) -> list
     is_named = any(word.lstrip("+").startswith("tracking.uri=") for word in words)
     return [
         *words,
-        *([] if is_named else [f"tracking.uri={quoted(_written(prepared.config.tracking, 'uri'))}"]),
+        *([] if is_named else [f"tracking.uri={quoted(written(prepared.config.tracking, 'uri'))}"]),
         f"hydra.sweep.dir={quoted(str(folder))}",
         f"hydra.sweep.subdir='{prepared.job.folder_name}'",
         f"+hydra.job.env_set.{VARIABLE}={assigned.as_text()}",
@@ -190,12 +191,6 @@ def link_console(log: Path, folder: Path) -> None:
         if link.is_symlink() or (link.exists() and link.stat().st_nlink > 1):  # of an earlier part
             link.unlink()
         link.hardlink_to(log)  # not over a file that the job has of that name
-
-
-def _written(node: DictConfig, name: str) -> str:
-    """A value as it stands there, its ${...} not followed: what the environment holds is no word of a command."""
-    child: Any = node._get_node(name)
-    return str(child._value())
 
 
 def check_there(config: DictConfig) -> None:

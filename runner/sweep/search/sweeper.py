@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.config.packages import install
 from runner.config.schema import Search as Settings
-from runner.config.validate import setting_faults
+from runner.config.validate import setting_faults, written
 from runner.errors import Fault, RunnerError, refuse
 from runner.sweep.search.job_source import Suggestions
 from runner.sweep.search.objectives import Goals, goal_faults, kept_by, read_goals
@@ -59,7 +59,7 @@ class Search(Sweeper):
         except RunnerError as error:
             raise RunnerError(*faults, *error.faults) from None
         faults += goal_faults(goals, self._config, space.dimensions)
-        subdir = str(self._config.hydra.sweep._get_node("subdir")._value())
+        subdir = written(self._config.hydra.sweep, "subdir")
         if subdir != BY_NUMBER:
             problem = "a search's folders have its trials' numbers"
             faults.append(Fault(f"hydra.sweep.subdir={subdir}", problem, f"hydra.sweep.subdir='{BY_NUMBER}'"))
