@@ -70,6 +70,11 @@ def collate(rows: list[Any], *, asked: str = "data") -> Any:
         problem = f"the rows of the Dataset can't become a batch: {first_line(error)}"
         fix = "rows of tensors, arrays, numbers, tuples or dicts, each of the same shapes"
         raise RunnerError(Fault(asked, problem, fix)) from error
+    return as_models_are(batch)
+
+
+def as_models_are(batch: Any) -> Any:
+    """Its doubles become float32."""
     return map_tensors(batch, lambda tensor: tensor.float() if tensor.dtype == torch.float64 else tensor)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib.util
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from runner.data.builtin.digits import shipped
 from runner.data.source import Source, facts_of
 from runner.data.tables.encoder import Column, Columns
 from runner.data.tables.node import reader_node
@@ -111,10 +110,8 @@ def scikit(which: str) -> Source:
 
 
 def _numbers(file: str, *, skip: bool = False) -> np.ndarray:
-    """(N, columns) float64. The files are read as they lie: importing scikit-learn for it takes a second in every job."""
-    package = importlib.util.find_spec("sklearn")
-    assert package is not None and package.origin is not None  # a dependency of ours
-    path = Path(package.origin).parent / "datasets" / "data" / file
+    """(N, columns) float64."""
+    path = shipped(file)
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as stream:
         lines = stream.read().splitlines()[int(skip) :]
     rows = list(csv.reader(lines)) if "," in lines[0] else [line.split() for line in lines]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from runner.data.loading.order import EPOCH, mixed
 from runner.data.loading.shard import Shard, Share
+from runner.data.map_style import as_models_are
 from runner.data.own_loader import OwnLoader
 from runner.device import backends
 from runner.device.placement import in_batches, leaves, map_tensors, move, num_rows, tensors
@@ -70,7 +71,7 @@ class Served:
                 self._look_further(batches, is_first=shard is None or shard.rank == 0)
             if index >= first_batch:
                 self._at = number, index + 1
-                batch = map_tensors(batch, _as_models_are)
+                batch = as_models_are(batch)
                 if shard is None:
                     yield move(batch, self._device)
                 else:
@@ -163,7 +164,3 @@ def _joined(batches: list[Any], size: int) -> Iterator[Any]:
         return
     joined = iter([torch.cat(same) for same in zip(*parts, strict=True)])
     yield from in_batches(map_tensors(batches[0], lambda _: next(joined)), size)
-
-
-def _as_models_are(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
