@@ -62,15 +62,17 @@ def refuse(faults: Iterable[Fault]) -> None:
         raise RunnerError(*found)
 
 
-def at_once(*checks: Callable[[], object]) -> None:
-    """Makes all checks. Raises: RunnerError with what each of them finds wrong."""
+def at_once(*checks: Callable[[], Any]) -> list[Any]:
+    """Makes all checks, and gives what they give. Raises: RunnerError with what each of them finds wrong."""
+    given: list[Any] = []
     found: dict[Fault, None] = {}  # in their order, each once
     for check in checks:
         try:
-            check()
+            given.append(check())
         except RunnerError as error:
             found |= dict.fromkeys(error.faults)
     refuse(found)
+    return given
 
 
 def as_facts(error: RunnerError) -> dict[str, list[dict[str, str]]]:

@@ -17,7 +17,7 @@ from runner.data.map_style import batch_of, labels_of, look_at, told_by
 from runner.data.own_loader import OwnLoader
 from runner.data.tables.values import are_texts, fall_together, to_inputs, to_targets, without_bools
 from runner.device.placement import num_rows, tensors
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Fault, RunnerError, at_once, nearest
 
 FORMS = (
     "(inputs, targets), {'train': (inputs, targets), 'test': ...}, a torch Dataset or DataLoader, or a runner Source"
@@ -106,7 +106,7 @@ def from_arrays(
     if like is not None:
         kind = "classification" if like.classes else "regression"
     numbers = like.classes or None if like else None
-    x, (y, classes) = _all(
+    x, (y, classes) = at_once(
         partial(to_inputs, inputs, asked=asked, called=called[0], keep_integers=keep_integers),
         partial(to_targets, targets, asked=asked, called=called[1], kind=kind, like=numbers),
     )
@@ -253,19 +253,6 @@ def _unlike(facts: dict[str, Any], train: dict[str, Any], asked: str, called: tu
             problem = f"{name} have {facts[key]} as their {key}, and the training split has {train[key]}"
             return Fault(asked, problem, "splits of the same shape")
     return None
-
-
-def _all(*makes: Callable[[], Any]) -> list[Any]:
-    """What each of them makes; raises a RunnerError with the faults of all."""
-    made: list[Any] = []
-    faults: list[Fault] = []
-    for make in makes:
-        try:
-            made.append(make())
-        except RunnerError as error:
-            faults += error.faults
-    refuse(faults)
-    return made
 
 
 def _described(found: Any) -> str:
