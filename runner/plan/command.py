@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from runner.device import Hardware, probe
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import Fault, RunnerError, at_once, refuse
 from runner.plan.planned_device import Target, find
 from runner.plan.plot import draw
 from runner.plan.report import report, request
@@ -47,7 +48,8 @@ def plan(jobs: Sequence[Job], *, search_seconds: float = SECONDS_TO_SEARCH) -> d
     began = time.monotonic()
     with ExitStack() as stack:
         children = [stack.enter_context(Child())]  # it imports torch while this process does
-        targets = _checked(jobs)
+        hardware = probe()
+        targets = at_once(*(partial(check, job.cfg, hardware) for job in jobs))
         found: list[dict[str, Any]] = []
         for job, target in zip(jobs, targets, strict=True):
             child = children.pop()
@@ -149,19 +151,6 @@ def check(cfg: DictConfig, hardware: Hardware | None = None) -> Target:
     target = find(cfg, hardware or probe())
     check_config(cfg, target.hardware, choice=target.choice)
     return target
-
-
-def _checked(jobs: Sequence[Job]) -> list[Target]:
-    hardware = probe()
-    faults: list[Fault] = []
-    targets = []
-    for job in jobs:
-        try:
-            targets.append(check(job.cfg, hardware))
-        except RunnerError as error:
-            faults += error.faults
-    refuse(dict.fromkeys(faults))
-    return targets
 
 
 def _answer(
