@@ -87,6 +87,10 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
+def tensor_leaves(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def in_batches(tree: Any, sizes: int | list[int]) -> Iterator[Any]:
     """The rows of a nested batch in smaller ones of those sizes, views of it."""
     parts = zip(*(tensor.split(sizes) for tensor in tensors(tree)), strict=True)

@@ -23,9 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from runner.device.capabilities import KERNELS_THAT_READ_INSIDE
-from runner.device.placement import leaves
+from runner.device.placement import tensor_leaves
 from runner.device.torch_private import TorchDispatchMode
 from runner.inspection import call_site
+from runner.inspection.tensor_names import storage_of
 
 aten = torch.ops.aten
 
@@ -166,7 +167,7 @@ class HostReads:
         stack = list(call_site.frames(self._caller))
         read = HostRead(what, call_site.line(stack), call_site.module(stack))
         # x.cpu().numpy() reads once; where the CPU plays the device, cpu() gives x itself, and numpy() reads that again
-        here = (read.line, 0 if on is None else _storage(on))
+        here = (read.line, 0 if on is None else storage_of(on))
         if self.host and self._copied == here and self.found[-1].what != what:
             return
         self._copied = here if what in COPIES_TO_HOST.values() else None
@@ -185,21 +186,21 @@ class _Host:
         self._storages: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return _storage(tensor) in self._storages
+        return storage_of(tensor) in self._storages
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if tensor.layout is torch.strided:
-                self._storages[_storage(tensor)] = tensor.untyped_storage()
+                self._storages[storage_of(tensor)] = tensor.untyped_storage()
 
     def discard(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            self._storages.pop(_storage(tensor), None)
+            self._storages.pop(storage_of(tensor), None)
 
     def learn(self, optimizer: Optimizer, *_: Any) -> None:
         """Takes in what the optimizer keeps on the host; torch calls this before each step, of any optimizer."""
         counts = [state.get(name) for state in optimizer.state.values() for name in ("step", "mu_product")]
-        self.add(_tensors((counts, [{**group, "params": None} for group in optimizer.param_groups])))
+        self.add(tensor_leaves((counts, [{**group, "params": None} for group in optimizer.param_groups])))
 
 
 class _Calls(TorchFunctionMode):
@@ -218,12 +219,12 @@ class _Calls(TorchFunctionMode):
             result = func(*args, **kwargs)
         except Exception as error:
             for observer in reads.observers:
-                observer.failed(reads.call, _tensors((args, kwargs)), error)
+                observer.failed(reads.call, tensor_leaves((args, kwargs)), error)
             raise
         finally:
             reads.call, reads.is_told = "", False
-        if reads.host and not _tensors((args, kwargs)) and not isinstance(kwargs.get("device"), torch.device):
-            reads.host.add(_tensors(result))
+        if reads.host and not tensor_leaves((args, kwargs)) and not isinstance(kwargs.get("device"), torch.device):
+            reads.host.add(tensor_leaves(result))
         return result
 
     def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -253,7 +254,7 @@ class _Calls(TorchFunctionMode):
         reads, data, device = self.reads, args[-1] if args else kwargs.get("data"), kwargs.get("device")
         if isinstance(data, Tensor):
             return  # stays where it is, or is seen as a copy
-        reads.read(_tensors(data), f"torch.{name}([tensor, ...])")
+        reads.read(tensor_leaves(data), f"torch.{name}([tensor, ...])")
         if name == "new_tensor" and device is None:
             is_for_device = reads.lies_on_device(args[0])
         elif reads.host:
@@ -297,14 +298,14 @@ class _Kernels(TorchDispatchMode):
         if func.namespace == "prim":  # C++ asks where a tensor lies
             return func(*args, **kwargs)
         self._look(func, args, kwargs)
-        inputs = _tensors((args, kwargs))
+        inputs = tensor_leaves((args, kwargs))
         try:
             result = func(*args, **kwargs)
         except Exception as error:
             for observer in self._reads.observers:
                 observer.failed(func._overloadpacket.__name__, inputs, error)
             raise
-        outputs, host = _tensors(result), self._reads.host
+        outputs, host = tensor_leaves(result), self._reads.host
         if host and inputs:
             (host.add if all(tensor in host for tensor in inputs) else host.discard)(outputs)
         for observer in self._reads.observers:
@@ -398,11 +399,3 @@ def _replace(owner: Any, name: str, value: Any, stack: ExitStack) -> None:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]

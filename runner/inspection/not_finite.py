@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from runner.device.placement import leaves
+from runner.device.placement import leaves, tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, current_autograd_node
 from runner.inspection import call_site
 from runner.inspection.ranges import Range, bad_rows, range_of
@@ -144,7 +144,7 @@ class Watch:
         bad = {id(one.tensor) for one in given if self._is_bad(one.tensor)}
         result = op(*args, **kwargs)
         line, module = self._lines.now()  # of a view, too: its backward pass asks for it
-        outputs: list[tuple[int | None, Tensor]] = [*enumerate(_tensors(result))]
+        outputs: list[tuple[int | None, Tensor]] = [*enumerate(tensor_leaves(result))]
         outputs += [(one.place, one.tensor) for one in given if one.is_written]
         for _, tensor in outputs:
             (self._unwritten.add if name in UNWRITTEN else self._unwritten.discard)(storage_of(tensor))
@@ -264,7 +264,3 @@ def _has_infinity(args: Any, kwargs: Any) -> bool:
 def _node_name() -> str:
     node = current_autograd_node()
     return "" if node is None else str(node.name())
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]

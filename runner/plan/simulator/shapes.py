@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.device.placement import leaves
+from runner.device.placement import tensor_leaves
 from runner.device.torch_private import tree_map
+from runner.inspection.host_reads import INDEXING_KERNELS
 from runner.plan.simulator.cells import CELLS
 from runner.plan.simulator.recurrent import LAYERS
 from runner.plan.simulator.values import goes_by, goes_by_size, mark_usual, value
@@ -37,7 +38,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     rule = RULES.get(packet) or RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
-    if packet in INDEXING:
+    if packet in INDEXING_KERNELS:
         args = (args[0], _without_masks(args[1], is_sized=len(args) == 2), *args[2:])
     asked = _asked(func, args, kwargs)
     if asked is not None and asked in _told:
@@ -67,7 +68,7 @@ class _Result:
         if not isinstance(result, Tensor) or not result.is_meta:
             return None
         memory = result.untyped_storage()
-        given = (leaf.untyped_storage() for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        given = (tensor.untyped_storage() for tensor in tensor_leaves((args, kwargs)))
         if any(memory._cdata == other._cdata for other in given):
             return None
         found = cls(result.shape, result.stride(), result.dtype)
@@ -233,4 +234,3 @@ RULES: dict[Any, Callable[..., Any]] = {
     **LAYERS,
     **CELLS,
 }
-INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}

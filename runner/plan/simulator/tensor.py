@@ -21,8 +21,9 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from runner.device import torch_private
 from runner.device.capabilities import has_mps_kernel, legal_dtype
-from runner.device.placement import leaves
+from runner.device.placement import tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, tree_map
+from runner.inspection.host_reads import INDEXING_KERNELS
 from runner.plan.simulator import shapes
 from runner.plan.simulator.cells import CELLS
 
@@ -31,7 +32,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 #: take tensors of the host beside the device's
 COPIES = {aten._to_copy, aten.copy_, aten.copy, aten._foreach_copy_, aten.set_}
-INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 #: take their lengths from the host, whatever the device
 LENGTHS_OF_HOST = {aten._pack_padded_sequence, aten._pack_padded_sequence_backward, aten._cudnn_rnn}
 LENGTHS_OF_HOST |= {aten._ctc_loss}
@@ -191,7 +191,7 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    inputs = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    inputs = tensor_leaves((args, kwargs))
     here = _device_of(inputs)
     aim = here
     asked = kwargs.get("device")
@@ -288,7 +288,7 @@ def _is_big(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether it makes a new tensor of the host, and a big one."""
     if not args or not isinstance(args[0], list | tuple) or not all(type(size) is int for size in args[0]):
         return False
-    if not func._schema.returns or any(isinstance(leaf, Tensor) for leaf in leaves(args)):
+    if not func._schema.returns or tensor_leaves(args):
         return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return int(np.prod(args[0], dtype=np.int64)) * dtype.itemsize >= BIG_BYTES
@@ -312,7 +312,7 @@ def _check_same_device(func: Any, args: Any, inputs: Sequence[Tensor], device: t
     if kernel in COPIES:
         return
     involved = inputs
-    if kernel in INDEXING:  # indices may come from the host, what they index and what is written may not
+    if kernel in INDEXING_KERNELS:  # indices may come from the host, what they index and what is written may not
         involved = [args[0], *args[2:3]]
     elif kernel in LENGTHS_OF_HOST:
         involved = inputs[:1]
