@@ -17,21 +17,8 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
-from runner.config.schema import (
-    Config,
-    Cpu,
-    Cuda,
-    Data,
-    EarlyStopping,
-    Metrics,
-    Mps,
-    Placement,
-    Plan,
-    Slots,
-    Sweep,
-    Tracking,
-    Train,
-)
+from runner.config import schema as types
+from runner.config.schema import Config, Data
 from runner.errors import Fault, nearest
 from runner.errors import without_password as without_password  # others take it from here
 
@@ -44,18 +31,18 @@ NUM_FOLDS = 5
 HIDDEN = ":***@"  # where a run's configuration had a password
 #: the groups that a dataclass describes
 DESCRIBED: tuple[tuple[str, type], ...] = (
-    ("train", Train),
-    ("train.early_stopping", EarlyStopping),
-    ("metrics", Metrics),
-    ("placement", Placement),
-    ("tracking", Tracking),
-    ("backends.cpu", Cpu),
-    ("backends.cuda", Cuda),
-    ("backends.mps", Mps),
-    ("data", Data),
-    ("sweep", Sweep),
-    ("sweep.slots", Slots),
-    ("plan", Plan),
+    ("train", types.Train),
+    ("train.early_stopping", types.EarlyStopping),
+    ("metrics", types.Metrics),
+    ("placement", types.Placement),
+    ("tracking", types.Tracking),
+    ("backends.cpu", types.Cpu),
+    ("backends.cuda", types.Cuda),
+    ("backends.mps", types.Mps),
+    ("data", types.Data),
+    ("sweep", types.Sweep),
+    ("sweep.slots", types.Slots),
+    ("plan", types.Plan),
 )
 #: what is no value of its own: a reference brings single values, and what a group holds is written out
 GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))

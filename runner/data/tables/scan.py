@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from runner.data.tables.arrow_values import (
+    DAY,
     LIKE_A_DATE,
     LIKE_A_NUMBER,
     NUMBER,
@@ -26,7 +27,6 @@ from runner.errors import Fault, RunnerError
 
 #: texts of a column that are counted at a time: of more, the rarer half is forgotten, so that memory has a limit
 MOST_COUNTED = 200_000
-DAY = 86_400_000_000
 #: float32 has 24 bits: whole numbers from here on are rounded, and any number as soon as a spread is so small beside it
 ROUNDED, FAR_OFF = 2.0**24, 2.0**12
 #: numbers about as large as they are apart lose nothing that a model of float32 could tell
