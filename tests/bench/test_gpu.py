@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 
 from runner.config import compose, validate
 
-BENCH = Path(__file__).parent
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """tests/bench/gpu.py, whose runs are composed and not run; all that it imports is forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    gpu = importlib.import_module("gpu")
+def gpu(bench, monkeypatch):
+    """tests/bench/gpu.py, whose runs are composed and not run."""
+    gpu = bench("gpu")
     gpu.told = []
 
     def told(words, device):
@@ -29,10 +22,7 @@ def gpu(monkeypatch):
         return answer | {"samples_per_second": 100.0, "seconds": {"train": 3.0}}
 
     monkeypatch.setattr(gpu, "_told", told)
-    yield gpu
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
-            del sys.modules[name]
+    return gpu
 
 
 def test_a_plan_beside_the_allocators_peak_of_six_models(gpu, capsys):

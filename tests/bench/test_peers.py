@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -40,17 +39,6 @@ PEERS = [
     ("with_skorch.py", "skorch", 2),
     ("with_keras.py", "keras", 2),
 ]
-
-
-@pytest.fixture
-def bench(monkeypatch):
-    """Imports a module of tests/bench, which has names that others could have, too; all are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
-            del sys.modules[name]
 
 
 @pytest.fixture

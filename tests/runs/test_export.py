@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from trained_runs import model_of
 
 from runner.config.instantiate import build
 from runner.errors import RunnerError
-from runner.models.card import read_card
 from runner.runs import export, export_formats
-from runner.training import checkpoint
 from runner.version import HERE
 
 #: a stranger's programs: they have the file, what lies beside it, and no runner
@@ -31,12 +30,6 @@ READ = {
     ),
 }
 FILES = {"pt2": "model.pt2", "onnx": "model.onnx", "safetensors": "model.safetensors", "mlflow": "mlflow"}
-
-
-def model_of(folder):
-    model = build(read_card(Path(folder)).model, key="model")
-    model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
-    return model.eval()
 
 
 def computed_elsewhere(form, file, rows, tmp_path):

@@ -12,9 +12,9 @@ import pandas
 import pyarrow as pa
 import pytest
 import torch
+from trained_runs import model_of
 from pyarrow import feather, parquet
 
-from runner.config.instantiate import build
 from runner.data.tables import csv as csv_files
 from runner.data.tables import files
 from runner.device import backends
@@ -22,17 +22,9 @@ from runner.errors import RunnerError
 from runner.models.card import read_card
 from runner.runs import input_tables
 from runner.runs.output_files import writing
-from runner.training import checkpoint
 
 RUN = "outputs/digits/run"
 LETTERS = ",".join(f"c{number}" for number in range(64))
-
-
-def model_of(folder):
-    """The module by hand, without runner.runs."""
-    model = build(read_card(Path(folder)).model, key="model")
-    model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
-    return model.eval()
 
 
 def rows_of(count=50):

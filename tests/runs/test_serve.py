@@ -15,11 +15,10 @@ import psutil
 import pytest
 import seeded
 import torch
+from trained_runs import model_of
 from waiting import LONGEST
 
-from runner.config.instantiate import build
-from runner.models.card import read_card
-from runner.training import checkpoint, signals
+from runner.training import signals
 
 RUN = "outputs/digits/run"
 #: one of them for a commit: words, the signal that ends it, its exit code
@@ -80,10 +79,8 @@ def ask(port, rows):
 @pytest.mark.parametrize(("words", "number", "code"), [random.Random(f"{seeded.SEED} serve").choice(WAYS)])
 def test_it_answers_as_the_model_and_leaves_nothing(words, number, code, home, warm):
     port, rows = a_free_port(), np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
-    model = build(read_card(Path(RUN)).model, key="model")
-    model.load_state_dict(checkpoint.load(Path(RUN) / "checkpoints/best.pt")["model"])
     with torch.no_grad():
-        wanted = model.eval()(torch.from_numpy(rows))
+        wanted = model_of(RUN)(torch.from_numpy(rows))
     wanted = wanted.softmax(-1) if words else wanted
     before = set(Path(tempfile.gettempdir()).glob("runner-serve-*"))
     with warm.command(Path.cwd(), "serve", RUN, "--port", str(port), *words) as process:

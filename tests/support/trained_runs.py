@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner import cli
+from runner.config.instantiate import build
+from runner.models.card import read_card
+from runner.training import checkpoint
 
 QUIET = "tracking.enabled=false"
 NO_PICTURES = "task.plots=false"
@@ -124,6 +127,13 @@ def write_table(path, count, *, start=0, order=1):
         b = (number * 7 % 20) / 10 - 1
         rows.append(f"{1000 + number % 5},{b},{number % 3},{'high' if b > 0 else 'low'},{50 * b}")
     path.write_text("\n".join(rows) + "\n")
+
+
+def model_of(folder):
+    """The module with the run's best weights by hand, without runner.runs."""
+    model = build(read_card(Path(folder)).model, key="model")
+    model.load_state_dict(checkpoint.load(Path(folder) / "checkpoints/best.pt")["model"])
+    return model.eval()
 
 
 @contextlib.contextmanager

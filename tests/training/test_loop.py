@@ -10,7 +10,6 @@ from torch import nn
 from runner.data.loading.loaders import Resident
 from runner.device.backends import precision
 from runner.tasks.classification import Classification
-from runner.training.background import Background
 from runner.training.loop import result_of, train
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
@@ -22,13 +21,6 @@ from runner.training.stopping import Limits, OwnStopCondition
 
 CPU = torch.device("cpu")
 BATCHES = 5  # an epoch: 50 rows, 10 a batch
-
-
-@pytest.fixture
-def background():
-    background = Background()
-    yield background
-    background.close()
 
 
 def run(

@@ -12,13 +12,6 @@ from runner.training.background import Background
 from runner.training.metric_buffer import MetricBuffer, NotFiniteError, Window
 
 
-@pytest.fixture
-def background():
-    background = Background()
-    yield background
-    background.close()
-
-
 def make(background, device, **settings):
     windows: list[Window] = []
     buffer = MetricBuffer(torch.device(device), windows.append, background=background, **settings)

@@ -11,7 +11,6 @@ from torch import nn
 from runner.data.loading.order import mixed
 from runner.device.backends import precision
 from runner.distributed.group import Alone
-from runner.training.background import Background
 from runner.training.checkpoint import save
 from runner.training.metric_buffer import MetricBuffer
 from runner.training.optimizer import warmup_cosine
@@ -19,13 +18,6 @@ from runner.training.progress import Best, Progress
 from runner.training.state import Checkpoints, _put_parts_back, best_state, full_state
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def background():
-    background = Background()
-    yield background
-    background.close()
 
 
 @pytest.fixture
