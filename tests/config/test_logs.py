@@ -9,6 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict, read_write
 
+from refused import faults_of
 from runner.cli import check_first
 from runner.config import logs, trust
 from runner.config.compose import composer, hydra_session
@@ -109,9 +110,7 @@ def test_a_runs_log_is_called_runner_whatever_the_job_is_called(tmp_path):
 )
 def test_what_hydra_can_not_write_or_writes_elsewhere_is_refused(own_folder, word, asked, so):
     hydra = hydra_with(word)
-    with pytest.raises(RunnerError) as refused:
-        check_first.check_written(hydra, Path("run").absolute())
-    (fault,) = refused.value.faults
+    (fault,) = faults_of(check_first.check_written, hydra, Path("run").absolute())
     assert asked in fault.asked and so in fault.problem and not list(own_folder.iterdir())
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.array_data import arrays
 from runner.errors import RunnerError
@@ -20,9 +21,7 @@ def folder(own_folder):
 
 
 def faults(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        arrays(*args, **settings)
-    return caught.value.faults
+    return faults_of(arrays, *args, **settings)
 
 
 def test_an_npz_file():

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from refused import faults_of
 from runner.data.loading.streamed import Streamed
 from runner.data.map_style import collate, look_at
 from runner.errors import RunnerError
@@ -73,9 +74,7 @@ class Stream(IterableDataset):
     ],
 )
 def test_what_a_dataset_must_be(dataset, so, write):
-    with pytest.raises(RunnerError) as caught:
-        look_at(dataset, asked="data=mine")
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(look_at, dataset, asked="data=mine")
     assert fault.asked == "data=mine"
     assert so in fault.problem
     assert write in fault.fix

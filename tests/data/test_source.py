@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from refused import faults_of
 from runner.data.source import Source, as_source, facts_of, from_arrays
 from runner.errors import RunnerError
 
@@ -21,10 +22,9 @@ class Rows(Dataset):
 
 
 def faults(found):
-    with pytest.raises(RunnerError) as caught:
-        as_source(found, name="mine")
-    assert all(fault.asked == "data=mine" for fault in caught.value.faults)
-    return caught.value.faults
+    told = faults_of(as_source, found, name="mine")
+    assert all(fault.asked == "data=mine" for fault in told)
+    return told
 
 
 @pytest.mark.parametrize(

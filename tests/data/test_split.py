@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from refused import faults_of
 from runner.data import split as room
 from runner.data.builtin.digits import digits
 from runner.data.source import Source, as_source
@@ -24,9 +25,7 @@ def numbers(rows):
 
 
 def faults(source, **settings):
-    with pytest.raises(RunnerError) as caught:
-        cut(source, **settings)
-    return caught.value.faults
+    return faults_of(cut, source, **settings)
 
 
 def test_every_row_is_in_one_split():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.device.module_map import spread
 from runner.errors import RunnerError
 
@@ -68,9 +69,7 @@ def test_the_path_is_the_persons_where_layers_stand_before_the_model():
 
 
 def test_mistakes_are_told_all_at_once():
-    with pytest.raises(RunnerError) as told:
-        spread(Net(), CPU, {"haed": "meta", "block.*": "meta"})
-    first, second = told.value.faults
+    first, second = faults_of(spread, Net(), CPU, {"haed": "meta", "block.*": "meta"})
     assert (first.asked, first.fix) == ("placement.map={haed: meta}", "head")
     assert "it has encoder, blocks, head" in second.problem
     tied = Net()

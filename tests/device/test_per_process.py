@@ -2,6 +2,7 @@
 
 import pytest
 
+from refused import faults_of
 from runner.device import Gpu, Hardware, parse
 from runner.device.per_process import backend_of, device_of_process, devices_of_processes
 from runner.errors import RunnerError
@@ -71,9 +72,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("device", "count", "hardware", "so", "write"), REFUSED)
 def test_what_is_not_there_is_refused_with_what_is(device, count, hardware, so, write):
-    with pytest.raises(RunnerError) as told:
-        devices_of_processes(parse(device), count, hardware)
-    (fault,) = told.value.faults
+    (fault,) = faults_of(devices_of_processes, parse(device), count, hardware)
     assert so in fault.problem and write in fault.fix
     assert str(device) in fault.asked
 

@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
+from refused import faults_of
 from runner import cli
 from runner.config.compose import composer, hydra_session
 from runner.device import Hardware
@@ -141,9 +142,7 @@ def test_a_text_that_is_a_number_is_that_number(monkeypatch):
 
 def test_what_only_the_model_shows_is_told_when_it_is_there():
     cfg = composed("optimizer._target_=torch.optim.Muon")
-    with pytest.raises(RunnerError) as caught:
-        optimizer_of(cfg, nn.Linear(2, 2), device=torch.device("cpu"))
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(optimizer_of, cfg, nn.Linear(2, 2), device=torch.device("cpu"))
     assert fault.asked == "optimizer._target_=torch.optim.Muon"
     assert "2D parameters" in fault.problem and "optimizer=adam" in fault.fix
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.autoencoder import Autoencoder
 
@@ -44,8 +45,6 @@ def test_the_decoder_mirrors_the_layers():
     ],
 )
 def test_what_is_no_autoencoder(shape, settings, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        Autoencoder(shape, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(Autoencoder, shape, **settings)
     assert fault.asked == asked
     assert write in fault.fix

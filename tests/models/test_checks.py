@@ -1,13 +1,12 @@
 import pytest
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.checks import probability, widths
 
 
 def fault(call, value, **settings):
-    with pytest.raises(RunnerError) as caught:
-        call(value, **settings)
-    return caught.value.faults[0]
+    return faults_of(call, value, **settings)[0]
 
 
 def test_widths():

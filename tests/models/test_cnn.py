@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.cnn import CNN
 
@@ -77,9 +78,7 @@ def test_the_spread_of_the_weights():
     ],
 )
 def test_what_is_no_cnn(shape, settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        CNN(shape, 10, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(CNN, shape, 10, **settings)
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix

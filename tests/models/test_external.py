@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.errors import RunnerError
@@ -151,9 +152,7 @@ def test_only_safetensors_and_no_code_of_others(tmp_path):
 )
 def test_what_it_is_not(shape, settings, asked, so, write, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it asks the hub again and again
-    with pytest.raises(RunnerError) as caught:
-        external.transformers_model(shape, 3, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(external.transformers_model, shape, 3, **settings)
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix
@@ -218,9 +217,7 @@ def test_timm_by_name(timm):
     ],
 )
 def test_what_timm_has_not(name, shape, settings, so, write, timm):
-    with pytest.raises(RunnerError) as caught:
-        external.timm_model(name, shape, 3, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(external.timm_model, name, shape, 3, **settings)
     assert so in fault.problem
     assert write in fault.fix
 
@@ -350,9 +347,7 @@ def test_a_full_row_has_room_where_positions_begin_behind_the_padding_token():
 @needs_transformers
 def test_misspelt_keys_are_told_all_at_once():
     config = {**BERT, "num_hidden_layer": 3, "hiden_size": 16, "theirs_alone": 1}
-    with pytest.raises(RunnerError) as caught:
-        external.transformers_model((7,), 3, config=config, vocab_size=9)
-    first, second = caught.value.faults
+    first, second = faults_of(external.transformers_model, (7,), 3, config=config, vocab_size=9)
     assert first.asked == "model.config.num_hidden_layer=3" and "bert has no num_hidden_layer" in first.problem
     assert "model.config.num_hidden_layers=..." in first.fix
     assert (second.asked, second.fix) == ("model.config.hiden_size=16", "model.config.hidden_size=...")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.models.generate import generate, sample
@@ -135,7 +136,5 @@ def test_a_text_to_look_at():
     ],
 )
 def test_what_can_not_be_asked(prompt, settings, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        generate(Chances(0.5, 0.5), prompt.long(), 3, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(generate, Chances(0.5, 0.5), prompt.long(), 3, **settings)
     assert fault.asked == asked and write in fault.fix

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.gpt import GPT
 
@@ -117,9 +118,7 @@ def test_it_learns_what_a_model_without_memory_can_not(positions):
     ],
 )
 def test_what_is_no_gpt(settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        small(**settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(small, **settings)
     assert fault.asked == asked
     assert so in fault.problem and write in fault.fix
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.dropout import Dropout
 from runner.models.mlp import ACTIVATIONS, MLP, activation_class
@@ -67,9 +68,7 @@ def test_the_seed_decides_the_weights():
     ],
 )
 def test_what_is_no_mlp(settings, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        MLP(4, 2, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(MLP, 4, 2, **settings)
     assert fault.asked == asked
     assert write in fault.fix
 

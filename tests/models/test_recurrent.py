@@ -6,6 +6,7 @@ from simulated import run_simulated
 from torch import nn
 from torch.nn import functional as F
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.recurrent import Recurrent
 
@@ -121,9 +122,7 @@ def test_tokens_go_through_an_embedding():
     ],
 )
 def test_what_is_no_recurrent_network(shape, settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        Recurrent(shape, 3, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(Recurrent, shape, 3, **settings)
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix

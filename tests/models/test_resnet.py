@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
 
@@ -58,9 +59,7 @@ def test_a_block_starts_as_its_shortcut():
     ],
 )
 def test_what_is_no_resnet(shape, settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        ResNet(shape, 10, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(ResNet, shape, 10, **settings)
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.scaled_outputs import Scaled
 
@@ -44,9 +45,7 @@ def test_of_several_outputs_the_answer_alone_is_scaled(given, output, taken):
     ],
 )
 def test_an_answer_that_nobody_named_is_asked_for(given, output, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        Scaled([100.0], [50.0], output=output)(given)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(Scaled([100.0], [50.0], output=output), given)
     assert (fault.asked, fault.fix) == (asked, write)
 
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.transformer import Transformer
 
@@ -86,8 +87,6 @@ def test_texts_are_classified():
     ],
 )
 def test_what_is_no_transformer(shape, settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        small(shape, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(small, shape, **settings)
     assert fault.asked == asked
     assert so in fault.problem and write in fault.fix

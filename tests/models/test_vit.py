@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.vit import ViT
 
@@ -45,9 +46,7 @@ def test_dropout_is_off_in_evaluation():
     ],
 )
 def test_what_is_no_vit(shape, settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        ViT(shape, 10, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(ViT, shape, 10, **settings)
     assert fault.asked.startswith(asked)
     assert so in fault.problem
     assert fault.fix.startswith(write)

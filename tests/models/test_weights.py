@@ -3,6 +3,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.weights import load_weights
 
@@ -72,9 +73,7 @@ def test_strict_lists_all_that_is_amiss_and_loads_nothing(tmp_path):
     for name, layer in zip(("0", "1", "head"), net(), strict=True):
         model.add_module(name, layer)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RunnerError) as caught:
-        load_weights(model, str(tmp_path / "w.pt"), strict=True)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(load_weights, model, str(tmp_path / "w.pt"), strict=True)
     assert fault.asked == f"model.weights={tmp_path / 'w.pt'}"
     assert "of another shape: 0.weight (5x3 in the file, 4x3 in the model)" in fault.problem
     assert "not in the file: head.weight (like head.wieght in the file), head.bias" in fault.problem
@@ -123,9 +122,7 @@ def test_what_is_no_file_of_weights(name, content, so, write, tmp_path, capsys):
         (tmp_path / name).write_bytes(content)
     else:
         torch.save(content, tmp_path / name)
-    with pytest.raises(RunnerError) as caught:
-        load_weights(net(), str(tmp_path / name), strict=False)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(load_weights, net(), str(tmp_path / name), strict=False)
     assert so in fault.problem
     assert write in fault.fix
     assert "code ran" not in capsys.readouterr().out

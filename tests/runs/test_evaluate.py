@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate
@@ -312,9 +313,7 @@ def test_a_store_that_has_not_the_run_is_told_with_the_one_that_has(tmp_path, mo
     monkeypatch.setattr("runner.tracking.mlflow_store.open_store", lambda uri: Client())
     write_ack(folder := tmp_path / "a run", Ack(run_id="r", uri="sqlite:////elsewhere/q.db"))
     report = {"is_own_data": True, "step": 3, "metrics": {"val/loss": 3.0}}
-    with pytest.raises(RunnerError) as refused:
-        evaluate._track(folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
-    (fault,) = refused.value.faults
+    (fault,) = faults_of(evaluate._track, folder, report, ["tracking.uri=sqlite:////here/mlflow.db"])
     assert fault.problem == "Run with id=r not found; the run went to sqlite:////elsewhere/q.db last"
     sync = f"python -m runner sync '{folder}' tracking.uri=sqlite:////here/mlflow.db"
     assert fault.fix == f"tracking.uri=sqlite:////elsewhere/q.db; or {sync}, and then again"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from refused import faults_of
 from runner.errors import Fault, RunnerError
 from runner.runs import find
 from runner.tracking.ack import Ack, write_ack
@@ -27,16 +28,12 @@ def test_a_name_that_is_no_run_s_says_the_nearest_that_is(own_folder, wanted, wr
         (own_folder / name / "rerun.yaml").touch()
         (own_folder / name / JOURNAL).touch()
     write_ack(own_folder / "outputs/day/first", Ack(run_id="0123456789abcdef"))
-    with pytest.raises(RunnerError) as refused:
-        find.locate(wanted, verb="diff")
-    assert [fault.fix for fault in refused.value.faults] == [write]
+    assert [fault.fix for fault in faults_of(find.locate, wanted, verb="diff")] == [write]
 
 
 def test_where_no_run_is_none_is_said_to_be_the_last(own_folder):
     for wanted in ("last", "nothing"):
-        with pytest.raises(RunnerError) as refused:
-            find.locate(wanted, verb="diff")
-        assert refused.value.faults[0].fix.startswith("diff FOLDER")
+        assert faults_of(find.locate, wanted, verb="diff")[0].fix.startswith("diff FOLDER")
 
 
 @pytest.mark.parametrize(
@@ -46,9 +43,7 @@ def test_where_no_run_is_none_is_said_to_be_the_last(own_folder):
 def test_a_sweep_is_many_runs(own_folder, verb, write):
     (own_folder / "my sweep").mkdir()
     (own_folder / "my sweep/ledger.jsonl").touch()
-    with pytest.raises(RunnerError) as refused:
-        find.locate("my sweep", verb=verb)
-    assert [fault.fix for fault in refused.value.faults] == [write]
+    assert [fault.fix for fault in faults_of(find.locate, "my sweep", verb=verb)] == [write]
 
 
 @pytest.mark.parametrize(

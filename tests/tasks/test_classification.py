@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.tasks.task import Predicting
@@ -108,9 +109,7 @@ def test_pixels_have_classes_too():
     ],
 )
 def test_what_does_not_suit_it_is_told_at_once(settings, mend):
-    with pytest.raises(RunnerError) as caught:
-        Classification(**settings)
-    assert mend in caught.value.faults[0].fix
+    assert mend in faults_of(Classification, **settings)[0].fix
 
 
 def test_a_model_with_another_number_of_outputs_is_told():

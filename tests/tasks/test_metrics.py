@@ -9,6 +9,7 @@ from simulated import run_simulated
 from sklearn import metrics as sk
 from torch import nn
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.device.backends import precision
@@ -411,9 +412,7 @@ def test_a_table_and_many_values_are_no_curves():
     ],
 )
 def test_what_is_no_metric_is_told_at_once(make, mend):
-    with pytest.raises(RunnerError) as caught:
-        make()
-    assert mend in caught.value.faults[0].fix
+    assert mend in faults_of(make)[0].fix
 
 
 def test_a_function_that_gives_no_number_is_told():
@@ -425,9 +424,7 @@ def test_a_function_that_gives_no_number_is_told():
 def test_without_torchmetrics_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics", None)
     monkeypatch.setitem(__import__("sys").modules, "torchmetrics.classification", None)
-    with pytest.raises(RunnerError) as caught:
-        Classification(num_classes=3, metrics=["f1"])
-    assert caught.value.faults[0].fix == install("metrics")
+    assert faults_of(Classification, num_classes=3, metrics=["f1"])[0].fix == install("metrics")
 
 
 @pytest.mark.parametrize(

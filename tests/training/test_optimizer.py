@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import faults_of
 from runner.errors import RunnerError
 from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer, warmup_cosine
 
@@ -119,9 +120,7 @@ def test_names_are_those_of_the_person_s_model():
     ],
 )
 def test_what_is_no_group(settings, asked, so, write):
-    with pytest.raises(RunnerError) as caught:
-        groups_of(**settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(groups_of, **settings)
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix
@@ -208,9 +207,8 @@ def test_a_first_step_that_fp16_leaves_out_is_none_to_sgds_momentum(dampening, i
 
 def test_a_fused_dampened_momentum_is_refused_with_fp16():
     make = partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
-    with pytest.raises(RunnerError) as caught:
-        make_optimizer(make, model(), device=torch.device("cpu"), precision="fp16")
-    assert "optimizer.fused=null" in caught.value.faults[0].fix
+    faults = faults_of(make_optimizer, make, model(), device=torch.device("cpu"), precision="fp16")
+    assert "optimizer.fused=null" in faults[0].fix
     make_optimizer(make, model(), device=torch.device("cpu"), precision="bf16")
 
 

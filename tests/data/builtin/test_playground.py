@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.builtin.plane import Features
 from runner.data.builtin.playground import SHAPES, playground
@@ -90,8 +91,6 @@ def test_features_are_a_layer_before_the_model():
     ],
 )
 def test_what_is_no_playground(settings, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        playground(**settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(playground, **settings)
     assert fault.asked == asked
     assert write in fault.fix

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.builtin.scikit import SETS, scikit
 from runner.data.split import split
@@ -48,8 +49,6 @@ def test_a_row_from_a_file(tmp_path):
 
 
 def test_another_name():
-    with pytest.raises(RunnerError) as caught:
-        scikit("wines")
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(scikit, "wines")
     assert fault.fix == "data=wine"
     assert "diabetes" in fault.problem

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from refused import faults_of
 from runner.data.builtin.synthetic import synthetic
 from runner.data.source import as_source
 from runner.errors import RunnerError
@@ -58,14 +59,10 @@ def test_a_regression_has_a_spread_of_one():
     ],
 )
 def test_sizes_that_are_none(sizes, asked, write):
-    with pytest.raises(RunnerError) as caught:
-        synthetic(**sizes)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(synthetic, **sizes)
     assert (fault.asked, fault.fix) == (asked, write)
     assert "or more" in fault.problem
 
 
 def test_all_of_them_at_once():
-    with pytest.raises(RunnerError) as caught:
-        synthetic(0, 0, num_classes=0)
-    assert len(caught.value.faults) == 3
+    assert len(faults_of(synthetic, 0, 0, num_classes=0)) == 3

@@ -4,6 +4,7 @@ import json
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.language.text import text
 from runner.data.language.tokens import tokens, write_tokens
@@ -191,9 +192,7 @@ def test_another_text_is_read_as_an_earlier_run_read_its_own(tmp_path):
 
 
 def fault_of(make, *words, **settings):
-    with pytest.raises(RunnerError) as caught:
-        make(*words, **settings)
-    return caught.value.faults[0]
+    return faults_of(make, *words, **settings)[0]
 
 
 def test_what_is_no_text(tmp_path, own_folder):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from refused import faults_of
 from runner.data.loading import loaders
 from runner.data.loading.loaders import Loading, Resident, Streamed, automatic_workers, load
 from runner.data.loading.shard import Shard
@@ -86,9 +87,7 @@ def test_the_choice_and_its_reason(pretended, device, rows, residency, free, kin
     ],
 )
 def test_what_can_not_be_had(rows, residency, free, so, write):
-    with pytest.raises(RunnerError) as caught:
-        made(rows, residency, torch.device("mps") if rows is LARGE else CUDA, free)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(made, rows, residency, torch.device("mps") if rows is LARGE else CUDA, free)
     assert fault.asked == f"data.residency={residency}"
     assert so in fault.problem
     assert write in fault.fix

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from refused import faults_of
 from runner.data.loading.served import Served
 from runner.data.own_loader import OwnLoader
 from runner.errors import RunnerError
@@ -70,7 +71,5 @@ def test_what_is_left_out_is_told_once(dataset, settings, told, caplog):
 
 
 def test_processes_that_drop_rows_are_named():
-    with pytest.raises(RunnerError) as failed:
-        rows_of(served(Parts(22), batch_size=4, num_workers=2, drop_last=True))
-    (fault,) = failed.value.faults
+    (fault,) = faults_of(rows_of, served(Parts(22), batch_size=4, num_workers=2, drop_last=True))
     assert "ended after batch 4, and its length says 5" in fault.problem and "drops rows" in fault.fix

@@ -7,6 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.tables import csv
 from runner.data.tables.table import table
@@ -22,9 +23,7 @@ def folder(own_folder):
 
 
 def faults(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        table(*args, **settings)
-    return caught.value.faults
+    return faults_of(table, *args, **settings)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.tables import csv
 from runner.data.tables.forms import suggested
@@ -26,9 +27,7 @@ def folder(own_folder, monkeypatch):
 
 
 def fault(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        table(*args, **settings)
-    return caught.value.faults[0]
+    return faults_of(table, *args, **settings)[0]
 
 
 def rows_of(source):

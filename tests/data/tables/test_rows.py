@@ -11,6 +11,7 @@ import pytest
 import torch
 from waiting import LONGEST
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data import split as data_split
 from runner.data.loading.loaders import Loading, load
@@ -121,16 +122,12 @@ def test_nothing_half_is_left(folder):
 
 def test_a_folder_that_cannot_be_written_to(folder, monkeypatch):
     (folder / "cache").write_text("a file")
-    with pytest.raises(RunnerError) as caught:
-        table("t.csv", in_memory=False)
-    assert caught.value.faults[0].fix.startswith("RUNNER_CACHE=FOLDER")
+    assert faults_of(table, "t.csv", in_memory=False)[0].fix.startswith("RUNNER_CACHE=FOLDER")
 
 
 def test_a_disk_without_room(monkeypatch, folder):
     monkeypatch.setattr(table_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
-    with pytest.raises(RunnerError) as caught:
-        table("t.csv", in_memory=False)
-    assert "GiB are free" in caught.value.faults[0].problem
+    assert "GiB are free" in faults_of(table, "t.csv", in_memory=False)[0].problem
     assert cached(folder) == []
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.split import split
 from runner.data.tables import statistics
@@ -51,9 +52,7 @@ def write(name, text, encoding="utf-8"):
 
 
 def fault(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        table(*args, **settings)
-    return caught.value.faults[0]
+    return faults_of(table, *args, **settings)[0]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -286,17 +285,11 @@ def test_the_reader_takes_a_file_without_targets_in_any_order(mixed, caplog):
 def test_the_reader_says_what_is_missing(mixed):
     reader = build(table(mixed).reader, key="reader")
     write("less.csv", "age,City,member,income\n1,a,true,2\n")
-    with pytest.raises(RunnerError) as caught:
-        reader("less.csv")
-    assert "no column 'city', 'joined' (is it 'City'?)" in caught.value.faults[0].problem
+    assert "no column 'city', 'joined' (is it 'City'?)" in faults_of(reader, "less.csv")[0].problem
     write("bad.csv", MIXED.replace("28,", "old,"))
-    with pytest.raises(RunnerError) as caught:
-        reader("bad.csv")
-    assert "bad.csv, line 4, column 'age', is 'old'" in caught.value.faults[0].problem
+    assert "bad.csv, line 4, column 'age', is 'old'" in faults_of(reader, "bad.csv")[0].problem
     write("none.csv", MIXED.splitlines()[0] + "\n")
-    with pytest.raises(RunnerError) as caught:
-        reader("none.csv")
-    assert caught.value.faults[0].asked == "--input=none.csv"
+    assert faults_of(reader, "none.csv")[0].asked == "--input=none.csv"
 
 
 def test_odd_names_and_categories_travel_through_the_card():

@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
+from refused import faults_of
 from runner.data.tables.values import to_inputs, to_targets
 from runner.errors import RunnerError
 
@@ -19,9 +20,7 @@ def targets(values, **settings):
 
 
 def mistake(call, values, **settings):
-    with pytest.raises(RunnerError) as caught:
-        call(values, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(call, values, **settings)
     assert fault.asked.startswith("data")
     return fault
 

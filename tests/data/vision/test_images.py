@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import runner
+from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.split import fingerprint, split
 from runner.data.vision.decode import decoded
@@ -43,9 +44,7 @@ def make(folder, count=6, **sizes):
 
 
 def refused(*args, **settings):
-    with pytest.raises(RunnerError) as caught:
-        images(*args, **settings)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(images, *args, **settings)
     return fault
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from refused import faults_of
 from runner.device import Hardware
 from runner.errors import RunnerError
 from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
@@ -48,9 +49,7 @@ def test_a_policy_takes_the_first_that_the_cluster_has(policy, has_gpus, devices
     ],
 )
 def test_what_the_cluster_has_not_is_said_with_its_mend(policy, has_gpus, so, write):
-    with pytest.raises(RunnerError) as caught:
-        devices_in(policy, Hardware(), has_gpus=has_gpus)
-    (fault,) = caught.value.faults
+    (fault,) = faults_of(devices_in, policy, Hardware(), has_gpus=has_gpus)
     assert fault.asked == f"device={policy[0]} on Ray"
     assert fault.problem == so
     assert fault.fix.startswith(write)

@@ -23,6 +23,7 @@ from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, st
 from waiting import LONGEST, wait_for
 from warm_door import DOOR
 
+from refused import faults_of
 from runner.config.packages import install
 from runner.errors import RunnerError
 from runner.sweep.jobs.ledger import Job
@@ -231,17 +232,15 @@ def test_what_is_submitted_finds_this_package_first_and_the_persons_modules_wher
 
 def test_without_the_plugin_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(RunnerError) as caught:
-        check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
-    assert caught.value.faults[0].asked == "hydra/launcher=slurm"
-    assert caught.value.faults[0].fix == install("slurm")
+    faults = faults_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert faults[0].asked == "hydra/launcher=slurm"
+    assert faults[0].fix == install("slurm")
 
 
 def test_without_slurm_it_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RunnerError) as caught:
-        check_there(settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
-    assert "there is no Slurm on this machine" in caught.value.faults[0].problem
+    faults = faults_of(check_there, settings(f"{PLUGIN}.submitit_launcher.SlurmLauncher"))
+    assert "there is no Slurm on this machine" in faults[0].problem
 
 
 @pytest.mark.parametrize("target", ["runner.sweep.Slots", f"{PLUGIN}.submitit_launcher.LocalLauncher"])
