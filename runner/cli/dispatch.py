@@ -43,7 +43,8 @@ def _run(words: list[str]) -> int:
         return code
     except RunnerError as error:
         place = rank_here(os.environ)
-        is_told = place is not None and place.rank > 0 and not isinstance(error, UnmetError)  # by the first of several
+        # of several processes the first one tells it
+        is_told = place is not None and place.rank > 0 and not isinstance(error, UnmetError)
         return MISTAKE if is_told else answer.report(error)
     except SystemExit as end:  # Hydra's own flags, CheckFirst, a signal in a sweep
         if own_line(end):  # nobody else's code says how this command ends, and that all is well

@@ -47,9 +47,8 @@ def forget_edited() -> None:
         for name in own:
             module = sys.modules.pop(name)
             if cached := getattr(module, "__cached__", None):
-                Path(cached).unlink(
-                    missing_ok=True
-                )  # an edit within the second, of the same size, would pass for no edit
+                # an edit within the second, of the same size, would pass for no edit
+                Path(cached).unlink(missing_ok=True)
             del _loaded[name]
         importlib.invalidate_caches()
 
@@ -63,9 +62,8 @@ def note_loaded() -> None:
 def _own_modules() -> dict[str, int]:
     """Those whose file lies below the current folder, and is no installed one's."""
     here, own = os.path.join(Path.cwd(), ""), {}  # noqa: PTH118  # of thousands of modules few are asked for more than this
-    pythons = tuple(
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib")
-    )  # in a home that is the current folder
+    # in a home that is the current folder
+    pythons = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or not file.startswith(here) or name == "__main__" or name.partition(".")[0] == "runner":

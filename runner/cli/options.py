@@ -97,9 +97,8 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
             flags[name] = value if equals else rest.pop(0)
         elif word.startswith("-") and takes.is_of_a_run and name != "--allow":
             meant = nearest(name, [*VERBS[verb].flags, *VERBS[verb].switches, FLAG])
-            if (
-                meant and meant[0] in takes.flags
-            ):  # else its value would be told to be a run, and the flag to be missing
+            # else its value would be told to be a run, and the flag to be missing
+            if meant and meant[0] in takes.flags:
                 misspelt.add(meant[0])
                 value = value if equals else (rest.pop(0) if rest and not rest[0].startswith("-") else "")
             faults.append(_unknown(verb, name, value, meant))

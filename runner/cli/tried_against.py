@@ -57,9 +57,8 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
     found = compare.one(word, verb="try --against")
     goals = [compare.goal_of(metric, found.goals)] if metric else found.goals
     reached = found.values(goals[0]) if goals else {}
-    values = {
-        place: value for place, value in reached.items() if math.isfinite(value)
-    }  # others are tried with other seeds
+    # others are tried with other seeds
+    values = {place: value for place, value in reached.items() if math.isfinite(value)}
     if not values:
         problem = f"it has no {metric or 'metric by which a best was kept'}"
         raise RunnerError(Fault(asked, problem, "metric=val/loss, or another run"))

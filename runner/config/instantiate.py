@@ -131,9 +131,8 @@ def own_prefixes(target: str) -> tuple[str, ...]:
     more = tuple(filter(None, os.environ.get(ALLOW_VARIABLE, "").split(",")))
     first = target.split(".")[0]
     if first == "__main__":
-        is_persons = (
-            getattr(sys.modules[first], "__spec__", None) is None
-        )  # `python -m` has one: the runner's own modules
+        # `python -m` has one: the runner's own modules
+        is_persons = getattr(sys.modules[first], "__spec__", None) is None
         more += (first,) if is_persons else ()
     elif first.isidentifier() and first not in NO_OWN_CODE:
         here = Path.cwd()
@@ -234,9 +233,8 @@ def _import(target: str) -> tuple[Any, str]:
             found = _import_module(".".join(words[: index + 1]), target, missing_is_fine=True)
         if not hasattr(thing, word) and found is None:
             raise RunnerError(_no_such_name(target, thing, word))
-        thing = getattr(
-            thing, word, found
-        )  # Hydra's search for plugins imports modules without a word to their package
+        # Hydra's search for plugins imports modules without a word to their package
+        thing = getattr(thing, word, found)
     return thing, words[0]
 
 

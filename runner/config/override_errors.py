@@ -79,9 +79,8 @@ def explain(
     faults: list[Fault] = []
     accepted: list[str] = []
     refused_keys: set[str] = set()
-    for text in sorted(
-        overrides, key=lambda text: "." in text.split("=")[0]
-    ):  # groups first: keys below depend on them
+    # groups first: keys below depend on them
+    for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):
         singles = list(_singles(text))
         if text.startswith("hydra") and len(singles) > 1:
             key = text.partition("=")[0]
@@ -101,9 +100,8 @@ def explain(
             cfg = tried
     if not faults:
         if isinstance(error, JobError) and isinstance(error.__cause__, Exception):
-            typed = {
-                key_of(text): text for text in overrides if len(list(_singles(text))) == 1
-            }  # Hydra makes False of false
+            # Hydra makes False of false
+            typed = {key_of(text): text for text in overrides if len(list(_singles(text))) == 1}
             of_it = [typed.get(key_of(text), text) for text in error.overrides]
             return explain(error.__cause__, of_it, compose=compose, check=check)
         return RunnerError(_broken_files(error))

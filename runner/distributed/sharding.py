@@ -147,9 +147,8 @@ def _part(value: Any, like: Any) -> Any:
         return value
     mesh, placements = like.device_mesh, like.placements
     if value.shape == like.shape:
-        return distribute_tensor(
-            value.to(like.device), mesh, placements, src_data_rank=None
-        )  # each has it: none is sent
+        # each has it: none is sent
+        return distribute_tensor(value.to(like.device), mesh, placements, src_data_rank=None)
     if value.shape == like.to_local().shape:
         return DTensor.from_local(
             value.to(like.device), mesh, placements, shape=like.shape, stride=like.stride(), run_check=False

@@ -34,9 +34,8 @@ def run(cfg: DictConfig, folder: Path, *, given: Given | None = None) -> dict[st
     given = given or Given()
     check_folder(folder)
     recipes.check(folder)
-    checked = given.checked or check_here(
-        cfg, choice=given.choice
-    )  # every mistake at once; else the device, and why it is the one
+    # every mistake at once; else the device, and why it is the one
+    checked = given.checked or check_here(cfg, choice=given.choice)
     place = processes.place_here(cfg)
     if place is not None and place.rank:
         return follow(cfg, place, choice=given.choice)

@@ -168,9 +168,8 @@ def transformers_model(
     sizes = {"input_shape": list(input_shape), "out_features": out_features, "head": head, "vocab_size": vocab_size}
     sizes["padding_token"] = padding_token
     made.made_anywhere = {"_target_": "runner.models.transformers_model", **sizes, "config": plain}
-    if made.padding_token is not None and _is_decoder(
-        made.model
-    ):  # which answers at the last token that is another one
+    # a decoder answers at the last token that is another one
+    if made.padding_token is not None and _is_decoder(made.model):
         model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding_token
     if made.padding_token is not None and settings.model_type in MIXES_PADDING:
         log.warning(

@@ -33,9 +33,8 @@ def largest(peak_bytes: Callable[[int], int], usable_bytes: int, *, start: int, 
     while bad == 0:
         if good >= MOST_ROWS:
             return good
-        edge = good + max(
-            1, int(good * CLOSE)
-        )  # where the line has led to the limit, only the step behind it is missing
+        # where the line has led to the limit, only the step behind it is missing
+        edge = good + max(1, int(good * CLOSE))
         following = min(MOST_ROWS, max(edge, _through(known, usable_bytes)) if len(known) > 1 else good * 2)
         good, bad = (following, 0) if fits(following) else (good, following)
     if good == 0 and bad > 1:

@@ -56,9 +56,8 @@ class Search:
     settings: dict[str, Any] = field(default_factory=dict)  # of the one that leads
     ratio: float = 1.0  # of the one that leads: its step's time by that of the run as it is
     ahead: float = 0.0  # likewise: seconds before its steps, beside those of the run as it is
-    numbers: Numbers = field(
-        init=False
-    )  # that what is tried has to give: the run's, or those of a precision that has won
+    # that what is tried has to give: the run's, or those of a precision that has won
+    numbers: Numbers = field(init=False)
 
     def read(self) -> None:
         """Reads the rows, which all that are tried share. Raises: RunnerError."""

@@ -94,9 +94,8 @@ def open_run(
         choice = choose("auto" if device is None else device, hardware)
         name = check_precision(name, choice.here, hardware)
     there = torch.device(choice.here)
-    kept = (
-        state.get("average") or state["model"]
-    )  # of one to go on from, what is measured is the average, if there is one
+    # of one to go on from, what is measured is the average, if there is one
+    kept = state.get("average") or state["model"]
     model = place(_with_weights(built(card.model, "model", folder), kept, folder / weights), there).eval()
     task = built(card.task, "task", folder)
     return Trained(

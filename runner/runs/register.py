@@ -87,9 +87,8 @@ def _model_of(client: MlflowClient, folder: Path, ack: Ack) -> str:
     step = _best_step(folder)
     try:
         if not (found := _logged(client, ack, step)):
-            trained = open_run(
-                (folder, BEST), device="cpu", precision="fp32"
-            )  # tells what is wrong with it, if something is
+            # tells what is wrong with it, if something is
+            trained = open_run((folder, BEST), device="cpu", precision="fp32")
             event = _event(folder, trained)
             mlflow_model.publish_model(
                 client, str(ack.run_id), str(ack.experiment_id), folder=folder, event=event, build=_build

@@ -73,9 +73,8 @@ class Regression(nn.Module):
         return distances(outputs, targets, loss=self.loss, huber_delta=self.huber_delta, spreads=self.spreads)
 
     def predictions(self, outputs: Tensor, /) -> Tensor:
-        return (
-            outputs.float().flatten(1) if outputs.dim() > 1 else outputs.float()[:, None]
-        )  # len() would fix an export's rows
+        # len() would fix an export's rows
+        return outputs.float().flatten(1) if outputs.dim() > 1 else outputs.float()[:, None]
 
     def targets(self, batch: Any, /) -> Tensor:
         targets: Tensor = batch[1]

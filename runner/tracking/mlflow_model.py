@@ -93,10 +93,8 @@ def leave_graph(folder: Path, event: Event) -> bool:
     import torch
 
     try:
-        with (
-            loading(),
-            torch.random.fork_rng(devices=[]),
-        ):  # a text that the model writes afterwards is the same without a tracker
+        # a text that the model writes afterwards is the same without a tracker
+        with loading(), torch.random.fork_rng(devices=[]):
             rebuilt = _rebuilt(folder, event, build_own)
             return write_graph(folder / GRAPH, *rebuilt, requirements=_requirements(), step=event.get("step"))
     except Exception as error:  # told by publish_model

@@ -357,9 +357,8 @@ class Uploader:
         except mlflow_events.LeftOutError as error:
             self._progress.warn(f"{mlflow_events.title(event)} was left out: {error}")
         except Exception as error:
-            mlflow_store.check_run(
-                client, run_id
-            )  # raises when MLflow as a whole is away: then all that follows waits, too
+            # raises when MLflow as a whole is away: then all that follows waits, too
+            mlflow_store.check_run(client, run_id)
             if not mlflow_store.is_refusal(error):
                 self._progress.fail(error, what=f"{mlflow_events.title(event)} waits")
                 return False

@@ -181,9 +181,8 @@ class Evaluation:
         if self._ranks.num == 1:
             return None
         models = [self._parts.model, self._parts.kept_model]
-        self._ranks.broadcast_(
-            [buffer for model in models for buffer in model.buffers()]
-        )  # each has seen rows of its own
+        # each has seen rows of its own
+        self._ranks.broadcast_([buffer for model in models for buffer in model.buffers()])
         return None if getattr(self._parts.task, "metrics", None) else Shard(self._ranks.rank, self._ranks.num)
 
     def _while_not_asked(self, batches: Iterable[Any]) -> Iterator[Any]:

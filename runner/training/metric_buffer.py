@@ -191,9 +191,8 @@ class MetricBuffer:
         self._copied[half] = copied
         self._pulled += num_steps
         self.pulls += 1
-        if (
-            self._filled % self._half and not left
-        ):  # a part of a half, at the end of the run: begin the next half afresh
+        # a part of a half, at the end of the run: begin the next half afresh
+        if self._filled % self._half and not left:
             self._filled = self._pulled = (self._filled // self._half + 1) * self._half
             if self._place is not None:
                 self._place.fill_(self._filled % len(self._rows))

@@ -68,9 +68,8 @@ def _level(num: int) -> None:
         for is_paired, count in ((True, num), (False, num // 10)):  # scipy's permutations take 30 ms
             found = []
             for n in seeds:
-                rng = np.random.default_rng(
-                    [kind, n, is_paired]
-                )  # each cell's own: else all are high, or low, together
+                # each cell's own: else all are high, or low, together
+                rng = np.random.default_rng([kind, n, is_paired])
                 found.append(sum(_compared(rng, n, draw, is_paired=is_paired).is_decided for _ in range(count)) / count)
             told = " | ".join(f"{share:.1%}" for share in found)
             print(

@@ -275,10 +275,8 @@ def test_augmentation_is_compiled_by_itself_where_no_step_has_it(device, is_comp
     [
         (["model=resnet", "model.width=4", "data.limit=101"], "train.batch_size=15"),  # 81 rows
         (["model=resnet", "model.width=4", "data.limit=100"], None),
-        (
-            ["model=cnn", "model.channels=[4]", "data.limit=101"],
-            None,
-        ),  # where a map has several places one row is as good
+        # where a map has several places one row is as good
+        (["model=cnn", "model.channels=[4]", "data.limit=101"], None),
     ],
 )
 def test_a_last_batch_of_one_row_is_told_where_a_layer_needs_two(own_folder, capsys, words, fits):

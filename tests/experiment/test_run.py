@@ -289,9 +289,8 @@ def test_a_process_killed_without_warning_leaves_no_run_running(warm, own_folder
     sent = history(uri, run_id, "train/loss")
     assert set(sent) <= set(journal)
     assert (sent[0], sent[-1]) == (journal[0], journal[-1])
-    found = runner.history(run_id, uri=uri)[
-        "train/loss"
-    ].dropna()  # of the Parquet file; the run's folder is not found by the id
+    # of the Parquet file; the run's folder is not found by the id
+    found = runner.history(run_id, uri=uri)["train/loss"].dropna()
     assert list(found.items()) == journal
 
 

@@ -239,9 +239,8 @@ def test_an_ordinary_step_reads_nothing_first_and_later(name):
 
 
 def test_autocast_and_a_scaler_with_a_fused_optimizer_read_nothing():
-    if (
-        torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    ):  # else oneDNN has no LSTM in it, and torch 2.13 asks for one all the same
+    # else oneDNN has no LSTM in it, and torch 2.13 asks for one all the same
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         assert found(make_step(OPTIMIZERS["adamw"], half=torch.bfloat16)) == []
     assert found(make_step(OPTIMIZERS["adamw fused"], scaler=torch.amp.GradScaler("cpu"))) == []
 

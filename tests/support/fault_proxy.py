@@ -88,10 +88,8 @@ class Server:
                 [sys.executable, "-W", "ignore", "-m", "mlflow", "server", *stores, *place],
                 stdout=log,
                 stderr=log,
-                env={
-                    **os.environ,
-                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                },  # four processes that nobody here needs
+                # four processes that nobody here needs
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
                 start_new_session=True,
             )
         limit = time.monotonic() + 120

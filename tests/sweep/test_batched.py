@@ -96,14 +96,8 @@ def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, swee
 
 
 def test_jobs_that_are_compiled_are_trained_together(own_folder, sweep):
-    words = (
-        *SMALL,
-        SEEDS,
-        "train.compile=true",
-        "train.batch_size=100",
-        "data.limit=250",
-        *QUIET,
-    )  # batches of one size
+    # batches of one size
+    words = (*SMALL, SEEDS, "train.compile=true", "train.batch_size=100", "data.limit=250", *QUIET)
     said = sweep(own_folder, *words)
     assert "batch:  4 jobs differ in numbers alone: trained together, in one group" in said
     assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4

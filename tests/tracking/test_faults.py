@@ -215,10 +215,8 @@ def test_a_server_that_was_down_from_start_to_end_gets_everything_by_sync(how, o
 
 def test_a_run_that_was_killed_is_mended_by_sync_and_goes_on_in_its_page(own_folder, proxy, server, warm):
     words = [*WORDS, f"tracking.uri={proxy.uri}", "train.num_epochs=100000", "train.checkpoint_every_steps=20"]
-    words += [
-        "tracking.points=all",
-        "model.hidden_sizes=[1024,1024]",
-    ]  # slow: thousands of steps would have to be looked at
+    # slow: thousands of steps would have to be looked at
+    words += ["tracking.points=all", "model.hidden_sizes=[1024,1024]"]
     with warm.command(own_folder, *words) as process:
         try:
             wait_for(lambda: read_ack(FOLDER).points_written and (FOLDER / "checkpoints/last.pt").exists())

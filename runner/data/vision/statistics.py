@@ -33,9 +33,8 @@ def channel_statistics(rows: Any) -> tuple[list[float], list[float]]:
     """By channel, of values in 0..1: from counts of bytes, so that they do not depend on how the rows are read."""
     counts: Tensor | None = None
     for images in _images(rows):  # (B, C, H, W)
-        some = torch.stack(
-            [torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)]
-        )  # (C, 256)
+        # (C, 256)
+        some = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)])
         counts = some if counts is None else counts + some
     assert counts is not None  # a training split has rows
     values = torch.arange(256, dtype=torch.float64) / 255

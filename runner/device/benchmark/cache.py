@@ -52,15 +52,8 @@ def read(hardware: Hardware) -> Measured | None:
             return None
         at = str(kept["measured_at"])
         return Measured({name: _device(facts, at) for name, facts in kept["devices"].items()})
-    except (
-        OSError,
-        RuntimeError,
-        ArithmeticError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # a person without a home, too
+    # a person without a home, too
+    except (OSError, RuntimeError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

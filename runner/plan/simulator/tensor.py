@@ -184,9 +184,8 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         device = args[0].pretended
         # functorch's own tensors keep what they are told when they are made, and are given to the engine later.
         return META if device.type != "cpu" and (pretence.running_backward or pretence.num_transforms) else device
-    with (
-        torch_private.DisableTorchFunction()
-    ):  # nobody called what goes on in here: modes would hear of each rule for shapes
+    # nobody called what goes on in here: modes would hear of each rule for shapes
+    with torch_private.DisableTorchFunction():
         return _compute(func, args, kwargs)
 
 

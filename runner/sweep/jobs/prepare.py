@@ -120,9 +120,8 @@ def combinations(
     parsed = parsed_params(parser, params or {}) + parsed
     _refuse_intervals(parsed)
     own = [override for override in parsed if not is_of_the_sweep(override)]
-    own = list(
-        {override.get_key_element(): override for override in own}.values()
-    )  # the last of a key, as Hydra has it
+    # the last of a key, as Hydra has it
+    own = list({override.get_key_element(): override for override in own}.values())
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
     rows = together(zipped or {}, {override.get_key_element() for override in own})
     (jobs,) = BasicSweeper.split_arguments(own, None)

@@ -16,6 +16,5 @@ with folder_for_now() as folder:  # the first picture of a process reads its fon
     steps = np.arange(1, 3)
     draw_curves({"train/loss": (steps, steps, 1.0 / steps)}, folder, title="warm")
     MathTextParser("agg").parse("$10^{-3}$")  # a logarithmic axis makes a parser: 0.03 s
-    write_graph(
-        folder, torch.nn.Linear(1, 1), torch.rand(2, 1), requirements=[]
-    )  # the first export imports more: 0.25 s
+    # the first export imports more: 0.25 s
+    write_graph(folder, torch.nn.Linear(1, 1), torch.rand(2, 1), requirements=[])

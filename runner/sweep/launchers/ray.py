@@ -180,9 +180,8 @@ class RayCluster(Launcher):
         if arrival.job_files is not None:
             folder, config = Path(arrival.job_files), config.copy()
             config.hydra.sweep.dir, config.hydra.sweep.subdir = arrival.job_files, "."
-            assigned = dataclasses.replace(
-                assigned, study=None
-            )  # it lies in the person's files: nobody is given up here
+            # it lies in the person's files: nobody is given up here
+            assigned = dataclasses.replace(assigned, study=None)
             if config.tracking.enabled and store_uri.sqlite_path(str(config.tracking.uri)):
                 assigned = dataclasses.replace(assigned, publishes=False)  # the sweep does, when it is home
         return Request(

@@ -212,9 +212,8 @@ def check_there(config: DictConfig) -> None:
 def scheduled_task(cfg: DictConfig) -> dict[str, Any]:
     """A job in a scheduler's hands. Before its time there is over it saves its state, and is queued again if it may be."""
     asked: list[int] = []
-    handler = signal.getsignal(
-        signal.SIGUSR2
-    )  # submitit's: it queues the job again, and ends the process where it stands
+    # submitit's: it queues the job again, and ends the process where it stands
+    handler = signal.getsignal(signal.SIGUSR2)
 
     def end(number: int, frame: Any) -> None:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and callable(handler):

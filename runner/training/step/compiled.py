@@ -161,10 +161,8 @@ class Repeated:
         compile_graph: Callable[..., Callable[..., Any]] | None = None,
     ) -> None:
         self._steps, self._say = steps, say
-        options = {
-            **(options or {}),
-            "size_asserts": False,
-        }  # 20 assertions take 15 us a step; torch looked at each call's first
+        # 20 assertions take 15 us a step; torch looked at each call's first
+        options = {**(options or {}), "size_asserts": False}
         self._compile_graph = compile_graph or partial(torch_private.compile_graph, options=options)
         self._functions: dict[Sizes, _Function] = {}
 

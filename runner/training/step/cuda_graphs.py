@@ -104,9 +104,8 @@ def cuda_graphs() -> Capture:
                     failed.append(error)
                     raise
         except Exception:
-            torch.cuda.set_stream(
-                current
-            )  # torch leaves the capture's where ending it fails, too (torch 2.13, graphs.py)
+            # torch leaves the capture's where ending it fails, too (torch 2.13, graphs.py)
+            torch.cuda.set_stream(current)
             if failed:
                 raise failed[0] from None
             raise

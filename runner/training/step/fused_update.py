@@ -46,9 +46,8 @@ def make_update(optimizer: Optimizer, *, joins_counts: bool = False) -> Update:
 
     def update() -> None:
         nonlocal kernels, has_state
-        if (
-            kernels is None and has_state
-        ):  # not right after the first step: a guard that watches it has hooks of its own
+        # not right after the first step: a guard that watches it has hooks of its own
+        if kernels is None and has_state:
             kernels = _kernels(optimizer)
             if joins_counts:
                 kernels = [_with_joined_counts(kernel, optimizer) for kernel in kernels]

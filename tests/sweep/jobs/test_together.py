@@ -70,10 +70,8 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     ("word", "why"),
     [
         ("train.cuda_graph=true", "train.cuda_graph=true"),
-        (
-            "train.max_seconds=3",
-            "train.max_seconds is the time of each",
-        ),  # of eight together 588 steps, and 3,431 alone
+        # of eight together 588 steps, and 3,431 alone
+        ("train.max_seconds=3", "train.max_seconds is the time of each"),
     ],
 )
 def test_settings_that_each_needs_for_itself_are_told(word, why):
