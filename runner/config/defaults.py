@@ -35,11 +35,8 @@ def changed(chosen: Mapping[str, Any]) -> dict[str, Any]:
         if answer != choice:
             answers[group] = answer
             usual[f"{group}._target_"] = chosen.get(f"{group}._target_")
-    differing = {
-        key: value
-        for key, value in chosen.items()
-        if key not in usual or usual[key] != value  # a null is an answer, too
-    }
+    # a null is an answer, too
+    differing = {key: value for key, value in chosen.items() if key not in usual or usual[key] != value}
     return answers | {key: value for key, value in differing.items() if not key.startswith(NOT_OF_THE_RUN)}
 
 

@@ -51,9 +51,8 @@ class Source:
     classes: tuple[str, ...] = ()  # the names of the classes, by index; () for a regression
     targets: tuple[str, ...] = ()  # the names of a regression's numbers, or of the labels of which a row has several
     around: Callable[[Any], Preprocessing] | None = None  # asked with the rows of the training split
-    finish: nn.Module | None = (
-        None  # finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
-    )
+    # finish(batch, draws) -> batch, on the device (runner.data.loading.batch_transform)
+    finish: nn.Module | None = None
     reader: dict[str, Any] | None = None  # the node of what reads such inputs from a file: reader(path) -> inputs
     columns: tuple[str, ...] = ()  # the names of a row's inputs, one for each number; () where they have none
     place: Callable[[int], str] | None = None  # where a row stands, for a person: "people.csv, line 17"

@@ -81,9 +81,8 @@ class Hands:
     devices_for: DevicesFor
     say: Callable[[str], None]
     num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
-    num_groups: Callable[[Sequence[str]], int] | None = (
-        None  # likewise of jobs that one process trains; None: it trains one
-    )
+    # likewise of jobs that one process trains; None: it trains one
+    num_groups: Callable[[Sequence[str]], int] | None = None
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:

@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EVERY_SECONDS = 2.0
-SHORTEST_SECONDS = (
-    0.5  # a load over less than that is noise: of a sample taken for another run just now, a copy is better
-)
+#: a load over less than that is noise: of a sample taken for another run just now, a copy is better
+SHORTEST_SECONDS = 0.5
 MOST_WAITING = 10_000  # points that an outage may hold back; older ones are dropped
 
 log = logging.getLogger("runner.tracking")

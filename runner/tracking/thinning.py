@@ -28,9 +28,8 @@ OF_A_STRETCH = 3  # points, at the most
 #: of a metric's share, what stops leave for the run's end: each sends what waits, so that its last point shows, and 200 kills
 #: had taken all of tracking.points=200 (2026-11)
 KEPT_FOR_THE_END = 0.25
-UNKNOWN = (
-    40  # of what is left: 1 part and 3 for each time that the run grows e-fold; enough for one 10**5 times as long
-)
+#: of what is left: 1 part and 3 for each time that the run grows e-fold; enough for one 10**5 times as long
+UNKNOWN = 40
 LONGEST = 2**53
 EVERY_STEP = "train/"  # the metrics that have a point for each step
 

@@ -100,9 +100,8 @@ def replay(cfg: DictConfig, device: torch.device, start: Start, *, until: int) -
             for _ in training.train():
                 pass
         except Reached as reached:
-            reached.__traceback__ = (
-                None  # its frames hold the epoch's reader: later, its processes are waited for 5 s each
-            )
+            # its frames hold the epoch's reader: later, its processes are waited for 5 s each
+            reached.__traceback__ = None
             return Moment(training.parts, reached, losses, task, training.settings.train.accumulate_steps)
     return None
 
