@@ -58,7 +58,8 @@ def arrays(
             return _finished(_from_table(found[TABLE], path, settings), {}, reader, augment)
         else:
             others = found
-        suffix = "_train" if _has_splits(found, others, inputs, targets) else ""
+        has_splits = found is others and inputs not in found and targets not in found and f"{inputs}_train" in found
+        suffix = "_train" if has_splits else ""
         columns = (
             Column("data.inputs", inputs, targets, found, path),
             Column("data.targets", targets, inputs, others, targets_path or path),
@@ -149,10 +150,6 @@ def _part(
         like=like,
         **settings,
     )
-
-
-def _has_splits(found: Arrays, others: Arrays, inputs: str, targets: str) -> bool:
-    return found is others and inputs not in found and targets not in found and f"{inputs}_train" in found
 
 
 def _from_table(table: Any, path: str, settings: dict[str, Any]) -> Source:

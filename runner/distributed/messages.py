@@ -69,7 +69,7 @@ def handover_in(folder: Path) -> Handover:
 def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
     """Leaves a process's last words; the first ones count, of this attempt."""
     words = Failure(rank, time.time(), text, [vars(fault) for fault in faults])
-    file = _file(folder, rank, attempt())
+    file = folder / FOLDER / f"{rank}-{attempt()}.words"
     if not file.exists():
         write_whole(file, json.dumps(asdict(words)))
 
@@ -92,10 +92,6 @@ def faults_of(folder: Path) -> list[Fault]:
 def is_ending(folder: Path) -> bool:
     """Whether nothing is to be started again: somebody asked for an end, or it is the person's mistake."""
     return (folder / FOLDER / STOPPING).exists() or bool(faults_of(folder))
-
-
-def _file(folder: Path, rank: int, attempt: int) -> Path:
-    return folder / FOLDER / f"{rank}-{attempt}.words"
 
 
 def attempt() -> int:

@@ -46,11 +46,12 @@ def text(
     parts = [found.encode(content, asked=f"data.path={file}") for file, content in zip(files, contents, strict=True)]
     numbers = np.concatenate(parts)
     check_windows(context_length, windows, num_tokens=len(numbers), path=shown)
+    what = found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"
     return Source(
         "text",
         torch.arange(num_windows(len(numbers), context_length)) * context_length,
         facts_of_tokens(found.size, context_length, bytes_per_token=sum(map(len, contents)) / len(numbers)),
-        origin=f"{shown}: {len(numbers):,} {_called(found)}",
+        origin=f"{shown}: {len(numbers):,} {what}",
         finish=TokenWindows(torch.from_numpy(numbers), context_length, is_random=windows == "random"),
         reader=reader_node(found, context_length),
         in_order=True,
@@ -110,7 +111,3 @@ def _missing(file: Path, name: str, key: str) -> Fault:
         fix = fix or f"{key}=FILE, relative to the current folder ({Path.cwd()})"
         return Fault(asked, f"there is no folder {file.parent}", fix)
     return Fault(asked, f"there is no such file in {file.parent.resolve()}", fix or f"{key}=FILE with text in it")
-
-
-def _called(found: Vocabulary) -> str:
-    return found.kind if found.kind != "tokenizer" else f"tokens of {found.size:,} kinds"

@@ -45,7 +45,8 @@ def _draw_classes(figure: Any, axes: Any, plane: Plane, results: Results) -> Non
     best = plane.predictions.argmax(2)
     for number in range(count if count > 2 else 1):
         if 0 < (best == number).sum() < best.size:
-            margin = plane.predictions[:, :, number] - _next(plane.predictions, number)
+            others = np.delete(plane.predictions, number, axis=2).max(2)
+            margin = plane.predictions[:, :, number] - others
             axes.contour(plane.x, plane.y, margin, levels=[0], colors=[style.INK], linewidths=0.9)
     for rows, marker, size, edge in ((plane.train, "o", 13, "white"), (plane.rows, "s", 20, style.INK)):
         if rows is not None:
@@ -84,12 +85,6 @@ def _draw_numbers(figure: Any, axes: Any, plane: Plane, results: Results) -> Non
             )
     figure.colorbar(image, cax=figure.add_axes((0.8, 0.11, 0.025, 0.6)))
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8.5)
-
-
-def _next(predictions: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-    """The strongest of the other classes."""
-    others: NDArray[np.float32] = np.delete(predictions, number, axis=2).max(2)
-    return others
 
 
 def _extent(plane: Plane) -> tuple[float, float, float, float]:
