@@ -7,7 +7,6 @@ import pytest
 from runner.config import compose, validate
 
 
-
 @pytest.fixture
 def gpu(bench, monkeypatch):
     """tests/bench/gpu.py, whose runs are composed and not run."""

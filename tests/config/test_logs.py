@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf, open_dict, read_write
-
 from refused import faults_of
+
 from runner.cli import check_first
 from runner.config import logs, trust
 from runner.config.compose import composer, hydra_session

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-
 from refused import faults_of
+
 from runner.config.trust import check_folder, hydra_faults
 from runner.config.untrusted import cleared, is_held, trusting
 from runner.errors import RunnerError

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.array_data import arrays
 from runner.errors import RunnerError

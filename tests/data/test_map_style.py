@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from refused import faults_of
 from torch.utils.data import Dataset, IterableDataset
 
-from refused import faults_of
 from runner.data.loading.streamed import Streamed
 from runner.data.map_style import collate, look_at
 from runner.errors import RunnerError

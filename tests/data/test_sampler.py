@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from refused import faults_of
 from scipy.stats import chi2
 
-from refused import faults_of
 from runner.data.loading.order import EPOCH, generator
 from runner.data.sampler import class_counts, sampler_of
 from runner.data.source import Source, from_arrays

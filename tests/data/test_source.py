@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refused import faults_of
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from refused import faults_of
 from runner.data.source import Source, as_source, facts_of, from_arrays
 from runner.errors import RunnerError
 

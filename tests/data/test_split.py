@@ -1,13 +1,12 @@
 import pytest
 import torch
+from refused import faults_of
 from torch.utils.data import Dataset
 
-from refused import faults_of
 from runner.data import split as room
 from runner.data.builtin.digits import digits
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, folds, indices, split, take
-from runner.errors import RunnerError
 
 
 def numbered(count, classes=None, **settings):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.device import (
     Driver,
     Gpu,

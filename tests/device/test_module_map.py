@@ -3,9 +3,9 @@ trains on real ones."""
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner.device.module_map import spread
 from runner.errors import RunnerError
 

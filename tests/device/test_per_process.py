@@ -1,8 +1,8 @@
 """The device of each of several processes, on machines that need not be here."""
 
 import pytest
-
 from refused import faults_of
+
 from runner.device import Gpu, Hardware, parse
 from runner.device.per_process import backend_of, device_of_process, devices_of_processes
 from runner.errors import RunnerError

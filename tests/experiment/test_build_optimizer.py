@@ -8,9 +8,9 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner import cli
 from runner.config.compose import composer, hydra_session
 from runner.device import Hardware

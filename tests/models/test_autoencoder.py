@@ -1,9 +1,8 @@
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
-from runner.errors import RunnerError
 from runner.models.autoencoder import Autoencoder
 
 

@@ -1,7 +1,6 @@
 import pytest
-
 from refused import faults_of
-from runner.errors import RunnerError
+
 from runner.models.checks import probability, widths
 
 

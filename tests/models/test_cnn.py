@@ -2,10 +2,9 @@ import math
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
-from runner.errors import RunnerError
 from runner.models.cnn import CNN
 
 #: what the network for images said before it took signals

@@ -9,9 +9,9 @@ import types
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.errors import RunnerError

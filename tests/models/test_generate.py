@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner.errors import RunnerError
 from runner.inspection.host_reads import HostReads
 from runner.models.generate import generate, sample

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.dropout import Dropout
 from runner.models.mlp import ACTIVATIONS, MLP, activation_class

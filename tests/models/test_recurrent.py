@@ -2,12 +2,11 @@ import types
 
 import pytest
 import torch
+from refused import faults_of
 from simulated import run_simulated
 from torch import nn
 from torch.nn import functional as F
 
-from refused import faults_of
-from runner.errors import RunnerError
 from runner.models.recurrent import Recurrent
 
 

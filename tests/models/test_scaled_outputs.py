@@ -3,9 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from refused import faults_of
-from runner.errors import RunnerError
+
 from runner.models.scaled_outputs import Scaled
 
 Pair = namedtuple("Pair", "answer other")

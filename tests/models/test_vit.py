@@ -1,8 +1,7 @@
 import pytest
 import torch
-
 from refused import faults_of
-from runner.errors import RunnerError
+
 from runner.models.vit import ViT
 
 

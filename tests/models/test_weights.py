@@ -1,9 +1,9 @@
 import pytest
 import torch
+from refused import faults_of
 from safetensors.torch import save_file
 from torch import nn
 
-from refused import faults_of
 from runner.errors import RunnerError
 from runner.models.weights import load_weights
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner import cli
 from runner.errors import RunnerError
 from runner.models.whole import check_trains, has_lazy, know_shapes

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-
 from refused import faults_of
+
 from runner.errors import RunnerError
 from runner.experiment.readable_numbers import readable
 from runner.runs import evaluate

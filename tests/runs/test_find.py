@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from refused import faults_of
+
 from runner.errors import Fault, RunnerError
 from runner.runs import find
 from runner.tracking.ack import Ack, write_ack

@@ -12,8 +12,8 @@ import pandas
 import pyarrow as pa
 import pytest
 import torch
-from trained_runs import model_of
 from pyarrow import feather, parquet
+from trained_runs import model_of
 
 from runner.data.tables import csv as csv_files
 from runner.data.tables import files

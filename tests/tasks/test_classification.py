@@ -1,9 +1,9 @@
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 from torch.nn import functional as F
 
-from refused import faults_of
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
 from runner.tasks.task import Predicting

@@ -4,12 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner import cli
 from runner.config.instantiate import build
-from runner.errors import RunnerError
 from runner.tasks.checks import trains_nothing
 from runner.tasks.custom import Own
 from runner.tracking.journal_reader import read_points

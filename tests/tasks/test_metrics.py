@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from refused import faults_of
 from simulated import run_simulated
 from sklearn import metrics as sk
 from torch import nn
 
-from refused import faults_of
 from runner.config.instantiate import build
 from runner.config.packages import install
 from runner.device.backends import precision

@@ -2,11 +2,10 @@ import math
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 from torch.nn import functional as F
 
-from refused import faults_of
-from runner.errors import RunnerError
 from runner.tasks.autoencoding import Autoencoding
 from runner.tasks.regression import Regression
 from runner.tasks.task import Predicting

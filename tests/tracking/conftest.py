@@ -10,6 +10,7 @@ import pytest
 from runner.tracking import mlflow_store
 from runner.tracking.journal import Journal
 from runner.tracking.pipe import Line
+from runner.tracking.uploader import Uploader
 
 
 def pytest_collection_modifyitems(items):
@@ -49,6 +50,18 @@ def journal(folder):
 @pytest.fixture
 def client(uri):
     return mlflow_store.open_store(uri)
+
+
+@pytest.fixture
+def upload(folder, uri):
+    """Sends what is there with a new uploader, as after a restart."""
+
+    def send(**how):
+        uploader = Uploader(folder, uri, **how)
+        assert uploader.attempt(postponed=True), uploader.ack
+        return uploader.ack
+
+    return send
 
 
 @pytest.fixture

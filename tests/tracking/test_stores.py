@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-
 from refused import faults_of
+
 from runner.config import origin
 from runner.errors import RunnerError
 from runner.tracking import stores

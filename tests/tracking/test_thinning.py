@@ -143,22 +143,12 @@ def test_one_that_is_stopped_again_and_again_has_room_for_its_end(most):
         assert sum(step % 300 == 0 for step in steps) > 150
 
 
-@pytest.fixture
-def sender(folder, uri):
-    def send(**how):
-        one = Uploader(folder, uri, **how)
-        assert one.attempt(postponed=True), one.ack
-        return one.ack
-
-    return send
-
-
-def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, sender, client, uri):
+def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, upload, client, uri):
     write.start(journal, points={"most": 100, "expected": 2000})
     for first in range(1, 2000, 250):
         write.rows(journal, first, 250)
     write.end(journal)
-    ack = sender()
+    ack = upload()
     assert ack.is_complete and ack.points_written + ack.points_left_out == 4000
     assert ack == read_ack(folder) and ack.counts["points_left_out"] == ack.points_left_out
     found = write.history(client, ack.run_id, LOSS)
@@ -170,11 +160,11 @@ def test_a_store_gets_a_part_and_a_file_of_all(folder, journal, write, sender, c
     assert times_ms.tolist() == [1_700_000_000_000 + step for step in range(1, 2001)]
 
 
-def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, sender, client, folder):
+def test_all_points_go_where_nobody_has_a_page_to_save(journal, write, upload, client, folder):
     write.start(journal, points={"most": None, "expected": 2000})
     write.rows(journal, 1, 2000)
     write.end(journal)
-    ack = sender()
+    ack = upload()
     assert len(write.history(client, ack.run_id, LOSS)) == 2000
     assert not (folder / FILE).exists() and "points_left_out" not in ack.counts
 

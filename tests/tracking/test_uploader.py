@@ -17,18 +17,6 @@ from runner.tracking.system_metrics import Machine, SystemMetrics
 from runner.tracking.uploader import Uploader
 
 
-@pytest.fixture
-def upload(folder, uri):
-    """Sends what is there with a new uploader, as after a restart."""
-
-    def send(**how):
-        uploader = Uploader(folder, uri, **how)
-        assert uploader.attempt(postponed=True), uploader.ack
-        return uploader.ack
-
-    return send
-
-
 def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client):
     write.start(journal, uid="u1", tags={"device": "cpu", "mlflow.note.content": "hello", "mlflow.user": "ann"})
     write.rows(journal, 1, 700)

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
 from runner.errors import RunnerError
 from runner.training.optimizer import AveragedWeights, Turns, freeze, make_optimizer, warmup_cosine
 

@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
+from refused import faults_of
 from torch import nn
 
-from refused import faults_of
-from runner.errors import RunnerError
 from runner.training.recompute import recompute, repeated
 
 CPU = torch.device("cpu")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from runner.experiment.plots import style
 from runner.experiment.plots.predictions import Plane, Results

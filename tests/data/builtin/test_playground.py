@@ -2,12 +2,11 @@ import math
 
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.builtin.plane import Features
 from runner.data.builtin.playground import SHAPES, playground
-from runner.errors import RunnerError
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,11 +1,10 @@
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.builtin.scikit import SETS, scikit
 from runner.data.split import split
-from runner.errors import RunnerError
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

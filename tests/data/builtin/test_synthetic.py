@@ -1,10 +1,9 @@
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.data.builtin.synthetic import synthetic
 from runner.data.source import as_source
-from runner.errors import RunnerError
 
 
 def test_any_size():

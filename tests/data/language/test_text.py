@@ -3,8 +3,8 @@ import json
 
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.language.text import text
 from runner.data.language.tokens import tokens, write_tokens
@@ -12,7 +12,6 @@ from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import Loading, load
 from runner.data.source import as_source
 from runner.data.split import fingerprint, split
-from runner.errors import RunnerError
 
 CPU = torch.device("cpu")
 ALL_OF_ASCII = "".join(map(chr, range(32, 127)))

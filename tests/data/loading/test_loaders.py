@@ -3,15 +3,14 @@ import os
 
 import pytest
 import torch
+from refused import faults_of
 from torch.utils.data import Dataset
 
-from refused import faults_of
 from runner.data.loading import loaders
 from runner.data.loading.loaders import Loading, Resident, Streamed, automatic_workers, load
 from runner.data.loading.shard import Shard
 from runner.data.sampler import sampler_of
 from runner.data.source import from_arrays
-from runner.errors import RunnerError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ROWS = torch.zeros(1024, 256), torch.zeros(1024, dtype=torch.int64)  # 1 MiB and 8 KiB

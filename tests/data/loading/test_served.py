@@ -5,12 +5,11 @@ import re
 
 import pytest
 import torch
+from refused import faults_of
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from refused import faults_of
 from runner.data.loading.served import Served
 from runner.data.own_loader import OwnLoader
-from runner.errors import RunnerError
 
 CPU = torch.device("cpu")
 

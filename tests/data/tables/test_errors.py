@@ -6,8 +6,8 @@ import subprocess
 import numpy as np
 import pandas
 import pytest
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.tables import csv
 from runner.data.tables.table import table

@@ -5,13 +5,12 @@ import datetime as dt
 import numpy as np
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.tables import csv
 from runner.data.tables.forms import suggested
 from runner.data.tables.table import table
-from runner.errors import RunnerError
 
 GERMAN = (
     "Preis;Menge;Datum;y\n3,5;1.000;05.03.2023;a\n1.234,50;2;31.12.2024;b\n-,25;3;01.01.2025;a\n1e3;;13.01.2025;b\n"

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from refused import faults_of
 from waiting import LONGEST
 
-from refused import faults_of
 from runner.config.instantiate import build
 from runner.data import split as data_split
 from runner.data.loading.loaders import Loading, load

@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.config.instantiate import build
 from runner.data.split import split
 from runner.data.tables import statistics
 from runner.data.tables.table import table
-from runner.errors import RunnerError
 
 MIXED = """\
 age,city,member,joined,income,label

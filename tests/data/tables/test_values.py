@@ -2,10 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-
 from refused import faults_of
+
 from runner.data.tables.values import to_inputs, to_targets
-from runner.errors import RunnerError
 
 NAN, INF = float("nan"), float("inf")
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from refused import faults_of
 from scipy.stats import beta
 
 import runner
-from refused import faults_of
 from runner import cli
 from runner.data.array_data import arrays
 from runner.data.builtin.digits import digits

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refused import faults_of
 
 import runner
-from refused import faults_of
 from runner.config.instantiate import build
 from runner.data.split import fingerprint, split
 from runner.data.vision.decode import decoded

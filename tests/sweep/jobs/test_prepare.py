@@ -6,8 +6,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-
 from refused import faults_of
+
 from runner import cli
 from runner.cli.arguments import sorted_words
 from runner.config import compose

@@ -36,35 +36,33 @@ def test_a_folder_that_is_not_there_is_no_luggage(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_nothing_is_unpacked_outside_the_folder(tmp_path):
+def packed(name, kind=tarfile.REGTYPE):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "/etc"
+        archive.addfile(member)
+    return buffer.getvalue()
+
+
+def test_nothing_is_unpacked_outside_the_folder(tmp_path):
     with pytest.raises(ValueError, match="outside"):
-        unpack(buffer.getvalue(), tmp_path / "inside")
+        unpack(packed("../outside"), tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
 def test_nothing_but_files_is_unpacked(tmp_path, kind):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        member = tarfile.TarInfo("way")
-        member.type, member.linkname = kind, "/etc"
-        archive.addfile(member)
     with pytest.raises(ValueError, match="no file"):
-        unpack(buffer.getvalue(), tmp_path / "inside")
+        unpack(packed("way", kind), tmp_path / "inside")
     assert not (tmp_path / "inside/way").exists()
 
 
 def test_a_link_that_was_there_leads_nothing_outside(tmp_path):
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside/journal").symlink_to(tmp_path)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        archive.addfile(tarfile.TarInfo("journal/outside"), io.BytesIO())
     with pytest.raises(ValueError, match="outside"):
-        unpack(buffer.getvalue(), tmp_path / "inside")
+        unpack(packed("journal/outside"), tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
 
 

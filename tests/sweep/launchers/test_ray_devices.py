@@ -4,10 +4,9 @@ import pickle
 from functools import partial
 
 import pytest
-
 from refused import faults_of
+
 from runner.device import Hardware
-from runner.errors import RunnerError
 from runner.sweep.launchers.ray_devices import demand_of, devices_in, fits_nowhere, in_words
 
 

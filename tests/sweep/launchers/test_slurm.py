@@ -19,13 +19,12 @@ import simulated_slurm
 import sweeps_in_a_shell
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from refused import faults_of
 from sweeps_in_a_shell import finish, interrupt, jobs_in, person, read_until, start, states, summary, sweep
 from waiting import LONGEST, wait_for
 from warm_door import DOOR
 
-from refused import faults_of
 from runner.config.packages import install
-from runner.errors import RunnerError
 from runner.sweep.jobs.ledger import Job
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.jobs.run_job import Assignment

@@ -7,8 +7,8 @@ import optuna
 import pytest
 from omegaconf import OmegaConf
 from optuna.trial import TrialState
-
 from refused import faults_of
+
 from runner.config.schema import Search as Settings
 from runner.device import Hardware
 from runner.errors import RunnerError

@@ -2,8 +2,8 @@
 
 import optuna
 import pytest
-
 from refused import faults_of
+
 from runner.errors import RunnerError
 from runner.sweep.search.space import Choices, Numbers, Space, as_word, distribution, listed
 from runner.sweep.search.space_parser import read_space

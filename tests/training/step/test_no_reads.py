@@ -109,37 +109,19 @@ def mutated(module, before, after):
 
 WRITE = "self._buffer.write(self.step(group))"
 NORM = "norm = move()"
+#: in each step, what hands a value to Python
+READS = {
+    "loss.item()": "values['loss'].item()",
+    "if loss > x": "1 if values['loss'] > 9 else 0",
+    "f-string": "f\"{values['loss']:.3f}\"",
+    "print": "repr(values['loss'])",
+    "tolist": "values['loss'].tolist()",
+    "cpu": "values['loss'].cpu()",
+}
 MUTATIONS = {
-    "loss.item()": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); values['loss'].item(); self._buffer.write(values)",
-    ),
-    "if loss > x": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); 1 if values['loss'] > 9 else 0; self._buffer.write(values)",
-    ),
-    "f-string": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); f\"{values['loss']:.3f}\"; self._buffer.write(values)",
-    ),
-    "print": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); repr(values['loss']); self._buffer.write(values)",
-    ),
-    "tolist": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); values['loss'].tolist(); self._buffer.write(values)",
-    ),
-    "cpu": (
-        runner.training.step.eager,
-        WRITE,
-        "values = self.step(group); values['loss'].cpu(); self._buffer.write(values)",
-    ),
+    name: (runner.training.step.eager, WRITE, f"values = self.step(group); {read}; self._buffer.write(values)")
+    for name, read in READS.items()
+} | {
     "float(grad_norm)": (runner.training.step.train_step, NORM, "norm = move(); float(norm)"),
     "numpy": (runner.training.step.train_step, NORM, "norm = move(); norm.numpy()"),
 }
