@@ -274,7 +274,7 @@ class Training:
         fault = missing_metric(self.parts.best.metric, values)
         if self.parts.limits.patience is not None or self.parts.falls_by_metric:  # it would never stop early, or fall
             raise RunnerError(fault)
-        if self.progress.epoch == 0:
+        if not self.progress.measured and self.parts.val is not None:  # without one nobody expects it
             self.observer.say(f"best: the last weights are kept, as {fault.problem}; write {fault.fix}")
 
     def keep(self, name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Container, Mapping, Sequence, Set
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 NAME = re.compile(r"[\w\-./ ]+")  # that MLflow takes for metrics and images
+MOST_NAME = 150  # bytes: an image's file has 90 more in its name, and disks take 255
 KINDS = "a hook returns None or {name: a number, figure, image or table}"
+FORMS = "a table is {column: values}, or [{column: value}, ...], a row each"
+#: modes of PIL that a PNG takes, those that are numbers in the end, and the ones among these of 16 bits
+OF_A_FILE = ("1", "L", "LA", "P", "RGB", "RGBA")
+OF_16_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+OF_NUMBERS = ("F", "I", *OF_16_BITS)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,8 @@ def sorted_out(returned: Any) -> Shown:
             raise ValueError(f"{name!r} is no name for MLflow: letters, digits and _ - . / are")
         if (number := _number(value)) is not None:
             shown.numbers[name] = number
+        elif len(name.encode()) > MOST_NAME:
+            raise ValueError(f"{name[:40]}... has {len(name.encode())} bytes, and a name of a file {MOST_NAME} at most")
         elif (rows := _rows(value)) is not None:
             shown.tables[name] = rows
         elif (image := _image(value)) is not None:
@@ -61,26 +70,41 @@ def sorted_out(returned: Any) -> Shown:
 
 def _number(value: Any) -> float | None:
     is_one = isinstance(value, numbers.Real | np.number | np.bool_)
-    is_one = is_one or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
+    if isinstance(value, Tensor | np.ndarray) and value.ndim < 2 and math.prod(value.shape) == 1:
+        is_one, value = True, value.item()
     return float(value) if is_one else None
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """Of a DataFrame, a mapping of columns, or a sequence of rows that are mappings."""
+    """Of a DataFrame, a mapping of columns, or of single values, which is one row, or a sequence of rows that are mappings."""
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         value = value.to_dict("list")
     if isinstance(value, Mapping):
-        columns = {str(name): list(column) for name, column in value.items()}
-        _check_columns(columns)
-        if len({len(column) for column in columns.values()}) > 1:
-            raise ValueError("its columns are not of one length")
-        return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+        if single := [name for name, each in value.items() if not _is_column(each)]:
+            nested = [name for name in single if isinstance(value[name], Mapping)]
+            if nested or len(single) < len(value):
+                name = (nested or single)[0]
+                kind = type(value[name]).__name__
+                raise TypeError(f"{name} of a table is a {kind}; {FORMS}")
+            value = [value]
+        else:
+            columns = {str(name): list(column) for name, column in value.items()}
+            _check_columns(columns)
+            if len({len(column) for column in columns.values()}) > 1:
+                raise ValueError("its columns are not of one length")
+            return [dict(zip(columns, map(_plain, row), strict=True)) for row in zip(*columns.values(), strict=True)]
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, Mapping) for row in value):
         rows = [{str(name): _plain(cell) for name, cell in row.items()} for row in value]
         for row in rows:
             _check_columns(row)
         return rows
     return None
+
+
+def _is_column(value: Any) -> bool:
+    """Whether it has several values: a text and a tensor of no dimension have one."""
+    is_single = isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Iterable) and not is_single
 
 
 def _check_columns(names: Container[str]) -> None:
@@ -101,14 +125,23 @@ def _plain(value: Any) -> Any:
 
 
 def _image(value: Any) -> Image.Image | None:
-    """Of a matplotlib figure, a picture of PIL, or an array (H, W), (H, W, C), of a tensor (H, W), (C, H, W), (N, C, H, W)."""
+    """Of a matplotlib figure, a picture of PIL, or an array (H, W), (H, W, C), of a tensor (H, W), (C, H, W), (N, C, H, W).
+
+    Floats go from 0 to 1; integers from 0 to 255, where they are no mask of 0 and 1.
+    """
     from PIL import Image  # 20 ms
 
     if isinstance(value, Image.Image):
-        return value.copy()
-    if hasattr(value, "savefig"):
+        if value.mode in OF_A_FILE and all(value.size):
+            return value.copy()
+        if value.mode not in OF_NUMBERS:
+            return value.convert("RGB") if all(value.size) else None
+        array = np.asarray(value)
+        if value.mode in OF_16_BITS:
+            array = (array // 256).astype(np.uint8)
+    elif hasattr(value, "savefig"):
         return _drawn(value)
-    if isinstance(value, Tensor):
+    elif isinstance(value, Tensor):
         array = value.detach().float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy()
         if array.ndim == 4:
             array = _grid(array)
@@ -122,8 +155,11 @@ def _image(value: Any) -> Image.Image | None:
         array = array[:, :, 0]
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
         return None
+    if array.dtype.kind not in "biuf":  # complex numbers, texts, objects
+        return None
     if array.dtype != np.uint8:
-        array = (np.nan_to_num(array.astype(np.float64)).clip(0, 1) * 255).round().astype(np.uint8)
+        most = 255 if array.dtype.kind in "iu" and array.max() > 1 else 1
+        array = (np.nan_to_num(array.astype(np.float64)).clip(0, most) * (255 / most)).round().astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(array))
 
 
@@ -134,6 +170,8 @@ def _drawn(figure: Any) -> Image.Image:
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
+    if pyplot := sys.modules.get("matplotlib.pyplot"):  # which keeps each that it has made, and warns of the 21st
+        pyplot.close(getattr(figure, "figure", figure))
     return Image.open(buffer).copy()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from runner.device import backends
-from runner.errors import first_line
+from runner.errors import OF_CODE, first_line, in_words
 from runner.training.hook_values import Shown, sorted_out
 from runner.training.parts import Parts
 from runner.training.view import Hook, View
@@ -66,12 +66,12 @@ class Hooks:
                         shown = sorted_out(hook.call(view))
                     _check_names(shown.numbers, when)
                     found = found.with_(shown, taken=known.keys() | self._measured)
-                except Exception as error:
+                except OF_CODE as error:
                     if self._must_work:
                         raise
                     self._hooks.remove(hook)
                     log.warning("hook %s failed at step %d", hook.name, step, exc_info=error)
-                    problem = f"{type(error).__name__}: {first_line(error)}"
+                    problem = first_line(in_words(error))
                     self._say(f"hook:   {hook.name} failed at step {step:,}, and is not called any more: {problem}")
         finally:
             for module, training in modes.items():

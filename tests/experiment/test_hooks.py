@@ -169,3 +169,27 @@ def test_within_an_epoch_it_is_not_done(here):
     assert cli.main([*WORDS, hook, *words]) == 0
     done = {5: 0, 10: 0, 15: 1, 20: 1, 25: 2, 29: 3}  # of 12 steps; the last one ends where the training does
     assert dict(read_points(Path("run"))["epochs/done"]) == done
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        (["train.early_stopping.metric=val/calls", "train.evaluate_every_steps=2"], 1),
+        (["data.val_fraction=0"], 0),  # nobody expects it of no rows, whatever a hook measures
+    ],
+)
+def test_a_metric_that_is_not_measured_is_told_once(here, capsys, words, times):
+    quick = ["train.hooks=[my_hooks.epochs]", "train.num_steps=6", "tracking.enabled=false"]
+    assert cli.main([*WORDS, *quick, *words]) == 0
+    assert capsys.readouterr().out.count("the last weights are kept") == times
+
+
+def test_a_picture_that_no_file_takes_as_it_is_is_written_all_the_same(here):
+    """It was an error of the thread that writes, and the run's."""
+    Path("my_pictures.py").write_text(
+        "import torch\nfrom PIL import Image\n\n"
+        "def weights(view):\n    return {'weights': Image.fromarray(view.model.output.weight.numpy())}\n"
+    )
+    words = ["train.hooks=[my_pictures.weights]", "train.num_steps=2", "tracking.enabled=false", "hydra.run.dir=run"]
+    assert cli.main([*WORDS, *words]) == 0
+    assert len(list(Path("run/images").glob("weights+step+2+*.png"))) == 1

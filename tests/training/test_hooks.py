@@ -23,8 +23,10 @@ def test_numbers_of_every_kind():
         "e": np.float32(4),
         "f": np.array(5),
         "g": np.bool_(1),
+        "h": torch.tensor([6.5]),
+        "i": np.array([7]),
     }
-    assert sorted_out(given).numbers == {"a": 1, "b": 2.5, "c": 1, "d": 3.5, "e": 4, "f": 5, "g": 1}
+    assert sorted_out(given).numbers == {"a": 1, "b": 2.5, "c": 1, "d": 3.5, "e": 4, "f": 5, "g": 1, "h": 6.5, "i": 7}
     assert sorted_out(None) == sorted_out({})
 
 
@@ -47,10 +49,41 @@ def test_images_of_every_kind():
     figure = matplotlib.figure.Figure(figsize=(2, 1), dpi=50)
     figure.subplots()
     assert pixels(figure).shape == (50, 100, 4)
+    assert pixels(torch.tensor([[0, 7], [255, 300]])).tolist() == [[0, 7], [255, 255]]
+    assert pixels(torch.tensor([[0, 1]])).tolist() == pixels(np.array([[False, True]])).tolist() == [[0, 255]]
     many = torch.zeros(5, 1, 2, 3)
     many[4] = 1.0
     grid = pixels(many)
     assert grid.shape == (2 * 3 - 1, 3 * 4 - 1) and grid[3:, 4:7].min() == 255 and grid.sum() == 6 * 255
+
+
+@pytest.mark.parametrize(
+    ("image", "seen"),
+    [
+        (Image.fromarray(np.array([[0.0, 0.5], [1.0, 2.0]], np.float32)), [[0, 128], [255, 255]]),
+        (Image.fromarray(np.array([[0, 7], [255, 300]], np.int32)), [[0, 7], [255, 255]]),
+        (Image.fromarray(np.array([[0, 256], [513, 65535]], np.uint16)), [[0, 1], [2, 255]]),
+        (Image.new("CMYK", (1, 1), (0, 255, 255, 0)), [[[255, 0, 0]]]),
+        (Image.new("YCbCr", (1, 1), (0, 128, 128)), [[[0, 0, 0]]]),
+        (Image.new("LA", (1, 1), (7, 9)), [[[7, 9]]]),
+    ],
+    ids=lambda each: getattr(each, "mode", ""),
+)
+def test_a_picture_of_any_mode_is_one_that_a_file_takes(image, seen, tmp_path):
+    """An error in the thread that writes it would be the run's."""
+    assert pixels(image).tolist() == seen
+    sorted_out({"image": image}).images["image"].save(tmp_path / "image.png")
+
+
+def test_a_figure_is_let_go():
+    import matplotlib
+    import matplotlib.pyplot as plt
+
+    matplotlib.use("agg")
+    kept = plt.figure()
+    assert pixels(plt.figure(figsize=(2, 1), dpi=50)).shape == (50, 100, 4)
+    assert plt.get_fignums() == [kept.number]
+    plt.close(kept)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +96,12 @@ def test_images_of_every_kind():
 )
 def test_tables_of_every_kind(table):
     assert sorted_out({"t": table}).tables == {"t": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]}
+
+
+def test_a_mapping_of_single_values_is_a_row():
+    """What a run measures of each class, say: a row more each time."""
+    found = sorted_out({"t": {"cat": 0.5, "dog": torch.tensor(1.0), "said": "so"}, "none": {}}).tables
+    assert found == {"t": [{"cat": 0.5, "dog": 1.0, "said": "so"}], "none": []}
 
 
 def test_what_json_lacks_is_none_in_a_table():
@@ -83,6 +122,11 @@ def test_what_json_lacks_is_none_in_a_table():
         ({"a": [{"x": 1}, {"x": 2, "step": 7}]}, "column step is the run's own; call it otherwise"),
         ({"a": {"step": ["warm"]}}, "column step is the run's own"),
         ({"a": pd.DataFrame({"step": [1]})}, "column step is the run's own"),
+        ({"a": {"x": [1, 2], "y": "ab"}}, r"y of a table is a str; a table is \{column: values\}, or"),
+        ({"a": {"cat": {"recall": 1.0}, "all": 0.5}}, "cat of a table is a dict; a table is"),
+        ({"a": np.array([[1j, 2j]])}, r"a is a ndarray of \(1, 2\)"),
+        ({"a": Image.new("L", (0, 3))}, "a is a Image; a hook"),
+        ({"a" * 151: torch.zeros(2, 2)}, r"aaa\.\.\. has 151 bytes"),
         ({"a?": 1}, "no name for MLflow"),
         ({"../a": torch.zeros(2, 2)}, "no name for MLflow"),
         ({"/a": torch.zeros(2, 2)}, "no name for MLflow"),
@@ -153,14 +197,18 @@ def test_one_that_fails_is_told_once_and_the_others_go_on(called, caplog):
     def is_taken(view):
         return {"val/loss": 1.0}
 
+    def leaves(view):
+        raise SystemExit
+
     def works(view):
         return {"a": 1}
 
-    (first, second), said, _ = called(fails, is_taken, works)
+    (first, second), said, _ = called(fails, is_taken, leaves, works)
     assert first.numbers == second.numbers == {"a": 1.0}
     assert said == [
         "hook:   fails failed at step 3, and is not called any more: ZeroDivisionError: of what?",
         "hook:   is_taken failed at step 3, and is not called any more: ValueError: there is val/loss already",
+        "hook:   leaves failed at step 3, and is not called any more: SystemExit: it would end the program, with exit code 0",
     ]
     assert "of what?" in caplog.text and "Traceback" in caplog.text
 
