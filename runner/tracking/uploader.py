@@ -327,7 +327,8 @@ class Uploader:
             self._system_metrics.leave()
         if self._machine is not None and is_measured:
             start_ms = began_ms or event["start_ms"]
-            self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms)
+            most = (event.get("points") or {}).get("most")
+            self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms, most=most)
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
         entities = mlflow_events.entities(kind, values)

@@ -1,3 +1,6 @@
+import itertools
+import types
+
 import pytest
 
 from runner.tracking import mlflow_store, system_metrics
@@ -117,3 +120,19 @@ def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
         point.step: point.value for point in client.get_metric_history(ids[0], "system/network_receive_megabytes")
     }
     assert traffic == {2: 10, 4: 20, 6: 30, 8: 40, 10: 50, 12: 60, 13: 70, 1: 10}  # of the late one: since it began
+
+
+@pytest.mark.parametrize(("most", "least", "greatest"), [(100, 55, 100), (None, 10_800, 10_800)])
+def test_of_a_long_run_no_more_go_than_of_other_metrics(monkeypatch, most, least, greatest):
+    clock, sent = [100_000.0], []
+    client = types.SimpleNamespace(tracking_uri="", log_batch=lambda run_id, metrics: sent.extend(metrics))
+    monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])
+    monkeypatch.setattr(system_metrics, "_monitors", lambda run_id, uri: [Meter()])
+    metrics = SystemMetrics(client, "run", Machine(), start_ms=100_000_000, most=most)
+    for _ in range(10_800):  # six hours
+        clock[0] += 2.0
+        metrics.sample()
+    steps = [point.step for point in sent if point.key == "system/load"]
+    assert least <= len(steps) <= greatest and steps[:10] == [*range(2, 22, 2)]
+    assert most is None or max(b - a for a, b in itertools.pairwise(steps)) <= 21_600 / 9
