@@ -38,12 +38,14 @@ def told_by(batch: Any, dataset: Any, *, labels: Tensor | None) -> Told:
     parts = tensors(batch)
     is_pair = isinstance(batch, list | tuple) and len(batch) == 2
     targets = tensors(batch[1]) if is_pair else parts[1:2]  # ((x, z), y): z is no target
-    classes = tuple(map(str, getattr(dataset, "classes", None) or ()))
+    whole = _whole(dataset)
+    classes = tuple(map(str, getattr(whole, "classes", None) or ()))
     facts: dict[str, Any] = {}
     if parts:
         shape = list(parts[0].shape[1:])
         facts = {"input_shape": shape, "in_features": math.prod(shape)}
-    num_classes = len(classes) or (int(labels.max()) + 1 if labels is not None else None)
+    known = labels if whole is dataset else labels_of(whole)  # a part may lack the last class
+    num_classes = len(classes) or (int(known.max()) + 1 if known is not None else None)
     if num_classes is not None:
         facts |= {"num_classes": num_classes, "out_features": num_classes}
     elif targets and targets[0].is_floating_point():
@@ -53,9 +55,7 @@ def told_by(batch: Any, dataset: Any, *, labels: Tensor | None) -> Told:
 
 def batch_of(dataset: Any, rows: list[Any], *, asked: str = "data") -> Any:
     """A batch of its rows: by the Dataset's own `collate_fn`, where it has one, else by torch's rules."""
-    while isinstance(dataset, Subset):  # a split of it
-        dataset = dataset.dataset
-    own = getattr(dataset, "collate_fn", None)
+    own = getattr(_whole(dataset), "collate_fn", None)
     return own(rows) if callable(own) else collate(rows, asked=asked)
 
 
@@ -80,6 +80,9 @@ def as_models_are(batch: Any) -> Any:
 
 def labels_of(dataset: Any) -> Tensor | None:
     """(N,) int64, the classes of its rows by their numbers, where it has them all at hand."""
+    if isinstance(dataset, Subset):  # random_split() makes such, too
+        of_all = labels_of(dataset.dataset)
+        return None if of_all is None else of_all[torch.as_tensor(dataset.indices)]
     found = [getattr(dataset, name, None) for name in ("targets", "labels")]
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         found.append(dataset.tensors[1])
@@ -92,3 +95,10 @@ def labels_of(dataset: Any) -> Tensor | None:
         if whole and len(labels) == len(dataset) and int(labels.min()) >= 0:
             return labels.to(torch.int64)
     return None
+
+
+def _whole(dataset: Any) -> Any:
+    """What a Subset is a part of, a person's own or a split; any other is itself."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from refused import faults_of
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from runner.data.loading.streamed import Streamed
 from runner.data.map_style import collate, look_at
@@ -47,6 +47,17 @@ def test_labels_of_another_kind_are_none(values):
     told = look_at(Rows((IMAGE, 1), targets=values), asked="data=mine")
     assert told.labels is None
     assert "num_classes" not in told.facts
+
+
+@pytest.mark.parametrize("indices", [[2, 0], range(2), torch.tensor([2, 0])])
+def test_a_part_tells_what_the_whole_knows(indices):
+    """As random_split() gives them: without labels nothing is stratified, nor drawn by class."""
+    whole = Rows((IMAGE, 1), targets=[0, 1, 0, 2])
+    told = look_at(Subset(Subset(whole, range(4)), indices), asked="data=mine")
+    assert told.labels.tolist() == [whole.targets[index] for index in indices]
+    assert told.facts["num_classes"] == told.facts["out_features"] == 3
+    named = Rows((IMAGE, 1), targets=[0, 1, 0, 2], classes=["a", "b", "c", "d"])
+    assert look_at(Subset(named, indices), asked="data=mine").classes == ("a", "b", "c", "d")
 
 
 def test_float_targets_are_a_regression():
@@ -108,7 +119,7 @@ class Ragged(torch.utils.data.Dataset):
 
 def test_a_datasets_own_collate_fn_makes_its_batches_in_its_splits_too():
     settings = {"batch_size": 4, "device": torch.device("cpu"), "seed": 0, "shuffle": False, "num_workers": 0}
-    rows = torch.utils.data.Subset(Ragged(), range(1, 9))
+    rows = Subset(Ragged(), range(1, 9))
     first, second = Streamed(rows, **settings).epoch(0)
     assert first["inputs"].tolist() == [[1, 1, 0], [2, 2, 2], [3, 0, 0], [4, 4, 0]]
     assert second["targets"].tolist() == [1, 0, 1, 0]
