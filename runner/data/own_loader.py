@@ -18,25 +18,39 @@ from runner.errors import Fault, RunnerError
 
 
 class OwnLoader(IterableDataset[Any]):
-    """Batches by a person's own rules; its length is its rows."""
+    """Batches by a person's own rules; its length is its rows.
+
+    One without a length is a batch long until somebody says how much of it is an epoch, see lasts().
+    """
 
     def __init__(self, found: DataLoader[Any] | IterableDataset[Any], *, asked: str) -> None:
-        """Raises: RunnerError for one without a length: nobody knows where its epochs end."""
+        """Raises: RunnerError for one without rows."""
         self.found = found
         self.dataset: Any = found.dataset if isinstance(found, DataLoader) else found
         self.rows_a_batch = 1  # of the first one, once it was read
         self.has_integers = False  # in its inputs, once it was read
         #: that the person gave, and their first seeds: each epoch seeds them anew
         self.generators = [(each, each.initial_seed()) for each in self._own("generator", torch.Generator)]
+        self.has_length, self._length = True, 1
         try:
             self._length = len(found)  # type: ignore[arg-type]  # batches of a loader, rows of a dataset
         except (TypeError, NotImplementedError):
-            kind = type(self.dataset).__name__
-            problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
-            fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
-            raise RunnerError(Fault(asked, problem, fix)) from None
+            self.has_length = False
         if self._length < 1:
             raise RunnerError(Fault(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
+
+    def lasts(self, num_batches: int, *, batch_size: int) -> None:
+        """Of one without a length: so many batches are an epoch; where it ends before, it begins again."""
+        self._length = num_batches if self.is_loader else num_batches * batch_size
+
+    def no_length(self, asked: str, *, or_steps: bool) -> Fault:
+        """What to write where nobody knows when its epochs end. or_steps: a number of steps would say it, too."""
+        kind = type(self.dataset).__name__
+        problem = f"{kind} has no length, and an epoch ends after as many rows as it has"
+        fix = f"def __len__(self) in {kind}: the rows of an epoch; of one without an end, as many as you like"
+        return Fault(
+            asked, problem, f"train.num_steps=1000, say, which are one epoch then; or {fix}" if or_steps else fix
+        )
 
     @property
     def is_loader(self) -> bool:
@@ -53,7 +67,8 @@ class OwnLoader(IterableDataset[Any]):
             return self._length
         if self.found.batch_sampler is None:  # its dataset gives batches
             return self._length * self.rows_a_batch
-        for rows in (self.found.dataset,) if self.batch_size is None else (self.found.sampler, self.found.dataset):
+        known = (self.found.dataset,) if self.batch_size is None else (self.found.sampler, self.found.dataset)
+        for rows in known if self.has_length else ():
             with suppress(TypeError, NotImplementedError):
                 num = len(rows)  # type: ignore[arg-type]
                 return min(num, self._length * (self.batch_size or num))  # drop_last leaves some out

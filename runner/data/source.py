@@ -165,6 +165,8 @@ def _given(found: Any, split: str, train: Source, asked: str) -> Any:
         found = found.tensors
     if not isinstance(found, list | tuple) or len(found) != 2:
         given = as_source(found, name=split)
+        if isinstance(given.rows, OwnLoader) and not given.rows.has_length:
+            raise RunnerError(given.rows.no_length(f"{asked}, {split}", or_steps=False))
         if fault := _numbered_otherwise(given, split, train, asked):
             raise RunnerError(fault)
         return given.rows

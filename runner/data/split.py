@@ -52,11 +52,16 @@ def split(
     them, from 0, instead of a fraction.
     Raises: RunnerError when a split would be empty, and for folds of what can't be had in folds.
     """
-    how: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction, "limit": limit}
-    chosen = indices(source, seed=seed, fold=fold, **how)
-    found = {**source.given, **{name: select(source.rows, rows) for name, rows in chosen.items()}}
+    labels = None
+    if isinstance(source.rows, OwnLoader):  # its rows have no numbers, and may be without an end
+        refuse(_not_cut(limit, fold))
+        found = {**source.given, "train": source.rows}
+    else:
+        how: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction, "limit": limit}
+        chosen = indices(source, seed=seed, fold=fold, **how)
+        found = {**source.given, **{name: select(source.rows, rows) for name, rows in chosen.items()}}
+        labels = None if source.labels is None else source.labels[chosen["train"]]
     sizes = {name: length(found[name]) for name in ("train", *GIVEN) if name in found}
-    labels = None if source.labels is None else source.labels[chosen["train"]]
     return Splits(found["train"], found.get("val"), found.get("test"), sizes, fingerprint(source), labels)
 
 
@@ -72,9 +77,6 @@ def indices(
     """Which rows of the source are in each split that is cut of it, ascending; see split()."""
     cut = {"test": test_fraction} if fold else {"test": test_fraction, "val": val_fraction}
     cut = {name: fraction for name, fraction in cut.items() if name not in source.given and fraction > 0}
-    if isinstance(source.rows, OwnLoader):
-        cut = {}
-        refuse(_not_cut(limit, fold))
     draw = generator(seed, SPLIT)
     rest = torch.arange(length(source.rows))
     if limit is not None and limit < len(rest):
@@ -184,7 +186,9 @@ def fingerprint(source: Source) -> str:
             rows = rows.mapped_tensors()
         if isinstance(rows, Dataset):
             told = getattr(rows, "fingerprint", "")  # what its values are, where it can tell
-            digest.update(f"{name} {type(rows).__qualname__} {length(rows)} {told}".encode())
+            is_endless = isinstance(rows, OwnLoader) and not rows.has_length  # as long as its run, which may go on
+            num = "" if is_endless else length(rows)
+            digest.update(f"{name} {type(rows).__qualname__} {num} {told}".encode())
             continue
         for tensor in tensors(rows):
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -26,6 +26,7 @@ from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.first_batch import FirstBatch
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
+from runner.data.own_loader import OwnLoader
 from runner.data.sampler import class_counts, sampler_of
 from runner.data.source import Preprocessing, Source, as_source
 from runner.data.split import Splits, split
@@ -104,12 +105,24 @@ def prepare_data(cfg: DictConfig, device: torch.device, num_processes: int = 1, 
     set_switches(cfg, device, num_processes)
     if read is None:
         shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
-        source = as_source(build(node, key="data"), name=shared["name"] or "data")
+        source = _of_known_length(as_source(build(node, key="data"), name=shared["name"] or "data"), cfg)
         splits = split(source, seed=cfg.seed, **validate.how_to_cut(cfg))
     else:
         source, splits = read.source, read.splits
     loaders, residency = _loaders(cfg, source, splits, device, num_processes)
     return Data(source, splits, residency, loaders)
+
+
+def _of_known_length(source: Source, cfg: DictConfig) -> Source:
+    """A stream without a length lasts as long as the run. Raises: RunnerError where nobody says how long that is."""
+    rows, num_steps = source.rows, cfg.train.num_steps
+    if not isinstance(rows, OwnLoader) or rows.has_length:
+        return source
+    if num_steps is None:
+        raise RunnerError(rows.no_length(f"data={source.name}", or_steps=True))
+    rows.lasts(num_steps * cfg.train.accumulate_steps, batch_size=cfg.train.batch_size)
+    note = f"{type(rows.dataset).__name__} has no length: the run is one epoch, in which it begins again where it ends"
+    return replace(source, notes=(*source.notes, note))
 
 
 def prepare_training(

@@ -15,6 +15,7 @@ from runner.config import validate
 from runner.config.identity import key_of
 from runner.config.instantiate import build, locate
 from runner.data.loading.loaders import Batches
+from runner.data.own_loader import OwnLoader
 from runner.data.source import Source, as_source
 from runner.data.split import fingerprint, length, split
 from runner.errors import Fault, RunnerError, refuse
@@ -152,6 +153,8 @@ def _whole(source: Source, limit: int | None, seed: int) -> tuple[dict[str, Any]
             problem = f"it brings splits of its own, {' and '.join(source.given)}, which are measured whole"
             raise RunnerError(Fault(f"data.limit={limit}", problem, "evaluate without data.limit"))
         return dict(source.given), f"its own {' and '.join(source.given)}; what it has to train on is left out"
+    if isinstance(source.rows, OwnLoader) and not source.rows.has_length:
+        raise RunnerError(source.rows.no_length(f"data={source.name}", or_steps=False))
     rows = split(source, val_fraction=0.0, test_fraction=0.0, limit=limit, seed=seed).train
     return {"test": rows}, "all of it, as one split"
 

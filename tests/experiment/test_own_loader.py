@@ -125,11 +125,47 @@ def stateful():
 
 
 class Endless(Stream):
+    """As Stream, but nobody says how long it is."""
+
     __len__ = None
 
 
 def endless():
     return Endless()
+
+
+def endless_loader():
+    return DataLoader(Endless(), batch_size=BATCH)
+
+
+class StatefulEndless(Stateful):
+    __len__ = None
+
+
+def stateful_endless():
+    return StatefulEndless()
+
+
+class Nothing(Endless):
+    def __iter__(self):
+        return iter(())
+
+
+def nothing():
+    return Nothing()
+
+
+def endless_beside():
+    return {"train": rows(), "val": Endless()}
+
+
+class Immense(Stream):
+    def __len__(self):
+        return 10**12
+
+
+def immense():
+    return Immense()
 
 
 class Short(Stream):
@@ -175,6 +211,11 @@ def mine(own_folder, monkeypatch):
         "stream",
         "stateful",
         "endless",
+        "endless_loader",
+        "stateful_endless",
+        "nothing",
+        "endless_beside",
+        "immense",
         "short",
         "long",
     ):
@@ -262,6 +303,31 @@ def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
         assert len(mine.Stateful.reads_of) == 2 + 24 - num_steps
 
 
+@pytest.mark.parametrize(
+    ("name", "like", "num_steps"),
+    [("endless", "stream", 21), ("endless_loader", "stream", 21), ("stateful_endless", "stateful", 24)],
+)
+def test_one_without_a_length_begins_again_where_it_ends(mine, name, like, num_steps):
+    """Each time as an epoch of one with a length does, wherever the run was stopped."""
+    words = ["train.batch_size=8", f"train.num_steps={num_steps}"]
+    losses, whole = trained("known", f"data={like}", *words)
+    assert trained("whole", f"data={name}", *words)[0] == losses and len(losses) == num_steps
+    for part in (2, 8):
+        trained(f"part{part}", f"data={name}", words[0], f"train.num_steps={part}")
+        assert cli.main(["resume", f"part{part}", words[1]]) == 0
+        state = torch.load(f"part{part}/checkpoints/last.pt", weights_only=True)
+        assert losses_of(f"part{part}") == losses
+        assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
+
+
+def test_a_length_may_be_any_number(mine):
+    """Of one without an end as many as one likes: nothing has a place for each row."""
+    assert (
+        trained("run", "data=immense", "train.num_steps=2", "train.batch_size=8")[0]
+        == trained("two", "data=endless", "train.num_steps=2", "train.batch_size=8")[0]
+    )
+
+
 def test_what_it_draws_moves_no_number_of_the_training(mine):
     words = ["model=mlp", "model.hidden_sizes=[8]", "model.dropout=0.5"]
     assert trained("one", "data=own_generator", *words)[0] == trained("two", "data=own_generator_drawing", *words)[0]
@@ -276,7 +342,12 @@ def test_two_processes_share_each_batch(mine):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["data=endless"], ["data=endless", "Endless has no length", "def __len__(self) in Endless"]),
+        (
+            ["data=endless"],
+            ["data=endless", "Endless has no length", "train.num_steps=1000, say", "def __len__(self) in Endless"],
+        ),
+        (["data=endless_beside"], ["data=endless_beside, val", "Endless has no length", "write: def __len__(self)"]),
+        (["data=nothing", "train.num_steps=3"], ["Nothing gives no rows"]),
         (
             ["data=stream", "data.limit=10", "data.fold=1", "data.num_folds=3"],
             ["data.limit=10", "data.fold=1/3", "is served as it gives its rows", "data.fold=null"],

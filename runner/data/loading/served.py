@@ -31,6 +31,7 @@ class Served:
 
     So an epoch is the same whatever the training draws beside it, and whatever was read before. A training that goes on in
     the middle of one reads again what it has had, unless the loader tells its state (`state_dict`, `load_state_dict`).
+    In one epoch a loader without a length is gone through as often as it takes; each time begins as an epoch does.
     """
 
     def __init__(self, rows: OwnLoader, *, batch_size: int, device: torch.device, seed: int) -> None:
@@ -43,6 +44,7 @@ class Served:
         self.device_bytes = 0
         self._generators: Mapping[str, Any] = {}
         self._at = (0, 0)  # epoch, batches given of it
+        self._turn = 0  # how often it has begun: of one without a length more often than epochs
         self._known: dict[str, Any] | None = None  # from a checkpoint, until it is taken up
         self._has_looked = False  # whether more comes than its length says
 
@@ -52,21 +54,23 @@ class Served:
         Of several processes each reads every batch, as only the loader knows what is in it, and takes its rows.
         """
         known, self._known = self._known, None
-        begin = 0
-        with self._drawing(number):
-            self._rows.begin(number)
-            if known is not None and (known["epoch"], known["batches"]) == (number, first_batch):
-                self._loader.load_state_dict(known["loader"])  # type: ignore[attr-defined]
-                self._generators, begin = known["generators"], first_batch
-                backends.set_generator_states(self._generators, CPU)
-            batches = self._filled(iter(self._loader))
+        if known is not None and (known["epoch"], known["batches"]) != (number, first_batch):
+            known = None
+        begin = first_batch if known else 0
+        batches = self._begun(known.get("turn", number) if known else number, known)
         for index in range(begin, self.num_batches):
             with self._drawing():
                 batch = next(batches, None)
+            if batch is None and not self._rows.has_length:
+                batches = self._begun(self._turn + 1)
+                with self._drawing():
+                    batch = next(batches, None)
+                if batch is None:
+                    raise RunnerError(Fault("data", f"{self._name} gives no rows", "one with rows in it"))
             if batch is None:
                 problem = f"epoch {number + 1} ended after batch {index:,}, and its length says {self.num_batches:,}"
                 raise RunnerError(Fault("data", problem, self._rows.of_another_length()))
-            if index == self.num_batches - 1:
+            if index == self.num_batches - 1 and self._rows.has_length:
                 self._look_further(batches, is_first=shard is None or shard.rank == 0)
             if index >= first_batch:
                 self._at = number, index + 1
@@ -91,7 +95,8 @@ class Served:
             return None
         epoch, batches = self._at
         told = self._loader.state_dict()  # type: ignore[attr-defined]  # torchdata's StatefulDataLoader, and the like
-        return {"epoch": epoch, "batches": batches, "loader": told, "generators": dict(self._generators)}
+        at = {"epoch": epoch, "batches": batches, "turn": self._turn}
+        return {**at, "loader": told, "generators": dict(self._generators)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._known = state
@@ -101,6 +106,21 @@ class Served:
 
     def close(self) -> None:
         """It keeps nothing: a loader's processes end with its iterator, unless the person has them stay."""
+
+    @property
+    def _name(self) -> str:
+        return type(self._rows.dataset).__name__
+
+    def _begun(self, turn: int, known: Mapping[str, Any] | None = None) -> Iterator[Any]:
+        """The loader's batches from its beginning, or from where it told that it stood."""
+        self._turn = turn
+        with self._drawing(turn):
+            self._rows.begin(turn)
+            if known is not None:
+                self._loader.load_state_dict(known["loader"])  # type: ignore[attr-defined]
+                self._generators = known["generators"]
+                backends.set_generator_states(self._generators, CPU)
+            return self._filled(iter(self._loader))
 
     def _filled(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The loader's batches; those that its processes end with come last, put together to whole ones."""
@@ -119,7 +139,7 @@ class Served:
         if more is not None and is_first:
             log.warning(
                 "%s goes on beyond its length (%s batches): what comes then is left out of each epoch; write %s",
-                type(self._rows.dataset).__name__,
+                self._name,
                 f"{self.num_batches:,}",
                 self._rows.of_another_length(),
             )
