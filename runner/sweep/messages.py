@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -16,6 +17,7 @@ from runner.config.validate import without_password
 from runner.device import Hardware
 from runner.device.benchmark import cache
 from runner.device.benchmark.text import comparison
+from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import short
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -109,6 +111,8 @@ def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
         )
         verb = f"sync {shlex.quote(folder)}" if left else "ui"
         table.say(f"MLflow  {where}: {f'python -m runner {verb} {stores.words_for(uri)}'.rstrip()}")
+    if Path(folder).is_relative_to(TRIES):  # a try is not gone on with
+        return
     if any(state in ("planned", "running", "interrupted") for state in states):
         table.say(f"next    the same line with {again}")
     elif any(state in ("failed", "killed") for state in states):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -37,9 +37,9 @@ class Parent:
     """The sweep's journal, and the process that publishes it and its jobs' journals."""
 
     def __init__(
-        self, sweep: Sweep, journal: Journal | None, publisher: Publisher | None, experiment: str, follows: bool
+        self, sweep: Sweep, journal: Journal, publisher: Publisher | None, experiment: str, follows: bool
     ) -> None:
-        """Use Parent.open()."""
+        """Use Parent.open(). publisher: None where nothing is tracked."""
         self._sweep, self._journal, self.publisher = sweep, journal, publisher
         self._follows = follows
         self.assigned = {
@@ -55,12 +55,14 @@ class Parent:
         """Begins the sweep's run, or goes on with it. follows: whether the jobs' journals are sent from here, too."""
         first_said = (event["experiment"] for event in read_events(sweep.folder) if event["kind"] == "start")
         experiment = next(first_said, None) or experiment_of(prepared[0].config if prepared else config)
-        if not config.tracking.enabled:
-            yield cls(sweep, None, None, experiment, follows)
-            return
-        uri, grace = str(config.tracking.uri), config.tracking.grace_seconds
-        with Publisher.start(sweep.folder, uri, grace_seconds=grace) as publisher, Journal(sweep.folder) as journal:
-            origin.sign(sweep.folder, store_uri.shown(uri))
+        uri, grace, is_tracked = str(config.tracking.uri), config.tracking.grace_seconds, config.tracking.enabled
+        published: AbstractContextManager[Publisher | None] = (
+            nullcontext()
+        )  # as a run's journal, sync may send it later
+        if is_tracked:
+            published = Publisher.start(sweep.folder, uri, grace_seconds=grace)
+        with published as publisher, Journal(sweep.folder) as journal:
+            origin.sign(sweep.folder, store_uri.shown(uri) if is_tracked else "")
             words = " ".join(map(without_password, sweep.overrides))
             journal.event(
                 "start",
@@ -95,12 +97,10 @@ class Parent:
 
     def end(self, status: str, report: Report) -> None:
         """The best job, the report's files and the status; waits for MLflow as a run does at its end."""
-        if self._journal is None or self.publisher is None:
-            return
         if not self._follows:
             self._take_up()
         run_id = None
-        if report.best is not None:
+        if report.best is not None and self.publisher is not None:
             seconds = 0.0 if status == "KILLED" else RUN_SECONDS  # who stops a sweep does not wait for its table
             run_id = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds).run_id
         outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id)
@@ -108,7 +108,8 @@ class Parent:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")
         self._journal.event("end", status=status, end_ms=int(time.time() * 1000))
-        self.publisher.finish()
+        if self.publisher is not None:
+            self.publisher.finish()
 
     def _take_up(self) -> None:
         """What earlier jobs of this sweep have not delivered yet, and what came home from machines without its store."""

@@ -83,6 +83,15 @@ def test_a_folder_with_a_blank_is_whole_in_what_is_to_be_typed(own_folder, state
     assert lines[-1] == next_line
 
 
+def test_a_try_is_not_gone_on_with(own_folder):
+    lines, folder = [], own_folder / "multirun/tries/1"
+    found = SimpleNamespace(folder=folder, jobs={"0": SimpleNamespace(state="interrupted")}, objectives=())
+    messages.what_next(
+        SimpleNamespace(say=lines.append), found, SimpleNamespace(tracking=SimpleNamespace(enabled=False))
+    )
+    assert not any("sweep.resume" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("has_all", "line"),
     [

@@ -6,10 +6,12 @@ import pytest
 from omegaconf import OmegaConf
 from synthetic_sweep import Folder
 
+from runner.config import origin
 from runner.sweep import mlflow_parent
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.mlflow_parent import Parent
+from runner.sweep.report import build
 from runner.tracking.journal_reader import read_events
 
 
@@ -37,3 +39,16 @@ def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
     assert [event["experiment"] for event in starts] == ["iris"] * 3
     assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # compare ID goes by it
+
+
+def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypatch):
+    """Else its jobs, once sync has sent them, would wait for it for ever."""
+    monkeypatch.setattr(mlflow_parent.Publisher, "start", lambda *_, **__: pytest.fail("nothing is to be published"))
+    cfg = config("iris")
+    cfg.tracking.enabled = False
+    with Parent.open(sweep, cfg, [], follows=True) as parent:
+        assert parent.publisher is None
+        parent.end("FINISHED", build.write(sweep.folder))
+    events = read_events(sweep.folder)
+    assert [event["kind"] for event in events] == ["start", "tags", "artifact", "artifact", "artifact", "end"]
+    assert events[0]["uid"] == parent.assigned["uid"] and origin.store_of(sweep.folder) == ""
