@@ -121,12 +121,12 @@ def sorted_words(
         refuse(faults)
         return words, []  # these read their own words
     faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
-    commas = [word for word in overrides if _has_bare_comma(word) or word.startswith("sweep.zip={")]
-    if commas and not MULTIRUN & set(flags):
+    several = [word for word in overrides if _has_several(word) or word.startswith("sweep.zip={")]
+    if several and not MULTIRUN & set(flags):
         if not faults and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
         else:
-            faults += [override_errors.ambiguous(word, of_python=of_python) for word in commas]
+            faults += [override_errors.ambiguous(word, of_python=of_python) for word in several]
     refuse(faults)
     return list(dict.fromkeys(flags)) if flags.count("-m") > 1 else flags, overrides
 
@@ -224,6 +224,11 @@ def _not_a_setting(word: str) -> Fault:
     fault = override_errors.not_an_override(word, compose.known_keys(), list(NAMES))
     verbs = [f"python -m runner {verb}" for verb in nearest(word, NAMES)[:1]]  # of a word that is a key, too
     return replace(fault, fix=" or ".join([fault.fix, *verbs]))
+
+
+def _has_several(word: str) -> bool:
+    """Whether its values make a run each."""
+    return _has_bare_comma(word) or override_errors.SEVERAL.match(word.partition("=")[2]) is not None
 
 
 def _has_bare_comma(word: str) -> bool:

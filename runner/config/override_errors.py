@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from runner.config import validate
 from runner.config.compose import CONF, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
 from runner.config.identity import as_read, key_of, quoted
+from runner.config.importing import loading
+from runner.config.instantiate import locate
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
@@ -27,6 +30,7 @@ LETTERS = "LexerNoViableAltException"  # of letters that it has no token for
 #: what Hydra reads without quotes: a key, and a value
 PLAIN_KEY = re.compile(r"[\w./:-]+", re.ASCII)
 MARK = '"'  # in which a value stands that a shell gets in '...'
+SEVERAL = re.compile(r"(?:\w+\()*(choice|range|glob|interval)\(")  # what Hydra makes several values of
 WHOLE = re.compile(r"['\"]|\$\{")  # with a quote or a reference in it a value is not taken apart
 
 
@@ -134,7 +138,25 @@ def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, c
     known = [key for key in validate.all_keys(cfg) if not key.startswith("hydra")]
     if isinstance(error, WrongFile):
         return file_faults(error, known)
-    return [defaults_fault(text, error) or _fault(text, error, known, compose)]
+    is_new = _bare_key(text) not in known and "Could not override" in str(error)
+    not_written = _not_written(text, cfg) if is_new else None
+    return [defaults_fault(text, error) or not_written or _fault(text, error, known, compose)]
+
+
+def _not_written(text: str, cfg: DictConfig) -> Fault | None:
+    """Of an argument that a group's target takes, and that its file does not name."""
+    group, _, name = text.partition("=")[0].partition(".")
+    if group not in FREE:
+        return None
+    turn = name.removeprefix("turns.").rpartition(".")
+    if name.startswith("turns.") and turn[0] in (validate.value(cfg, "optimizer.turns") or {}):
+        return Fault(text, f"{turn[0]} has no {turn[2]} of its own yet", shlex.quote(f"+{text}"))
+    with suppress(Exception), loading():  # of a target that is not there, or tells no signature: that is told elsewhere
+        target = str(validate.value(cfg, f"{group}._target_"))
+        if name in inspect.signature(locate(target)).parameters:
+            problem = f"{target.rpartition('.')[2]} takes it, and the file of {group} does not name it"
+            return Fault(text, problem, shlex.quote(f"+{text}"))
+    return None
 
 
 def _singles(text: str) -> Iterator[str]:
@@ -165,6 +187,9 @@ def ambiguous(text: str, *, of_python: bool = False) -> Fault:
     """Commas without -m; of_python: in the words of run(), which is one run."""
     key, _, value = text.partition("=")
     takes = "run() is one" if of_python else "that takes -m"
+    if several := SEVERAL.match(value):
+        problem = f"{several[1]}(...) makes several runs, and {takes}"
+        return Fault(text, problem, "run([...]) for each of them" if of_python else f"-m {shlex.quote(text)}")
     if key == "sweep.zip":
         fix = "run([...]) for each of them" if of_python else f"-m '{text}'"
         return Fault(text, f"values that go together make several runs, and {takes}", fix)
