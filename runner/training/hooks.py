@@ -44,7 +44,7 @@ class Hooks:
         self._measured: set[str] = set()  # names of the validation's values, at any time
 
     def call(self, when: str, *, epoch: int, step: int, values: dict[str, float]) -> Shown:
-        """What they return now, by name. The model and all generators are as before, whatever they do and draw."""
+        """What they return now, by name. Modes, gradients and all generators are as before, whatever they do and draw."""
         if when == "epoch":
             self._measured |= values.keys()
         due = [hook for hook in self._hooks if when in hook.at]
@@ -55,10 +55,13 @@ class Hooks:
         generators, model = backends.generator_states(*devices), parts.kept_model
         splits = {"val": parts.val, "test": parts.test}
         modes = {module: module.training for module in model.modules()}
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         found = Shown()
         try:
             for hook in due:
                 model.eval()
+                for parameter, _ in gradients:
+                    parameter.grad = None  # what a hook computes of its own is no part of the next step's
                 known = {**values, **found.numbers}
                 view = View(when, model, parts.device, epoch, step, known, self._folder, splits)
                 try:
@@ -76,6 +79,8 @@ class Hooks:
         finally:
             for module, training in modes.items():
                 module.training = training
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
             backends.set_generator_states(generators, *devices)
             self.seconds += time.perf_counter() - began
         return found

@@ -144,6 +144,9 @@ class Net(nn.Module):
         self.train()
         self.frozen.eval()
 
+    def forward(self, inputs):
+        return self.inner(inputs)
+
 
 @pytest.fixture
 def called(tmp_path):
@@ -167,6 +170,7 @@ def called(tmp_path):
             parts.kept_model,
         )
 
+    call.model = parts.kept_model
     return call
 
 
@@ -175,18 +179,26 @@ def test_they_see_the_training_and_leave_no_trace(called):
         assert not view.model.training and not view.model.inner.training and not torch.is_grad_enabled()
         torch.rand(2)
         view.model.frozen.train()
+        assert view.model.inner.weight.grad is None
+        with torch.enable_grad():
+            view.model(torch.ones(2, 2)).sum().backward()
         assert list(view.batches()) == [1, 2]
         with pytest.raises(ValueError, match="has the batches of val, not of test"):
             view.batches("test")
         return {"seen": view.values["val/loss"], "step": view.step, "epoch": view.epoch}
 
+    def look_again(view):
+        assert view.model.inner.weight.grad is None
+
     def build_on(view):
         return {"twice": 2 * view.values["seen"]}
 
-    before = torch.get_rng_state()
-    (first, second), said, model = called(look, build_on)
+    before, kept = torch.get_rng_state(), torch.zeros(2, 2)
+    called.model.inner.weight.grad = kept  # as a captured step keeps it
+    (first, second), said, model = called(look, look_again, build_on)
     assert first.numbers == {"seen": 0.5, "step": 3, "epoch": 1, "twice": 1.0} and second.numbers["step"] == 4
     assert torch.equal(torch.get_rng_state(), before) and not said
+    assert model.inner.weight.grad is kept and not kept.any() and model.inner.bias.grad is None
     assert model.training and model.inner.training and not model.frozen.training and torch.is_grad_enabled()
 
 
