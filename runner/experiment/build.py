@@ -235,18 +235,19 @@ def _by_device(lies: Mapping[torch.device, int]) -> str:
 def _needs_validation(
     cfg: DictConfig, schedule: LRScheduler | None, best: Best, loaders: Mapping[str, Batches]
 ) -> None:
-    """Raises: RunnerError for what goes by a metric that is never measured."""
+    """Raises: RunnerError for what goes by a metric that is never measured; a hook may measure what needs no rows."""
     if "val" in loaders:
         return
     problem = f"there are no rows to measure {best.metric} on"
-    found = []
-    if schedule is not None and wants_metric(schedule):
+    found, hooks = [], bool(cfg.train.hooks)
+    is_a_hooks = hooks and cfg.train.early_stopping.metric is not None  # at the first measurement that shows
+    if schedule is not None and wants_metric(schedule) and not is_a_hooks:
         fix = "data.val_fraction=0.1, or scheduler=cosine"
         found.append(Fault(f"scheduler={type(schedule).__name__}", problem, fix))
-    if (patience := cfg.train.early_stopping.patience) is not None:
+    if (patience := cfg.train.early_stopping.patience) is not None and not is_a_hooks:
         asked = f"train.early_stopping.patience={patience}"
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.early_stopping.patience=null"))
-    if (every := cfg.train.evaluate_every_steps) is not None:
+    if (every := cfg.train.evaluate_every_steps) is not None and not hooks:
         asked = f"train.evaluate_every_steps={every}"
         found.append(Fault(asked, problem, "data.val_fraction=0.1, or train.evaluate_every_steps=null"))
     refuse(found)

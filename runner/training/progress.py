@@ -45,7 +45,8 @@ def missing_metric(metric: str, measured: Iterable[str]) -> Fault:
     """A metric that is not among those of the validation split."""
     names = list(measured)
     problem = f"the validation split has no {metric}; it has {', '.join(names)}"
-    return Fault(f"{KEY}={metric}", problem, what_to_write(nearest(metric, names) or names))
+    judged = [name for name in names if name.startswith("val/")]  # of hooks others may be among them
+    return Fault(f"{KEY}={metric}", problem, what_to_write(nearest(metric, judged) or judged))
 
 
 def what_to_write(hits: list[str]) -> str:

@@ -140,6 +140,18 @@ def test_the_run_stops_early_and_keeps_the_best_by_what_a_hook_measures(here):
     assert summary["best"] | {"mode": "min"} == {"metric": "val/calls", "value": 1.0, "step": 12, "mode": "min"}
 
 
+def test_what_a_hook_measures_needs_no_validation_split(here, capsys):
+    quick = ["data.val_fraction=0", "tracking.enabled=false", "train.early_stopping.patience=1"]
+    own = ["train.early_stopping.metric=val/calls", "train.early_stopping.mode=min", "hydra.run.dir=run"]
+    hook = "train.hooks=[{_target_: my_hooks.Counts, name: val/calls}]"
+    assert cli.main([*WORDS, *quick, *own, hook, "train.evaluate_every_steps=2"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["ending"], summary["num_steps"], summary["best"]["step"]) == ("patience", 4, 2)
+    assert cli.main([*WORDS, *quick, *own[:2], "train.hooks=[my_hooks.epochs]"]) == 1  # it is none of its names
+    assert "it has epochs/done; write: train.early_stopping.metric=val/loss" in capsys.readouterr().out
+    assert cli.main([*WORDS, *quick, hook]) == 2 and "rows to measure val/loss on" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("hooks", "said"),
     [
