@@ -36,8 +36,10 @@ def answering(asked: str, uri: str) -> Iterator[None]:
     except RunnerError:
         raise
     except Exception as error:
-        problem = mlflow_store.explain(error, uri=uri)
-        raise RunnerError(Fault(asked, problem, "the same when the store answers, or tracking.uri=URI")) from error
+        problem, fix = mlflow_store.explain(error, uri=uri), "the same when the store answers, or tracking.uri=URI"
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":  # it did answer
+            fix = f"tracking.uri=URI of the store that has it; this was {store_uri.shown(uri)}"
+        raise RunnerError(Fault(asked, problem, fix)) from error
 
 
 @contextmanager

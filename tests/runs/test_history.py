@@ -77,6 +77,13 @@ def test_mistakes(run, words, problem):
     assert code == 2 and problem in err and not Path("nowhere.db").exists()
 
 
+def test_a_store_that_has_not_the_run_has_answered(run, empty_store):
+    Path("other.db").write_bytes(empty_store.read_bytes())
+    code, _, err = run("history", "0" * 32, "tracking.uri=sqlite:///other.db")
+    assert code == 2 and "not found" in err
+    assert "write: tracking.uri=URI of the store that has it; this was sqlite:" in err and "answers" not in err
+
+
 @pytest.mark.parametrize("ending", ["csv", "parquet", "feather"])
 @pytest.mark.parametrize("has_journal", [True, False])
 def test_of_a_run_that_has_no_point_yet(run, tmp_path, ending, has_journal):
