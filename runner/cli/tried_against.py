@@ -6,6 +6,7 @@ For cli/try_out.py.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ def _of_runs(word: str, lines: Sequence[Mapping[str, Any]], metric: str | None) 
         problem = f"it has no {metric or 'metric by which a best was kept'}"
         raise RunnerError(Fault(asked, problem, "metric=val/loss, or another run"))
     if len({fold for _, fold in values}) > 1:
-        problem = "its jobs are of several folds, and a try goes over seeds"
-        raise RunnerError(Fault(asked, problem, f"{word}:data.fold=0/5"))
+        fold = next((each.keys["data.fold"] for each in found.results if "data.fold" in each.keys), "0")
+        fix = f"try --against {shlex.quote(f'{word}:data.fold={fold}')}"
+        raise RunnerError(Fault(asked, "its jobs are of several folds, and a try goes over seeds", fix))
     sweep = compare.sweep_folder(word if Path(word).exists() else word.partition(":")[0])
     folder = sweep / found.results[0].folder if sweep else find.find(word, verb="try --against")
     flags, words = _words_of(folder.absolute())

@@ -187,7 +187,7 @@ def _stood_still(run: Ended) -> str | None:
     losses = _values(run, "train/loss")[1]
     group = run.parts.optimizer.param_groups[0]
     rate = float(group.get("initial_lr", group["lr"]))
-    if run.result.num_steps < MANY_STEPS or len(losses) < ENOUGH_STEPS or rate <= 0 or run.parts.precision.scaler:
+    if run.result.num_steps < MANY_STEPS or len(losses) < ENOUGH_STEPS or run.parts.precision.scaler:
         return None
     num = max(5, len(losses) // 5)
     first, last = losses[:num], losses[-num:]

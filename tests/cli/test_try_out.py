@@ -1,13 +1,16 @@
 """`python -m runner try`, as it is typed: real runs, kept and discarded; what is refused, and how to go about it instead."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from seeded import drawn
+from synthetic_sweep import Folder
 
 from runner import cli
 from runner.cli import try_out
+from runner.cli.compare import one
 from runner.runs.find import find
 from runner.sweep import tries
 from runner.sweep.report.ranking import Goal
@@ -151,6 +154,19 @@ def test_mistakes(words, so, write, own_folder, capsys):
     said = capsys.readouterr().err
     assert so in said and write in said, said
     assert not list(Path("multirun/tries").glob("*.jsonl"))
+
+
+def test_one_of_several_folds_is_named_as_the_sweep_has_it(own_folder, capsys):
+    made = Folder(own_folder / "it's a sweep", ("data.fold=range(4)", "data.num_folds=4"))
+    for fold in range(4):
+        best = {"metric": "val/loss", "mode": "min", "value": 1.0 + fold, "step": 1}
+        made.job((f"data.fold={fold}", "data.num_folds=4"), summary={"best": best})
+    made.close()
+    assert cli.main(["try", "--against", "it's a sweep", "optimizer.lr=0.1"]) == 2
+    (write,) = (line for line in capsys.readouterr().err.splitlines() if "write:" in line)
+    words = shlex.split(write.partition("write:")[2])
+    assert words == ["try", "--against", "it's a sweep:data.fold=0"]
+    assert one(words[2], verb="try").values(Goal("val/loss", "min")) == {(0, "0/4"): 1.0}
 
 
 def test_mistakes_in_what_is_tried(at_home, run):

@@ -136,6 +136,7 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
         ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more; use them in forward()"),
         ("data.num=1000 data.rare=5", 12, "class 2 is in 5 of 800 training rows (0.62%)"),
         ("optimizer.lr=1e-9", 60, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
+        ("optimizer.lr=0", 60, "in 60 steps the weights changed by 0e+00 of themselves"),
         (
             "optimizer.lr=1e-9 scheduler=cosine optimizer=sgd",
             60,
