@@ -16,6 +16,8 @@ PRECISIONS = ("fp32", "bf16", "fp16", "tf32", "auto")
 DEVICES = ["auto", "cpu", "cuda", "cuda:0", "mps", "xpu", "all"]
 DIRECTIONS = ("minimize", "maximize")
 KEPT = "every_epoch|(last|best):[1-9][0-9]*"
+#: when a hook may be called: before the first step, after each measurement, and with the best weights after the test
+MOMENTS = ("start", "epoch", "end")
 WEIGHT = {"type": "number", "minimum": 0}
 
 
@@ -131,6 +133,12 @@ class Optimizer:
         "{NAME: {params: PATTERN, every: N, SETTING: ...}}",
         lambda value: are_turns(value),
         "{critic: {params: critic}, generator: {params: generator, lr: 0.0001}}",
+        type="object",
+        additionalProperties={
+            "type": "object",
+            "properties": {"params": _one_or_more({"type": "string"}), "every": {"type": "integer", "minimum": 1}},
+            "required": ["params"],
+        },
     )
 
 
@@ -177,7 +185,11 @@ class Train:
         lambda value: are_hooks(value),
         "[my_hooks.norms]",
         type="array",
-        items={"type": ["string", "object"], "required": ["_target_"], "properties": {"_target_": {"type": "string"}}},
+        items={
+            "type": ["string", "object"],
+            "required": ["_target_"],
+            "properties": {"_target_": {"type": "string"}, "at": _one_or_more({"enum": [*MOMENTS]})},
+        },
     )
     recompute: Any = field(  # a run from before has no word of it
         default=None,

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from runner.config.instantiate import build, faults, locate
-from runner.config.schema import are_hooks
+from runner.config.schema import MOMENTS, are_hooks
 from runner.errors import Fault, RunnerError, nearest
-from runner.training.view import MOMENTS, Hook
+from runner.training.view import Hook
 
 AT = "at"  # ours: when it is called; all else are its arguments
 KEY = "train.hooks"

@@ -12,9 +12,6 @@ from torch import nn
 
 from runner.data.loading.loaders import Batches
 
-#: when one may be called: before the first step, after each measurement, and with the best weights after the test
-MOMENTS = ("start", "epoch", "end")
-
 
 @dataclass(frozen=True)
 class View:
