@@ -79,6 +79,15 @@ def check_turns(task: Any, turns: Sequence[str]) -> None:
         raise RunnerError(Fault(f"optimizer.turns with task={getattr(call, '__name__', name)}", problem, fix))
 
 
+def inputs_of(batch: Any, *, task: str) -> Any:
+    """What the model gets of a batch (inputs, targets). Raises: RunnerError with what it is instead."""
+    if isinstance(batch, tuple | list) and len(batch) > 1:
+        return batch[0]
+    problem = f"a batch is {described(batch)}, and this task takes (inputs, targets)"
+    fix = "a collate_fn, or rows, that give (inputs, targets); or a task of yours: task=own task.function._target_=..."
+    raise RunnerError(Fault(f"task={task}", problem, fix))
+
+
 def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
     """What a model gave, or the one of it that `task.output` names. Looks at types and shapes alone.
 

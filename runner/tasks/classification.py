@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import UNKNOWN, fraction, one_of, output_of, plots_of
+from runner.tasks.checks import UNKNOWN, fraction, inputs_of, one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
 KINDS = ("auto", "multiclass", "multilabel")
@@ -60,7 +60,7 @@ class Classification(nn.Module):
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        outputs = output_of(model(batch[0]), self.output, task="classification")
+        outputs = output_of(model(inputs_of(batch, task="classification")), self.output, task="classification")
         is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)

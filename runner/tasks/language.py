@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import output_of
+from runner.tasks.checks import inputs_of, output_of
 from runner.tasks.metrics import OfTokens, make_metrics
 
 
@@ -53,7 +53,7 @@ class Language(nn.Module):
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: tuple[Any, Tensor], /) -> Tensor:
-        found = model(batch[0])
+        found = model(inputs_of(batch, task="language"))
         if self.output is None:
             found = getattr(found, "logits", found)
         return output_of(found, self.output, task="language")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import UNKNOWN, one_of, output_of, plots_of
+from runner.tasks.checks import UNKNOWN, inputs_of, one_of, output_of, plots_of
 from runner.tasks.metrics import make_metrics
 
 LOSSES = ("mse", "mae", "huber")
@@ -66,7 +66,7 @@ class Regression(nn.Module):
         return self.judge(self.outputs(model, batch), batch)
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
-        return output_of(model(batch[0]), self.output, task="regression")
+        return output_of(model(inputs_of(batch, task="regression")), self.output, task="regression")
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:
         targets = like(batch[1], outputs)

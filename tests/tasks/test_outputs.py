@@ -68,3 +68,23 @@ def test_every_task_takes_it():
     for task in (regression, Autoencoding(), Language()):
         with pytest.raises(RunnerError, match="the model gives None"):
             task(lambda x: None, (tokens, tokens) if isinstance(task, Language) else (inputs, targets))
+
+
+@pytest.mark.parametrize(
+    "task", [Classification(num_classes=3, num_outputs=3), Regression(), Language()], ids=lambda task: task.kind
+)
+@pytest.mark.parametrize(
+    ("batch", "is_what"),
+    [
+        ({"pixels": LOGITS, "label": BATCH[1]}, "a dict of pixels: a tensor (4, 3), label: a tensor (4,)"),
+        ((LOGITS,), "a tuple of a tensor (4, 3)"),
+        (LOGITS, "a tensor (4, 3)"),
+    ],
+    ids=["dict", "alone", "tensor"],
+)
+def test_a_batch_of_another_form_is_told(task, batch, is_what):
+    """As of rows that are mappings: it was a KeyError: 0."""
+    with pytest.raises(RunnerError) as caught:
+        task(lambda inputs: inputs, batch)
+    (fault,) = caught.value.faults
+    assert fault.problem == f"a batch is {is_what}, and this task takes (inputs, targets)" and "collate_fn" in fault.fix
