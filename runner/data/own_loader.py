@@ -5,8 +5,9 @@ Made by source.as_source(). Nothing is cut off it and nothing drawn of it: val a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ class OwnLoader(IterableDataset[Any]):
             self.has_length = False
         if self._length < 1:
             raise RunnerError(Fault(asked, f"{type(self.dataset).__name__} has no rows", "one with rows in it"))
+
+    @contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """A look at its first rows leaves a dataset that tells its state where it was: it may go on from there."""
+        tells = all(callable(getattr(self.dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+        before = copy.deepcopy(self.dataset.state_dict()) if tells else None
+        yield
+        if tells:
+            self.dataset.load_state_dict(before)
 
     def lasts(self, num_batches: int, *, batch_size: int) -> None:
         """Of one without a length: so many batches are an epoch; where it ends before, it begins again."""

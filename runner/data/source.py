@@ -135,7 +135,8 @@ def facts_of(inputs: Tensor, targets: Tensor, *, num_classes: int | None) -> dic
 def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
     """By its first batch, which is read for it."""
     served = Served(rows, batch_size=1, device=torch.device("cpu"), seed=0)
-    first = next(iter(served.epoch(0)))
+    with rows.looked_at():
+        first = next(iter(served.epoch(0)))
     rows.rows_a_batch = num_rows(first)
     rows.has_integers = not tensors(first)[0].is_floating_point()
     told = told_by(first, rows.dataset, labels=labels_of(rows.dataset))

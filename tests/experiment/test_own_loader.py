@@ -95,6 +95,32 @@ def stream():
     return Stream()
 
 
+class Counted(IterableDataset):
+    """Goes on from where it stands, and says where that is."""
+
+    at = 0
+
+    def __len__(self):
+        return NUM
+
+    def __iter__(self):
+        inputs, targets = rows()
+        while self.at < NUM:
+            self.at += 1
+            yield inputs[self.at - 1], targets[self.at - 1]
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def counted():
+    return Counted()
+
+
 class Stateful(DataLoader):
     """Says where it stands, as torchdata's StatefulDataLoader does; reads_of: the rows that were read, of all of them."""
 
@@ -209,6 +235,7 @@ def mine(own_folder, monkeypatch):
         "own_generator_drawing",
         "batches",
         "stream",
+        "counted",
         "stateful",
         "endless",
         "endless_loader",
@@ -266,6 +293,7 @@ HANDS = {
     "own_generator": lambda module: by_hand(loader := module.own_generator(), sets=[(loader.generator, 7)]),
     "batches": lambda module: by_hand(module.batches()),
     "stream": lambda module: by_hand(DataLoader(module.Stream(), batch_size=8)),
+    "counted": lambda module: by_hand(DataLoader(module.Counted(), batch_size=8)),
 }
 
 
@@ -288,7 +316,7 @@ def test_what_stands_beside_it_is_validated_on(mine):
     assert cli.main(["evaluate", "run", "train.eval_batch_size=7"]) == 0
 
 
-@pytest.mark.parametrize("name", ["weighted", "own_generator", "batches", "stream", "stateful"])
+@pytest.mark.parametrize("name", ["weighted", "own_generator", "batches", "stream", "counted", "stateful"])
 @pytest.mark.parametrize("num_steps", [2, 8])
 def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
     words = [f"data={name}", "train.batch_size=8"]
@@ -297,7 +325,9 @@ def test_it_goes_on_in_the_middle_of_an_epoch(mine, name, num_steps):
     mine.Stateful.reads_of.clear()
     assert cli.main(["resume", "parts", "train.num_steps=null"]) == 0
     found, state = losses_of("parts"), torch.load("parts/checkpoints/last.pt", weights_only=True)
-    assert found == losses and len(losses) == {"batches": 9, "stateful": 24}.get(name, 24 if "own" in name else 21)
+    assert found == losses and len(losses) == {"batches": 9, "stateful": 24, "counted": 24}.get(
+        name, 24 if "own" in name else 21
+    )
     assert all(map(torch.equal, state["model"].values(), whole["model"].values()))
     if name == "stateful":  # its first batch is looked at twice before; what it has had is not read again
         assert len(mine.Stateful.reads_of) == 2 + 24 - num_steps
