@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from runner.experiment.given import Given
+    from runner.experiment.together import Job
 
 #: what a job knows of its sweep, for launchers that hand on nothing but overrides
 VARIABLE = "RUNNER_JOB"
@@ -68,8 +69,7 @@ def run_pickled_together(payload: bytes) -> int:
     one, and the threads that it may take. ALONE where they can't be."""
     each, context, (num_groups, num_threads) = pickle.loads(payload)  # from our own parent
     from runner.device import backends, host_memory
-    from runner.experiment.summary import write_summary
-    from runner.experiment.together import CannotStackError, Job, failed, run_together
+    from runner.experiment.together import Job
 
     backends.limit_threads(num_threads)
     host_memory.share(num_groups)
@@ -78,20 +78,31 @@ def run_pickled_together(payload: bytes) -> int:
         returned = run_composed(config, context, begun)  # its folder and Hydra's files
         cfg, folder = returned.return_value
         jobs.append(Job(cfg, folder, _given(Assignment.from_text(text))))
-    summaries: list[dict[str, Any]] = []
-    while jobs:
-        try:
-            found = run_together(jobs)
-        except CannotStackError as error:
-            for job in jobs:
-                write_summary(job.folder, {"status": ALONE, "error": str(error)})
-            break
-        except OF_CODE as error:
-            why = _told(error)
-            found = {number: failed(job, why) for number, job in enumerate(jobs)}
-        summaries += found.values()
-        jobs = [job for number, job in enumerate(jobs) if number not in found]
+    summaries = in_turns(jobs)
     return max((int(summary["exit_code"] or summary["status"] == "failed") for summary in summaries), default=0)
+
+
+def in_turns(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """Has all of them trained, as many together as can be; after a word to end no others begin. Returns their summaries."""
+    from runner.experiment.summary import write_summary
+    from runner.experiment.together import CannotStackError, failed, run_together
+    from runner.training.signals import listening
+
+    summaries: list[dict[str, Any]] = []
+    with listening() as stop:
+        while jobs and stop.signal is None:
+            try:
+                found = run_together(jobs)
+            except CannotStackError as error:
+                for job in jobs:
+                    write_summary(job.folder, {"status": ALONE, "error": str(error)})
+                break
+            except OF_CODE as error:
+                why = _told(error)
+                found = {number: failed(job, why) for number, job in enumerate(jobs)}
+            summaries += found.values()
+            jobs = [job for number, job in enumerate(jobs) if number not in found]
+    return summaries
 
 
 def begun(cfg: DictConfig) -> tuple[DictConfig, Path]:

@@ -1,12 +1,15 @@
 import json
+import signal
 import sys
 
 from hydra.core.hydra_config import HydraConfig
 
 from runner.config import compose
 from runner.config.trust import check_folder
-from runner.experiment import run
-from runner.sweep.jobs.run_job import VARIABLE, Assignment, task
+from runner.device import Choice
+from runner.experiment import run, together
+from runner.experiment.given import Given
+from runner.sweep.jobs.run_job import VARIABLE, Assignment, in_turns, task
 from runner.sweep.launchers.slurm import link_console
 
 
@@ -62,3 +65,20 @@ def test_a_mistake_that_only_the_job_can_find_is_its_summary(own_folder, monkeyp
     assert summary == json.loads((own_folder / "3/summary.json").read_text())
     assert summary["status"] == "failed" and "nowhere.npz" in summary["error"] and "write" in summary["error"]
     assert "write:" in capfd.readouterr().out
+
+
+def test_after_a_word_to_end_no_other_jobs_begin(tmp_path, monkeypatch):
+    """Of folds of two sizes those of the other size wait for their turn."""
+    fit, jobs = together.fit_together, []
+    with compose.hydra_session(["runner"]):
+        compose_run = compose.composer([])
+        for fold in range(4):
+            words = ["data=iris", "data.limit=30", f"data.fold={fold}/4", "model=linear", "device=cpu", "sweep.batch=4"]
+            cfg = compose_run([*words, "tracking.enabled=false", "task.plots=false", "train.num_steps=9"])
+            del cfg.hydra
+            (folder := tmp_path / str(fold)).mkdir()
+            jobs.append(together.Job(cfg, folder, Given(choice=Choice("cpu", "as asked", "cpu"))))
+    monkeypatch.setattr(together, "fit_together", lambda *given, **more: signal.raise_signal(15) or fit(*given, **more))
+    assert [summary["exit_code"] for summary in in_turns(jobs)] == [143, 143, 143]
+    assert [(tmp_path / str(fold) / "checkpoints").exists() for fold in range(4)].count(True) == 3
+    assert [(tmp_path / str(fold) / "summary.json").exists() for fold in range(4)].count(True) == 3
