@@ -38,6 +38,8 @@ from runner.training.stacked.fit import Member, fit_together
 from runner.training.stacked.size import most_members
 from runner.training.stacked.stack import CannotStackError as CannotStackError
 
+#: that a run of several has open (its journal, two locks, two logs, and one more now and then), and that a process has beside
+FILES, OTHER_FILES = 6, 64
 #: whose settings members of one lane share, see stacked.fit.Member
 OF_A_LANE = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
 
@@ -71,7 +73,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     """
     gc.collect()  # a group before this one lies in circles of references, with all of its weights
     summaries: dict[int, dict[str, Any]] = {}
-    most = len(jobs)
+    most = _room_for_files(len(jobs))
     hardware = check_here(jobs[0].cfg, choice=jobs[0].given.choice).hardware  # the sweep has checked each of them
     grace_seconds = float(jobs[0].cfg.train.grace_seconds)
     with ExitStack() as all_open, listening(grace_seconds=grace_seconds) as stop:
@@ -108,6 +110,23 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
             except OF_CODE as error:  # of its model, say; what the others have trained is none of its affair
                 one.session.could_not_end(error)
     return summaries | {number: one.session.summary for number, one in members.items()}
+
+
+def _room_for_files(wanted: int) -> int:
+    """How many of so many runs may have their files open in this process; it asks the system for more of them where it may."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return wanted
+    most, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OTHER_FILES + FILES * wanted
+    if most == resource.RLIM_INFINITY or most >= needed:
+        return wanted
+    more = needed if allowed == resource.RLIM_INFINITY else min(needed, allowed)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, allowed))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(wanted, (most - OTHER_FILES) // FILES))
 
 
 def _prepared(job: Job, hardware: Any) -> _Open:

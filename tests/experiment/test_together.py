@@ -1,6 +1,7 @@
 """Groups of runs that one process trains, one after the other."""
 
 import gc
+import resource
 import weakref
 
 import pytest
@@ -69,3 +70,17 @@ def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
         assert events[-1]["status"] == ("FINISHED" if summary["status"] == "finished" else "FAILED")
         if summary["status"] == "failed":
             assert ending["error"].startswith("RuntimeError: unexpected pos 704")
+
+
+def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
+    """256 are a Mac's usual limit: of 64 runs all failed, 26 of them begun."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with monkeypatch.context() as refused:
+            refused.setattr(resource, "setrlimit", lambda *given: (_ for _ in ()).throw(ValueError))
+            assert together._room_for_files(64) == 32
+        assert together._room_for_files(64) == 64
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64 + 6 * 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
