@@ -86,17 +86,19 @@ def fit_together(
 
 
 class _OneWord:
-    """What is asked at a step is answered once: all members hear the same."""
+    """What is asked at a step is answered once: all members hear the same, whoever else has asked what by then."""
 
     def __init__(self, stop: Stop, parts: Parts) -> None:
         self._own = OwnStopCondition(stop, parts.limits)
-        self._asked: tuple[int, bool] | None = None
-        self._word: str | None = None
+        self._step = -1
+        self._words: dict[bool, str | None] = {}  # of this step, by whether they are of an epoch's end
 
     def __call__(self, step: int, *, at_once: bool = False) -> str | None:
-        if self._asked != (step, at_once):
-            self._asked, self._word = (step, at_once), self._own(step, at_once=at_once)
-        return self._word
+        if step != self._step:
+            self._step, self._words = step, {}
+        if at_once not in self._words:
+            self._words[at_once] = self._own(step, at_once=at_once)
+        return self._words[at_once]
 
 
 class _Place:

@@ -1,7 +1,9 @@
 """Trainings that take their steps together come to what each comes to alone: weights, every point, checkpoints, ends."""
 
 import math
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from torch import nn
 
 from runner.device.placement import tensors
 from runner.tasks.classification import Classification
+from runner.training.signals import Stop
 from runner.training.stacked import fit
 from runner.training.stacked.stack import Stack
+from runner.training.stopping import Limits
 
 SEEDS = [[f"seed={seed}"] for seed in (3, 0, 7)]
 RATES = [[f"seed={seed}", f"optimizer.lr={lr}"] for lr in (1e-3, 3e-3) for seed in (0, 1)]
@@ -286,3 +290,14 @@ def test_where_the_memory_ends_fewer_compute_at_a_time(tmp_path, monkeypatch, ca
     found = trained_together(tmp_path / "found", words, each)
     assert "out of memory: 2 of 4 members at a time now" in capsys.readouterr().out
     assert largest_difference(wanted, found)[0] <= 1e-6
+
+
+def test_what_one_hears_at_a_step_all_hear():
+    """Also where each is asked at the end of a measurement, too, before the next one is asked at all."""
+    stop = Stop()
+    word = fit._OneWord(stop, SimpleNamespace(limits=Limits(1, 9, save_every_seconds=3600)))
+    word._own._saved -= 3600  # it is due, once
+    heard = [(word(5), word(5, at_once=True)) for _ in range(2)]
+    stop.signal = signal.SIGTERM
+    assert [*heard, (word(5), word(5, at_once=True))] == [("save", None)] * 3
+    assert word(6) == word(6, at_once=True) == "stopped"
