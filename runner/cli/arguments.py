@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ ONE_RUN = {"--config-name", "-cn", "--config-dir", "-cd"}
 #: Hydra does one of these
 ALONE = (MULTIRUN, {"-r", "--run"}, {"-c", "--cfg"}, {"-i", "--info"}, {"-sc", "--shell-completion"})
 
+#: what Hydra has for several values
+SEVERAL = re.compile(r"\s*(range|choice|glob|interval|shuffle|sort|tag)\(")
 
 #: of all commands (cli/commands.py); a line that begins with none of them is `train`
 NAMES = (
@@ -95,12 +98,13 @@ def sorted_words(
     """
     flags: list[str] = []
     overrides: list[str] = []
+    zips: list[str] = []
     faults: list[Fault] = []
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if not word.startswith("-"):
-            overrides.append(_zipped(word) if word.startswith("zip(") else word)
+            (zips if word.startswith("zip(") else overrides).append(word)
         elif name == "--allow":
             _allow(value if equals else next(rest, ""))
         elif name in FLAGS_WITH_VALUE:
@@ -112,6 +116,8 @@ def sorted_words(
         else:
             following = next(rest, None) if not equals else value
             faults.append(_unknown_flag(name, following, takes))
+    if zips:
+        overrides.append(_zipped(zips))
     flags, overrides, found = _with_mode(flags, overrides)
     faults += found
     alone = [next(flag for flag in flags if flag in kind) for kind in ALONE if kind & set(flags)]
@@ -121,7 +127,7 @@ def sorted_words(
         refuse(faults)
         return words, []  # these read their own words
     faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
-    several = [word for word in overrides if _has_several(word) or word.startswith("sweep.zip={")]
+    several = [word for word in overrides if _has_several(word) or word.startswith(("sweep.zip={", "sweep.zip=["))]
     if several and not MULTIRUN & set(flags):
         if not faults and compose.asks_for_a_sweep(flags, overrides):
             flags = ["-m", *flags]
@@ -151,22 +157,32 @@ def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), 
     refuse(faults)
 
 
-def _zipped(word: str) -> str:
-    """zip(a,b)=(1,2),(3,4), which Hydra has no grammar for, as the setting that it is: sweep.zip={a:[1,3],b:[2,4]}.
+def _zipped(words: Sequence[str]) -> str:
+    """zip(a,b)=(1,2),(3,4), which Hydra has no grammar for, as the setting that it is: sweep.zip={a:[1,3],b:[2,4]}. Of
+    several, each of which is combined with each other, sweep.zip=[{...},{...}].
 
     Raises: RunnerError where rows do not have a value for each key.
     """
+    each = [_columns(word) for word in words]
+    return f"sweep.zip={each[0] if len(each) == 1 else '[' + ','.join(each) + ']'}"
+
+
+def _columns(word: str) -> str:
     head, _, value = word.partition(")=")
-    keys = head.removeprefix("zip(").split(",")
+    keys = [key.strip() for key in head.removeprefix("zip(").split(",")]
     rows = [_parts(row.strip()[1:-1]) for row in _parts(value) if row.strip().startswith("(")]
+    problem = ""
     if not rows or len(rows) != len(_parts(value)) or any(len(row) != len(keys) for row in rows):
         problem = f"it is a row in parentheses for each job, with a value for each of {', '.join(keys)}"
+    elif several := [part.strip() for row in rows for part in row if SEVERAL.match(part)]:
+        problem = f"a row is of one job, and {several[0]} is several values"
+    elif len(set(keys)) < len(keys):
+        problem = f"each key is named once, and these are {', '.join(keys)}"
+    if problem:
         example = "'zip(model.width,optimizer.lr)=(64,1e-3),(128,3e-4)', in quotes"
         raise RunnerError(Fault(word, problem, example))
     columns = zip(*rows, strict=True)
-    return (
-        "sweep.zip={" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
-    )
+    return "{" + ",".join(f"{key}:[{','.join(column)}]" for key, column in zip(keys, columns, strict=True)) + "}"
 
 
 def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[str], list[Fault]]:

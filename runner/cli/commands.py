@@ -154,12 +154,12 @@ def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, 
     """Each job's overrides and name. master: what they have in common."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from runner.sweep.jobs.prepare import combinations, zip_of
+    from runner.sweep.jobs.prepare import combinations, zips_of
 
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         params = dict(master.hydra.sweeper.get("params") or {})
         loader = GlobalHydra.instance().config_loader()
-        return combinations(overrides, loader, params=params, zipped=zip_of(master))
+        return combinations(overrides, loader, params=params, zipped=zips_of(master))
 
 
 def devices(words: list[str]) -> int:

@@ -295,7 +295,12 @@ class Sweep:
     until: str | None = _one_of("decided")
     max_seeds: int = _at_least(1)
     max_seconds: float | None = _more_than_zero()
-    zip: Any = _mapping("lists of values by key")
+    zip: Any = _value(
+        "lists of values by key, or several such mappings in a list",
+        lambda value: value is None or _are(value, Mapping),
+        "null",
+        anyOf=[{"type": ["object", "null"]}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
+    )
 
 
 @dataclass

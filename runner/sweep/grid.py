@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from runner.sweep import until
 from runner.sweep.jobs.ledger import Job
-from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zip_of
+from runner.sweep.jobs.prepare import Prepared, combinations, grid_params, zips_of
 from runner.sweep.scheduler import Source
 from runner.sweep.sweep import Hands, Plan, run_sweep
 
@@ -28,7 +28,7 @@ class Grid(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         params = grid_params(self._config)
-        zipped = zip_of(self._config)
+        zipped = zips_of(self._config)
         wanted = combinations(arguments, self._context.config_loader, params=params, zipped=zipped)
         source: Callable[[Hands], Source] = lambda hands: Listed(hands.prepared)  # noqa: E731
         if self._config.sweep.until is not None:

@@ -7,6 +7,7 @@ it looks at the GPUs and imports the person's code.
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ OF_THE_SWEEP = ("sweep.", "hydra.", "hydra/")
 USABLE = r"(?!\.)[\w.,=+@:\[\]() -]+"
 LONGEST = 200  # bytes; most file systems take 255, and a job that is tried again has a longer one
 PARAMS = "hydra.sweeper.params"
-ZIP = "sweep.zip"
+ZIP, ZIP_EXAMPLE = "sweep.zip", "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
 #: texts that Hydra reads as they are, and those among them that it takes for something else
 PLAIN_WORD, NO_TEXTS = r"[A-Za-z_][\w./-]*", ("true", "false", "null", "inf", "nan")
 #: one process sends all journals of a sweep to one store
@@ -69,13 +70,15 @@ def grid_params(config: DictConfig) -> Mapping[str, Any]:
     return dict(OmegaConf.to_container(node.params, resolve=True) or {}) if node.params else {}  # type: ignore[arg-type]
 
 
-def zip_of(config: DictConfig) -> Mapping[str, Any]:
-    """sweep.zip as plain values. Raises: RunnerError for what is no mapping."""
+def zips_of(config: DictConfig) -> list[Mapping[str, Any]]:
+    """sweep.zip as plain values: lists of values by key, those that go together in a mapping. Raises: RunnerError for other forms."""
     node = config.sweep.zip
-    if node is not None and not OmegaConf.is_dict(node):
-        fix = "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
-        raise RunnerError(Fault(f"{ZIP}={node}", "it has lists of values by key", fix))
-    return dict(OmegaConf.to_container(node, resolve=True)) if node else {}  # type: ignore[arg-type]
+    found: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    each = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(one, Mapping) for one in each):
+        problem = "it has lists of values by key, or several such mappings in a list"
+        raise RunnerError(Fault(f"{ZIP}={as_word(found)}", problem, ZIP_EXAMPLE))
+    return each
 
 
 def parsed_params(parser: Any, params: Mapping[str, Any]) -> list[Any]:
@@ -103,13 +106,13 @@ def combinations(
     config_loader: Any,
     *,
     params: Mapping[str, Any] | None = None,
-    zipped: Mapping[str, Any] | None = None,
+    zipped: Sequence[Mapping[str, Any]] = (),
 ) -> list[tuple[tuple[str, ...], str]]:
     """Every job's overrides and its readable name: all combinations of the words with several values, in order. Of equal
     ones there is one, which is said.
 
     params: `hydra.sweeper.params`, which come before the words: a key that both have is the words'.
-    zipped: `sweep.zip`, lists of values by key that go together, the first of each, the second of each, ...
+    zipped: of `sweep.zip`, each mapping with lists of values by key that go together: the first of each, the second, ...
     """
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -123,12 +126,12 @@ def combinations(
     # the last of a key, as Hydra has it
     own = list({override.get_key_element(): override for override in own}.values())
     swept = {override.get_key_element() for override in own if override.is_sweep_override()}
-    rows = together(zipped or {}, {override.get_key_element() for override in own})
+    rows = together(zipped, {override.get_key_element() for override in own})
     (jobs,) = BasicSweeper.split_arguments(own, None)
     if not jobs:
         fix = "KEY=VALUE1,VALUE2 with at least one value"
         raise RunnerError(Fault(" ".join(words), "it describes no job at all", fix))
-    swept |= (zipped or {}).keys()
+    swept |= {key for one in zipped for key in one}
     whole = [(*overrides, *row) for overrides in jobs for row in rows]
     each = list(dict.fromkeys(whole))
     if len(each) < len(whole):
@@ -136,31 +139,42 @@ def combinations(
     return [(overrides, name_of(overrides, swept)) for overrides in each]
 
 
-def together(zipped: Mapping[str, Any], others: Collection[str] = ()) -> list[tuple[str, ...]]:
-    """The overrides of each row of sweep.zip; one empty row where there is none.
+def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """The overrides of each row of sweep.zip, of several mappings all combinations; one empty row where there is none.
 
     others: the keys of the other words. Raises: RunnerError with everything that is wrong with it.
     """
-    example = "sweep.zip={model.width:[64,128],optimizer.lr:[0.001,0.0003]}"
+    keys = [key_of(key) for one in zipped for key in one]
+    taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
+    if faults := [fault for one in zipped for fault in _zip_faults(one, taken)]:
+        raise RunnerError(*faults)
+    each = [
+        [
+            tuple(f"{key}={as_word(value)}" for key, value in zip(one, row, strict=True))
+            for row in zip(*one.values(), strict=True)
+        ]
+        for one in zipped
+        if one
+    ]
+    return [tuple(itertools.chain(*rows)) for rows in itertools.product(*each)]
+
+
+def _zip_faults(zipped: Mapping[str, Any], taken: Collection[str]) -> list[Fault]:
+    """taken: keys that something else has given."""
     faults = []
     for key, values in zipped.items():
         asked = f"{ZIP}={{{key}: {values}}}"
-        if key.lstrip("+~").startswith(THE_SAME_FOR_ALL):
+        if key_of(key).startswith(THE_SAME_FOR_ALL):
             faults.append(Fault(asked, f"{key} says how the sweep is run, and is the same for all jobs", f"{key}=..."))
         elif not isinstance(values, list) or not values:
-            faults.append(Fault(asked, "a key has a list of values, one for each job", example))
-        elif key in others:
+            faults.append(Fault(asked, "a key has a list of values, one for each job", ZIP_EXAMPLE))
+        elif key_of(key) in taken:
             faults.append(Fault(asked, f"{key} is among the other words, too", f"{key} in one of the two"))
     lengths = {key: len(values) for key, values in zipped.items() if isinstance(values, list)}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
         faults.append(Fault(ZIP, f"values go together one by one, and {counts}", "as many for each key"))
-    refuse(faults)
-    keys = list(zipped)
-    return [
-        tuple(f"{key}={as_word(value)}" for key, value in zip(keys, row, strict=True))
-        for row in zip(*zipped.values(), strict=True)
-    ] or [()]
+    return faults
 
 
 def as_word(value: Any) -> str:

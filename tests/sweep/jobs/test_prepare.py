@@ -15,7 +15,16 @@ from runner.device import Gpu, Hardware
 from runner.errors import RunnerError
 from runner.sweep import grid
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.jobs.prepare import Composer, Prepared, as_word, combinations, examine, folder_faults, grid_params
+from runner.sweep.jobs.prepare import (
+    Composer,
+    Prepared,
+    as_word,
+    combinations,
+    examine,
+    folder_faults,
+    grid_params,
+    zips_of,
+)
 from runner.sweep.jobs.slots import anywhere, devices_for
 from runner.sweep.launchers.ray_devices import devices_in
 from runner.sweep.sweep import Plan, _folder_faults, _jobs_to_run, _twins
@@ -65,13 +74,13 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
         "name": ["it's", "1"],
         "optimizer.lr": [1e-3, 3e-5],
     }
-    found = combinations(["seed=1,2", "train.compile=false"], loader, zipped=zipped)
+    found = combinations(["seed=1,2", "train.compile=false"], loader, zipped=[zipped])
     rows = ["model=mlp", "+model.sizes=[8,8]", r"name='it\'s'", "optimizer.lr=0.001"]
     others = ["model=cnn", "+model.sizes=null", "name='1'", "optimizer.lr=3e-05"]
     expected = [(f"seed={seed}", "train.compile=False", *row) for seed in (1, 2) for row in (rows, others)]
     assert [overrides for overrides, _ in found] == expected
     assert found[1][1] == "seed=1 model=cnn +model.sizes=null name='1' optimizer.lr=3e-05"
-    assert [overrides for overrides, _ in combinations(["seed=3"], loader, zipped={"name": [True]})] == [
+    assert [overrides for overrides, _ in combinations(["seed=3"], loader, zipped=[{"name": [True]}])] == [
         ("seed=3", "name=true")
     ]
     read = [override.value() for override in OverridesParser.create().parse_overrides(found[0][0])]
@@ -84,14 +93,14 @@ def test_values_that_go_together_are_rows_and_no_product(loader):
 def test_a_text_of_a_row_is_read_back_as_it_is(text, loader):
     """Hydra takes a backslash in quotes for one, but in front of a quote."""
     for value in (text, [text, {"key": text}]):
-        (((word,), _),) = combinations([], loader, zipped={"name": [value]})
+        (((word,), _),) = combinations([], loader, zipped=[{"name": [value]}])
         read = OmegaConf.to_container(OmegaConf.create([OverridesParser.create().parse_override(word).value()]))
         wanted = OmegaConf.to_container(OmegaConf.create([value]))
         assert read == wanted
 
 
 def test_a_backslash_stays_in_a_jobs_name(loader):
-    ((_, name),) = combinations([], loader, zipped={"name": [r"\d"]})
+    ((_, name),) = combinations([], loader, zipped=[{"name": [r"\d"]}])
     assert name == r"name='\d'"
 
 
@@ -105,15 +114,31 @@ def test_a_backslash_stays_in_a_jobs_name(loader):
     ],
 )
 def test_equal_jobs_run_once_and_that_is_said(words, zipped, names, said, loader, capsys):
-    assert [name for _, name in combinations(words, loader, zipped=zipped)] == names
+    assert [name for _, name in combinations(words, loader, zipped=[zipped])] == names
     out = capsys.readouterr().out
     assert said in out and bool(out) == bool(said)
+
+
+def test_several_zips_are_combined_with_each_other(loader):
+    words = [
+        "zip(seed, name)=(1,a),(2,'b,c')",
+        "zip(model,optimizer.lr)=(mlp,0.1),(linear,0.2)",
+        "train.compile=true,false",
+    ]
+    _, overrides = sorted_words(["-m", *words])
+    cfg = composed(overrides[-1])
+    found = [name for _, name in combinations(overrides[:-1], loader, zipped=zips_of(cfg))]
+    rows = [f"{seed} {model}" for seed in ("seed=1 name=a", "seed=2 name='b,c'") for model in ("model=mlp optimizer.lr=0.1", "model=linear optimizer.lr=0.2")]  # fmt: skip
+    assert found == [f"train.compile={value} {row}" for value in (True, False) for row in rows]
+    assert zips_of(composed("seed=1")) == []
+    with pytest.raises(RunnerError, match="several such mappings in a list"):
+        zips_of(OmegaConf.create({"sweep": {"zip": [1, 2]}}))
 
 
 def test_rows_that_can_not_be_are_refused_all_of_them(loader):
     zipped = {"seed": [1, 2], "name": "a", "sweep.retry": [True, False], "optimizer.lr": [0.1]}
     with pytest.raises(RunnerError) as raised:
-        combinations(["seed=3"], loader, zipped=zipped)
+        combinations(["seed=3"], loader, zipped=[zipped])
     asked = [fault.asked.partition(":")[0] for fault in raised.value.faults]
     assert asked == ["sweep.zip={seed", "sweep.zip={name", "sweep.zip={sweep.retry", "sweep.zip"]
     assert "seed has 2, sweep.retry has 2, optimizer.lr has 1" in str(raised.value)
