@@ -25,12 +25,25 @@ FINGERPRINT_BLOCKS = 1024
 class Splits:
     """What is trained, validated and tested on; None where there is no such split."""
 
-    train: Any  # nested tensors on the host, or a Dataset
+    train: Any  # nested tensors on the host, a Dataset, or Chosen
     val: Any | None
     test: Any | None
     sizes: dict[str, int]
     fingerprint: str  # of the whole source, 64 hexadecimal digits; see `fingerprint()`
     labels: Tensor | None = None  # (N,) int64, of the training rows
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A split's rows as a part of a set that several runs have in common, and that is kept once for all of them."""
+
+    whole: Any  # nested tensors on the host
+    indices: Tensor  # (K,) int64, ascending
+
+
+def rows_of(rows: Any) -> Any:
+    """The rows themselves of what a Splits has: those of a set in common are copied."""
+    return select(rows.whole, rows.indices) if isinstance(rows, Chosen) else rows
 
 
 def split(

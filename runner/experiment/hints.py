@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from runner.config.settings import Settings
+from runner.data.split import rows_of
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.classification import Classification
 from runner.tasks.language import Language
@@ -159,10 +160,10 @@ def _without_gradients(run: Ended) -> str | None:
 
 def _far_off(run: Ended) -> str | None:
     """A regression whose targets lie far from where a model begins, and that has come no nearer than their mean does."""
-    task, rows = run.parts.task, run.parts.splits.val
+    task = run.parts.task
     if not isinstance(task, Regression) or task.spreads is not None or run.result.num_steps < MANY_STEPS:
         return None
-    measured = _values(run, "val/loss" if task.loss == "mse" else "val/mse")[1]
+    measured, rows = _values(run, "val/loss" if task.loss == "mse" else "val/mse")[1], rows_of(run.parts.splits.val)
     if (
         not isinstance(rows, tuple)
         or len(rows) != 2

@@ -11,15 +11,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
+from runner.config import validate
 from runner.config.settings import Settings
 from runner.config.trust import check_folder
+from runner.data.loading.batch_transform import TransformedBatches
+from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
+from runner.data.loading.resident import Resident, brought, sent
+from runner.data.source import GIVEN, Source
+from runner.data.split import Chosen, indices
 from runner.device import backends
+from runner.device.placement import map_tensors, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
@@ -35,11 +44,13 @@ from runner.training.result import Result
 from runner.training.signals import listening
 from runner.training.stacked.check import check_alike
 from runner.training.stacked.fit import Member, fit_together
-from runner.training.stacked.size import most_members
+from runner.training.stacked.size import free_bytes, most_members
 from runner.training.stacked.stack import CannotStackError as CannotStackError
 
 #: that a run of several has open (its journal, two locks, two logs, and one more now and then), and that a process has beside
 FILES, OTHER_FILES = 6, 64
+#: of a run's data, what it takes while it is read: its rows, and each split's before they are shared
+COPIES = 2
 #: whose settings members of one lane share, see stacked.fit.Member
 OF_A_LANE = ("optimizer.", "scheduler.", "train.clip_grad_norm", "train.ema_decay")
 
@@ -77,18 +88,18 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
     hardware = check_here(jobs[0].cfg, choice=jobs[0].given.choice).hardware  # the sweep has checked each of them
     grace_seconds = float(jobs[0].cfg.train.grace_seconds)
     with ExitStack() as all_open, listening(grace_seconds=grace_seconds) as stop:
-        members: dict[int, _Open] = {}
+        members, rows = dict[int, _Open](), CommonRows()
         for number, job in enumerate(jobs):
             if number >= most:
                 break
             try:
-                members[number] = _prepared(job, hardware)
+                members[number] = _prepared(job, hardware, rows)
             except RunnerError as error:
                 summaries[number] = failed(job, on_a_line(error))
                 continue
             all_open.push(members[number].closing)
-            if len(members) == 1:
-                most = min(most, number + most_members(members[number].parts))
+            parts = members[number].parts
+            most = min(most, number + most_members(parts, read_bytes=COPIES * _num_bytes(parts.source)))
         members = _of_one_size(members)
         if not members:
             return summaries
@@ -129,7 +140,7 @@ def _room_for_files(wanted: int) -> int:
     return max(1, min(wanted, (most - OTHER_FILES) // FILES))
 
 
-def _prepared(job: Job, hardware: Any) -> _Open:
+def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
     """Opens a run's session, and builds what it trains."""
     with ExitStack() as own:
         check_folder(job.folder)
@@ -142,7 +153,67 @@ def _prepared(job: Job, hardware: Any) -> _Open:
         session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
         device = torch.device(given.choice.here)
         parts = prepare(job.cfg, device, goes_on=any((job.folder / "checkpoints").glob("last*.pt")))
+        parts = rows.shared(parts, job.cfg)
         return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
+
+
+class CommonRows:
+    """What several runs learn from: where it is the same data it lies on the device once, and each has its own cut of it."""
+
+    def __init__(self) -> None:
+        self._source: Source | None = None  # of the first of them
+        self._rows: dict[
+            str, Any
+        ] = {}  # on the device: by "train" all that is cut, by the others what came split already
+
+    def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
+        """The same parts without a copy of the rows of their own, where their data is that of the first run."""
+        loaders = {name: _innermost(split) for name in ("train", *GIVEN) if (split := getattr(parts, name)) is not None}
+        if not all(isinstance(each, Resident) for each in loaders.values()):
+            return parts
+        chosen = indices(parts.source, seed=cfg.seed, **validate.how_to_cut(cfg))
+        chosen = {name: rows for name, rows in chosen.items() if len(rows) < num_rows(parts.source.rows)}
+        if self._source is None and _is_worth_it(parts, chosen):
+            rows = map_tensors(parts.source.rows, Tensor.contiguous)
+            self._source = replace(parts.source, rows=rows)
+            self._rows = map_tensors({"train": rows, **parts.source.given}, partial(brought, device=parts.device))
+        first = self._source
+        if first is None or not _are_alike(parts.source, first):
+            return parts
+        splits = {name: first.given.get(name, first.rows) for name in loaders}
+        for name, loader in loaders.items():
+            if name in chosen:
+                splits[name] = Chosen(first.rows, chosen[name])
+                loader.share(self._rows["train"], sent(chosen[name], parts.device))
+            else:
+                loader.share(self._rows[name])
+        source = replace(parts.source, rows=first.rows, given=first.given)
+        return replace(parts, source=source, splits=replace(parts.splits, **splits))
+
+
+def _innermost(batches: Any) -> Any:
+    """What reads the rows of a split."""
+    return batches.batches if isinstance(batches, TransformedBatches) else batches
+
+
+def _is_worth_it(parts: Parts, chosen: Mapping[str, Tensor]) -> bool:
+    """Whether the whole set is to lie on the device, in the place of the runs' own parts of it. On a CPU it does anyway."""
+    if parts.device.type == "cpu":
+        return True
+    free, size = free_bytes(parts.device), _num_bytes(parts.source)
+    is_most = not chosen or 2 * sum(map(len, chosen.values())) >= num_rows(parts.source.rows)  # data.limit leaves few
+    return is_most and (free is None or size <= MOST_OF_FREE_MEMORY * free)
+
+
+def _num_bytes(source: Source) -> int:
+    return num_bytes((source.rows, dict(source.given)))
+
+
+def _are_alike(one: Source, other: Source) -> bool:
+    """Whether they have the very same rows."""
+    mine, theirs = (tensors((each.rows, dict(each.given))) for each in (one, other))
+    pairs = zip(mine, theirs, strict=False)
+    return len(mine) == len(theirs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def _of_one_size(members: Mapping[int, _Open]) -> dict[int, _Open]:

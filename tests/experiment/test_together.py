@@ -3,18 +3,24 @@
 import gc
 import resource
 import weakref
+from dataclasses import replace
 
 import pytest
+import torch
 from omegaconf import open_dict
 
 from runner.config.compose import composer, hydra_session
+from runner.data.split import rows_of
 from runner.device import Choice
+from runner.device.placement import map_tensors, tensors
 from runner.experiment import hints, session, together
+from runner.experiment.build import prepare
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
 from runner.experiment.together import Job, run_together
 from runner.tracking.journal_reader import read_events
 
+CPU = torch.device("cpu")
 WORDS = ["data=digits", "data.limit=100", "model=mlp", "model.hidden_sizes=[8]", "train.num_steps=1"]
 WORDS += ["tracking.enabled=false", "task.plots=false", "device=cpu", "sweep.batch=8"]
 
@@ -70,6 +76,79 @@ def test_one_whose_end_fails_fails_alone(tmp_path, monkeypatch, module, name):
         assert events[-1]["status"] == ("FINISHED" if summary["status"] == "finished" else "FAILED")
         if summary["status"] == "failed":
             assert ending["error"].startswith("RuntimeError: unexpected pos 704")
+
+
+def composed(*words):
+    with hydra_session(["runner"]):
+        cfg = composer([])(["device=cpu", "tracking.enabled=false", *words])
+    with open_dict(cfg):
+        cfg.pop("hydra")
+    return cfg
+
+
+GIVEN = ["model=linear", "data=mnist1d", "data.num_rows=50", "data.num_test_rows=20"]
+TEXT = ["data=text", "data.path=words.txt", "data.context_length=4", "model=gpt", "task=language"]
+
+
+@pytest.mark.parametrize(
+    ("words", "each"),
+    [
+        (["model=linear"], ["seed=0", "seed=1"]),
+        (["model=linear", "data.num_folds=3"], ["data.fold=0", "data.fold=1"]),
+        (["model=linear", "data.augment={crop:1,mixup:0.2}"], ["seed=0", "seed=1"]),
+        (["model=linear", "data.sampler=balanced", "data.test_fraction=0"], ["seed=0", "seed=1"]),
+        (["model=linear", "data.limit=100"], ["seed=0", "seed=1"]),
+        (GIVEN, ["seed=0", "seed=1"]),
+        ([*GIVEN, "data.val_fraction=0"], ["seed=0", "seed=1"]),
+        ([*TEXT, "model.width=8", "model.depth=1", "model.num_heads=1"], ["seed=0", "seed=1"]),
+    ],
+)
+def test_each_has_the_rows_that_it_has_alone_and_the_device_has_them_once(own_folder, words, each):
+    (own_folder / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 9)
+    common, places = together.CommonRows(), set()
+    for own in each:
+        cfg = composed(*words, own)
+        alone, parts = prepare(cfg, CPU), prepare(cfg, CPU)
+        parts = common.shared(parts, cfg)
+        for name in ("train", "val", "test"):
+            split, wanted = getattr(parts, name), getattr(alone, name)
+            if wanted is None:
+                assert split is None
+                continue
+            places |= {tensor.data_ptr() for tensor in tensors(together._innermost(split)._rows)}
+            for at in ((0, 0), (3, 1)):
+                batches = [list(one.epoch(at[0], first_batch=at[1])) for one in (split, wanted)]
+                assert len(batches[0]) == len(batches[1])
+                assert all(map(torch.equal, tensors(batches[0]), tensors(batches[1])))
+            indexed = [one.indexed() for one in (split, wanted)]
+            for one in indexed:
+                one.begin(2)
+            gathered = [one.gather(torch.arange(split.num_rows).flip(0)) for one in indexed]
+            assert all(map(torch.equal, *map(tensors, gathered)))
+            assert all(one.is_aligned(7) == wanted.indexed().is_aligned(7) for one in indexed)
+            kept = [rows_of(getattr(one.splits, name)) for one in (parts, alone)]
+            assert all(map(torch.equal, *map(tensors, kept)))
+            assert split.device_bytes <= wanted.device_bytes
+    assert len(places) == len(tensors((parts.source.rows, dict(parts.source.given))))
+
+
+def test_other_rows_are_each_runs_own():
+    cfg = composed("model=linear")
+    common, parts = together.CommonRows(), prepare(cfg, CPU)
+    assert common.shared(parts, cfg).source is not parts.source
+    others = replace(parts, source=replace(parts.source, rows=map_tensors(parts.source.rows, lambda rows: rows + 1)))
+    assert common.shared(others, cfg) is others
+
+
+def test_a_group_reads_one_set(tmp_path, monkeypatch):
+    check, found = together.check_alike, []
+    monkeypatch.setattr(
+        together, "check_alike", lambda members, **more: found.extend(members) or check(members, **more)
+    )
+    run_together([job(tmp_path, seed) for seed in range(3)])
+    splits = [split for member in found for split in (member.parts.train, member.parts.val, member.parts.test)]
+    assert len(splits) == 9
+    assert len({tensor.data_ptr() for split in splits for tensor in tensors(split._rows)}) == 2
 
 
 def test_as_many_runs_as_may_have_their_files_open(monkeypatch):

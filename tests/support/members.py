@@ -79,7 +79,7 @@ def _widen(parts):
     """Weights and rows in float64, where rounding is 1e-16; points are kept in float32."""
     parts.model.double()
     for split in (parts.train, parts.val, parts.test):
-        resident = getattr(split, "_batches", split)  # augmentation and scaling come after
+        resident = getattr(split, "batches", split)  # augmentation and scaling come after
         resident._rows = map_tensors(resident._rows, lambda rows: rows.double() if rows.is_floating_point() else rows)
     return replace(parts, average=parts.average and AveragedWeights(parts.model, decay=parts.average.decay))
 

@@ -25,22 +25,26 @@ class TransformedBatches:
     def __init__(
         self, batches: Batches, module: nn.Module, *, device: torch.device, seed: int, is_training: bool
     ) -> None:
-        self._batches, self._device, self._seed = batches, device, seed
+        self.batches, self._device, self._seed = batches, device, seed
         self._module = module.train(is_training)
         self._num_draws = int(getattr(module, "num_draws", 0)) if is_training else 0
         self.num_rows, self.batch_size = batches.num_rows, batches.batch_size
-        self.device_bytes = batches.device_bytes + num_bytes([*module.parameters(), *module.buffers()])
+        self._own_bytes = num_bytes([*module.parameters(), *module.buffers()])
+
+    @property
+    def device_bytes(self) -> int:
+        return self.batches.device_bytes + self._own_bytes
 
     @property
     def num_batches(self) -> int:
-        return self._batches.num_batches
+        return self.batches.num_batches
 
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on. Waits for what the batches wait for, and no more."""
         draws = torch.empty(self.num_rows, 0, device=self._device)
         if self._num_draws:
             draws = self._draws(number)
-        batches = self._batches.epoch(number, first_batch=first_batch, shard=shard)
+        batches = self.batches.epoch(number, first_batch=first_batch, shard=shard)
         for batch, some in zip(batches, draws.split(self.batch_size)[first_batch:], strict=True):
             with torch.no_grad():
                 if isinstance(batch, Share):  # what is drawn for a row is the same whichever process has it
@@ -52,7 +56,7 @@ class TransformedBatches:
 
     def indexed(self) -> IndexedFinished | None:
         """The same, for steps that read on the device where they are; None where the rows don't lie there."""
-        indexed = self._batches.indexed()
+        indexed = self.batches.indexed()
         draws = torch.empty(self.num_rows, self._num_draws, device=self._device)
         return None if indexed is None else IndexedFinished(indexed, self._module, draws, self._draws)
 
@@ -61,7 +65,7 @@ class TransformedBatches:
         return sent(drawn, self._device)
 
     def close(self) -> None:
-        self._batches.close()
+        self.batches.close()
 
 
 class IndexedFinished:

@@ -40,7 +40,11 @@ class Batches(Protocol):
 
     num_rows: int
     batch_size: int
-    device_bytes: int  # that it keeps on the device
+
+    @property
+    def device_bytes(self) -> int:
+        """That it keeps on the device."""
+        ...
 
     @property
     def num_batches(self) -> int:

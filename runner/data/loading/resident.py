@@ -48,6 +48,7 @@ class Resident:
         """shuffle: whether there is chance in the order, that of `sampler` where there is one."""
         self.num_rows, self.batch_size = num_rows(rows), batch_size
         self._rows = brought(rows, device)
+        self._chosen: Tensor | None = None
         self._device, self._orders = device, Orders(self.num_rows, seed=seed, sampler=sampler) if shuffle else None
         self.device_bytes = num_bytes(self._rows)
         self._batches_a_gather = batches_a_gather(rows, batch_size, device)
@@ -56,10 +57,20 @@ class Resident:
     def num_batches(self) -> int:
         return -(-self.num_rows // self.batch_size)
 
+    def share(self, rows: Any, chosen: Tensor | None = None) -> None:
+        """Reads the same rows from now on in a set that several runs have in common, and keeps no copy of them.
+
+        rows: the set, on the device. chosen: which of them are the split's, (num_rows,) int64 there; None for all.
+        """
+        self._rows, self._chosen = rows, chosen
+        self.device_bytes = 0 if chosen is None else chosen.nbytes
+
     def epoch(self, number: int, *, first_batch: int = 0, shard: Shard | None = None) -> Iterator[Any]:
         """The batches of epoch `number` from `first_batch` on. Waits for nothing: the host runs ahead of the device."""
         size = self.batch_size * self._batches_a_gather
         order = None if self._orders is None else sent(self._orders.of(number), self._device)
+        if self._chosen is not None:
+            order = self._chosen if order is None else self._chosen.index_select(0, order)
         if shard is not None:
             yield from self._shares(shard, order, first_batch)
             return
@@ -76,7 +87,7 @@ class Resident:
 
     def indexed(self) -> Indexed:
         """The same rows, for steps that read on the device where they are."""
-        return Indexed(self._rows, self.num_rows, orders=self._orders, device=self._device)
+        return Indexed(self._rows, self.num_rows, orders=self._orders, device=self._device, chosen=self._chosen)
 
     def close(self) -> None:
         if self._orders is not None:
@@ -96,16 +107,19 @@ class Indexed:
     A CUDA graph holds addresses: the order of each epoch is written into the same memory.
     """
 
-    def __init__(self, rows: Any, num_rows: int, *, orders: Orders | None, device: torch.device) -> None:
-        """orders: of its epochs (None: as the rows lie)."""
-        self._rows, self._num_rows, self._orders, self._device = rows, num_rows, orders, device
+    def __init__(
+        self, rows: Any, num_rows: int, *, orders: Orders | None, device: torch.device, chosen: Tensor | None = None
+    ) -> None:
+        """orders: of its epochs (None: as the rows lie). chosen: which of the rows, see Resident.share()."""
+        self._rows, self._orders, self._device, self._chosen = rows, orders, device, chosen
         self.has_images = any(tensor.dim() == 4 for tensor in tensors(rows))
-        self._order = torch.arange(num_rows, device=device)
+        self._order = torch.arange(num_rows, device=device) if chosen is None else chosen.clone()
 
     def begin(self, epoch: int) -> None:
         """Brings the epoch's order over; waits for nothing."""
         if self._orders is not None:
-            self._order.copy_(sent(self._orders.of(epoch), self._device))
+            order = sent(self._orders.of(epoch), self._device)
+            self._order.copy_(order if self._chosen is None else self._chosen.index_select(0, order))
 
     def gather(self, places: Tensor, *, out: Any = None) -> Any:
         """The rows at `places` of the epoch's order, (B,) int64 on the device. out: those of an earlier call, to be written to."""
@@ -126,7 +140,7 @@ class Indexed:
 
     def is_aligned(self, num_rows: int) -> bool:
         """Whether what follows so many gathered rows begins in memory as rows that are gathered alone do."""
-        return all(num_rows * (num_bytes(tensor) // self._num_rows) % ALIGNMENT == 0 for tensor in tensors(self._rows))
+        return all(num_rows * (num_bytes(tensor) // len(tensor)) % ALIGNMENT == 0 for tensor in tensors(self._rows))
 
 
 def brought(rows: Any, device: torch.device) -> Any:

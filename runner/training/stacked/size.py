@@ -35,12 +35,18 @@ def free_bytes(device: torch.device) -> int | None:
     return memory_left()[0] if device.type == "cpu" else backends.free_memory_bytes(device)
 
 
-def most_members(parts: Parts) -> int:
-    """How many members the device has room for; 2**31 where nobody can tell."""
+def most_members(parts: Parts, *, read_bytes: int) -> int:
+    """How many members the device has room for; 2**31 where nobody can tell.
+
+    read_bytes: that the next one's data takes until it lies with that of the others.
+    """
     free = free_bytes(parts.device)
     weights = sum(value.nbytes for value in parts.model.state_dict().values())
     rows = sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None)
-    return 2**31 if free is None else max(1, int(free * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows))
+    room = (
+        2**31 if free is None else int((free - read_bytes) * FOR_WEIGHTS) // max(1, NUMBERS_A_WEIGHT * weights + rows)
+    )
+    return max(1, room)
 
 
 @dataclass(frozen=True)
