@@ -107,9 +107,12 @@ def _of_a_sweep(word: str, metric: str | None, uri: str) -> list[Comparison]:
     found = against_best(groups, goal, num_looks=times) if goal is not None else []
     if not found:
         problem = f"it has {len(groups)} configuration{'' if len(groups) == 1 else 's'} with a finished job and a value"
-        raise RunnerError(
-            Fault(f"compare {word}", problem, "compare A B, or a sweep over two configurations and some seeds")
-        )
+        fix = "compare A B, or a sweep over two configurations and some seeds"
+        tests = [name for name in known if name.startswith("test/")]
+        if goal is not None and len(groups) > 1 and tests:  # there were no rows to validate on
+            problem = f"fewer than two of its configurations have a {goal.metric}"
+            fix = " or ".join(f"compare {shlex.quote(word)} metric={name}" for name in tests)
+        raise RunnerError(Fault(f"compare {word}", problem, fix))
     return found
 
 

@@ -183,6 +183,18 @@ def test_a_sweep_without_a_finished_job(own_folder):
         compare(["none"])
 
 
+def test_a_sweep_without_validation_rows_has_its_test_metrics(own_folder, capsys):
+    sweep = Folder(own_folder / "tested")
+    for model in ("mlp", "cnn"):
+        best, metrics = {"metric": "val/loss", "mode": "min", "value": None, "step": 0}, {"test/loss": 1.0}
+        sweep.job((f"model={model}", "seed=1"), summary={"best": best, "metrics": metrics, "num_steps": 9})
+    sweep.close()
+    assert cli.main(["compare", "tested"]) == 2
+    said = capsys.readouterr().err
+    assert "fewer than two of its configurations have a val/loss" in said
+    assert "write: compare tested metric=test/loss" in said and compare(["tested"], metric="test/loss")
+
+
 def test_no_winner_is_named_without_a_decision(own_folder, capsys):
     """Of a report: neither the luckiest job nor the best mean is printed in bold while chance might have made it."""
     undecided = sweep_of(own_folder / "u", {name: MODELS[name] for name in ("cnn", "linear")})
