@@ -75,7 +75,8 @@ def show(found: Sequence[Comparison]) -> None:
     first = found[0]
     named = [("A", first.a), ("B", first.b)]
     if not of_two:
-        named = [("A", f"{first.a}, the best {first.metric}: {number_format.value(first.mean_a)}")]
+        mean = max(found, key=lambda each: each.difference.n).mean_a  # over the most seeds
+        named = [("A", f"{first.a}, the best {first.metric}: {number_format.value(mean)}")]
     for letter, name in named:
         console.print(Text(f"{letter}  {name}"), soft_wrap=True)
     titles = (

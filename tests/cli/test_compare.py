@@ -103,6 +103,7 @@ def test_sweeps_are_paired_across_folders(own_folder, capsys):
     after = sweep_of(own_folder / "after", {"mlp": lambda seed: MODELS["mlp"](seed) - 0.05}, seeds=range(2, 12))
     found = compare([str(after), str(before)], metric="val/loss")
     assert [(each.verdict, each.difference.n, each.difference.is_paired) for each in found] == [("better", 8, True)]
+    assert found[0].mean_a - found[0].mean_b == pytest.approx(found[0].difference.mean)
     other = sweep_of(own_folder / "other", {"mlp": MODELS["mlp"]}, seeds=range(20, 28))
     assert cli.main(["compare", str(before), str(other), "metric=val/loss"]) == 0
     assert "no seed is on both sides" in capsys.readouterr().out

@@ -35,7 +35,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A beside B in one metric."""
+    """A beside B in one metric. Where they have seeds in common the means are over those, as the difference is."""
 
     a: str
     b: str
@@ -103,13 +103,13 @@ def compared(
     a: Configuration, b: Configuration, goal: Goal, names: tuple[str, str], *, num_comparisons: int = 1
 ) -> Comparison | None:
     of_a, of_b = a.values(goal), b.values(goal)
-    mean_a, mean_b = _mean(of_a.values()), _mean(of_b.values())
     places = of_a.keys() & of_b.keys() or of_a.keys() | of_b.keys()
     by_seed = len({seed for seed, _ in places}) > 1
     sides = [
         independent({place: side[place] for place in side if place in places}, by_seed=by_seed) for side in (of_a, of_b)
     ]
     apart = difference(*sides, num_comparisons=num_comparisons)
+    mean_a, mean_b = (_mean(side.values()) for side in sides)
     if apart is None or mean_a is None or mean_b is None:
         return None
     unit = "folds" if not by_seed and len(places) > 1 else "seeds"
