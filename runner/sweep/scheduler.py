@@ -122,7 +122,8 @@ class Books:
         if alone:
             self.waiting += alone
             reason = said[alone[0].job.number]["error"]
-            self.table.say(f"batch:  {len(alone)} jobs are trained one by one: {reason}")
+            which = f"{alone[0].job.name}{', ...' if len(alone) > 1 else ''}"
+            self.table.say(f"batch:  {len(alone)} jobs are trained one by one: {reason} ({which})")
         return [job for job in prepared.jobs if job.number not in {member.job.number for member in alone}]
 
     def note_end(self, job: Job, summary: dict[str, Any]) -> None:

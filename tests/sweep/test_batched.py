@@ -87,9 +87,10 @@ def test_each_job_is_the_run_that_it_is_alone(own_folder, sweep, warm):
 
 
 def test_what_can_not_be_trained_together_is_trained_one_by_one(own_folder, sweep):
+    """And which: there may be others in the same sweep."""
     said = sweep(own_folder, "model=gru", "data=mnist1d", SEEDS, "train.num_steps=2", "device=cpu", *QUIET)
     reason = "torch can't take aten::gru.input for several models at once"
-    assert f"batch:  4 jobs are trained one by one: {reason}" in said
+    assert f"batch:  4 jobs are trained one by one: {reason} (seed=0, ...)" in said
     assert [job.state for job in ledger.read(own_folder / "swept").jobs.values()] == ["finished"] * 4
     report = json.loads((own_folder / "swept" / "report.json").read_text())
     assert [job["state"] for job in report["jobs"]] == ["finished"] * 4
