@@ -201,6 +201,8 @@ class _Together:
         self._batches_at = (-1, -1)
         known = max(place.training.progress.num_together for place in places)  # of a part before: the same bits again
         self._num_together, self._compiled = known or num_together, compiled
+        if self._num_together != num_together:
+            say(f"batch:  {known} of {len(places)} jobs compute together, as before: so they come to the same bits")
         self._buffer: MetricBuffer
         self._step: StackedStep
         self._columns: list[_Place] = []

@@ -250,6 +250,14 @@ def test_a_point_of_fewer_steps_is_told_once_and_is_of_no_next_one(tmp_path):
         assert largest_difference(alone, together) <= (1e-5, 1e-5)
 
 
+def test_who_computed_together_before_does_so_again_and_that_is_said(tmp_path, capsys):
+    """Whatever the measurement says this time."""
+    for num_together, epochs in ((1, 1), (3, 2)):
+        assert "compute together" not in capsys.readouterr().out
+        trained_together(tmp_path, [*MLP, f"train.num_epochs={epochs}"], SEEDS, num_together)
+    assert "batch:  1 of 3 jobs compute together, as before: so they come to the same bits\n" in capsys.readouterr().out
+
+
 def test_a_member_goes_on_alone(tmp_path):
     """Its checkpoint is a run's like any other."""
     words = [*MLP, "scheduler=cosine", "scheduler.num_steps=12"]
