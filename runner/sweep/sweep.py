@@ -94,10 +94,16 @@ class Hands:
 
     def in_groups(self, prepared: Sequence[Prepared]) -> list[Prepared]:
         """The jobs, those that differ in numbers alone as one, as sweep.batch says."""
+        batch = self.config.sweep.batch
         if self.num_groups is None:
+            if batch not in ("auto", "off"):  # who has asked for it is told
+                reason = (
+                    "of a search each one's values come of those before, and a launcher of other machines starts each"
+                )
+                self.say(f"batch:  jobs are trained one by one, whatever sweep.batch={batch} says: {reason}")
             return list(prepared)
-        found = in_groups(prepared, batch=self.config.sweep.batch, num_slots=self.num_groups)
-        if self.config.sweep.batch != "off":
+        found = in_groups(prepared, batch=batch, num_slots=self.num_groups)
+        if batch != "off":
             for words in in_words(found):
                 self.say(f"batch:  {words}")
         return found

@@ -25,7 +25,7 @@ from runner.errors import RunnerError
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
-from runner.sweep.sweep import Plan, _end, _folder_faults, _full_disk_told, _jobs_to_run, _sweep_of
+from runner.sweep.sweep import Hands, Plan, _end, _folder_faults, _full_disk_told, _jobs_to_run, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
 from runner.training.signals import Stop
@@ -494,3 +494,11 @@ def test_a_password_on_the_command_line_stays_in_the_persons_own_files(own_folde
     for path in outward:
         assert b"hunter" not in path.read_bytes(), path
     assert "hunter" not in said
+
+
+@pytest.mark.parametrize(("batch", "is_said"), [("auto", False), ("off", False), (4, True)])
+def test_who_asks_for_jobs_together_where_none_go_together_is_told(batch, is_said):
+    """In a search, and on other machines."""
+    said, config = [], OmegaConf.create({"sweep": {"batch": batch}})
+    hands = Hands(None, None, config, None, None, is_here=True, devices_for=None, say=said.append)
+    assert hands.in_groups([]) == [] and any("sweep.batch=4" in line for line in said) == is_said
