@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ DROPOUTS: dict[Any, str] = {
     torch.feature_dropout: CHANNELS,
     apply_dropout: OURS,
 }
+#: torch's attention of several heads, in which a mode sees the functions that it is made of: torch switches the mode off there
+of_heads = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda tensors: False},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
 #: a mask in the place of what is drawn: for values (m, ...), the name of a number of the stack's, a rate, and what it is for
 Given = Callable[[Tensor, str, float, str], Tensor]
 _generators: list[torch.Generator] = []  # of the members that compute now
@@ -88,9 +95,12 @@ def _shape(like: Tensor, of_what: str) -> Sequence[int]:
 
 
 def _mask(like: Tensor, p: float, of_what: str, channels_last: bool, generator: torch.Generator | None) -> Tensor:
-    as_channels_last = channels_last and like.dim() == 4 and of_what != CHANNELS
-    layout = torch.channels_last if as_channels_last else torch.contiguous_format
-    mask = torch.empty(tuple(_shape(like, of_what)), dtype=like.dtype, device=like.device, memory_format=layout)
+    if of_what == CHANNELS:
+        mask = like.new_empty(_shape(like, of_what))
+    elif channels_last and like.dim() == 4:
+        mask = torch.empty_like(like, memory_format=torch.channels_last)
+    else:
+        mask = torch.empty_like(like)  # what is drawn goes through it as it lies: of transposed values otherwise
     if p in (0, 1):
         return mask.fill_(1 - p)  # nothing is drawn
     if of_what == OURS:
@@ -144,6 +154,9 @@ class MembersFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:
+                return of_heads(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.was_needed = True
             return self._attend(*args, **kwargs)
@@ -193,6 +206,9 @@ class OneMembersFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
+        if func is F.multi_head_attention_forward:
+            with self:
+                return of_heads(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.was_needed = self.was_needed or bool(kwargs.get("dropout_p", args[4:5] and args[4]))
         if func not in DROPOUTS:
@@ -203,8 +219,7 @@ class OneMembersFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         if (of_what := DROPOUTS[func]) == OURS:
             return func(*args, **kwargs)
-        is_last = not values.is_contiguous() and values.is_contiguous(memory_format=torch.channels_last)
-        mask = _mask(values.detach(), p, of_what, is_last, None)
+        mask = _mask(values.detach(), p, of_what, False, None)
         return values.mul_(mask) if inplace else values * mask
 
 

@@ -182,9 +182,10 @@ class StackedStep:
         ]
         if not self._needs_functions:
             return _accumulated(batches, shares, forward_backward)
-        with _drawing_from(self._generators[number], self.device), OneMembersFunctions() as functions:
+        own, before = self._generators[number], self._generators[number].get_state()
+        with _drawing_from(own, self.device), OneMembersFunctions() as functions:
             values = _accumulated(batches, shares, forward_backward)
-        self._needs_functions = functions.was_needed
+        self._needs_functions = functions.was_needed or not torch.equal(before, own.get_state())
         return values
 
     def _shares(self, batches: Sequence[Any], members: slice) -> Sequence[Any]:

@@ -334,7 +334,28 @@ def test_what_not_even_one_has_room_for_is_named(tmp_path, monkeypatch):
         check_alike(members(tmp_path), is_asked=True)
 
 
-@pytest.mark.parametrize("make", [None, Head, Normed, OwnNumber])
+class Attends(Head):
+    """Torch's own layer, whose dropouts lie in a function of torch's, on values that are transposed in memory."""
+
+    def make(self):
+        return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+
+    def between(self, hidden):
+        return self.extra(hidden.unflatten(1, (2, 4))).flatten(1)
+
+
+class DropsTransposed(Head):
+    def between(self, hidden):
+        return nn.functional.dropout(hidden.T, 0.5).T
+
+
+@pytest.mark.usefixtures("all_together")
+@pytest.mark.parametrize("make", [Attends, DropsTransposed])
+def test_masks_are_those_of_one_alone_however_the_values_lie(tmp_path, make):
+    check_alike(members(tmp_path, make), is_asked=True)
+
+
+@pytest.mark.parametrize("make", [None, Head, Normed, OwnNumber, Attends, DropsTransposed])
 def test_what_can_be_is_left_as_it_was(tmp_path, make):
     """Weights, running statistics, gradients and the process's generators."""
     found = members(tmp_path, make, ["model.dropout=0.2"])

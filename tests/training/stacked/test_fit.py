@@ -11,6 +11,7 @@ from members import largest_difference, trained_alone, trained_together
 from torch import nn
 
 from runner.device.placement import tensors
+from runner.models import MLP as MLP_MODEL
 from runner.tasks.classification import Classification
 from runner.training.signals import Stop
 from runner.training.stacked import fit
@@ -164,6 +165,15 @@ def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
         for kept in ("average", "optimizer"):
             mine, theirs = (tensors(run.state()[kept]) for run in (one, other))
             assert mine and all(map(torch.equal, mine, theirs))
+
+
+def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tmp_path, monkeypatch):
+    """Noise, which no dropout is: where the memory has room for one alone nobody has tried two."""
+    forward = MLP_MODEL.forward
+    monkeypatch.setattr(MLP_MODEL, "forward", lambda self, rows: forward(self, rows + 0.1 * torch.randn_like(rows)))
+    alone = trained_alone(tmp_path / "alone", MLP, SEEDS)
+    together = trained_together(tmp_path / "together", MLP, SEEDS, 1)
+    assert largest_difference(alone, together) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("model", [MLP, ["model=cnn", "model.channels=[4,4]", "train.num_steps=3"]])
