@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -191,12 +191,24 @@ def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
         dict(pair.partition("=")[::2] for pair in pairs),
         as_keys(tuple(pairs)),
     )  # as it is shown, and as it was typed
-    found = [each for each in results if any(keys.items() <= each.keys.items() for keys in wanted)]
+    found = [each for each in results if any(_has(each, keys) for keys in wanted)]
     if not found:
         known = list(dict.fromkeys(f"{key}={value}" for each in results for key, value in each.keys.items()))
         near = [hit for pair in pairs for hit in nearest(pair, known)] or known[:6]
         raise RunnerError(Fault(asked, "no job of it has these values", " or ".join(near) or "no :KEY=VALUE"))
     return found
+
+
+def _has(result: Result, keys: Mapping[str, str]) -> bool:
+    """Whether these are its values; a number however it is written: Hydra makes 0.001 of 1e-3."""
+    return all(key in result.keys and _is_same(result.keys[key], value) for key, value in keys.items())
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def _pairs(chosen: str) -> list[str]:

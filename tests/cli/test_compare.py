@@ -84,6 +84,19 @@ def test_values_with_commas(own_folder, words):
     assert (found.difference.n, round(found.mean_a - found.mean_b, 6)) == (8, 2)
 
 
+def test_a_number_is_chosen_however_it_is_written(own_folder):
+    sweep = Folder(own_folder / "s")
+    for rate in ("0.001", "1e+30", "nan"):
+        best = {"metric": "val/loss", "mode": "min", "value": 0.1, "step": 3}
+        sweep.job((f"optimizer.lr={rate}", "seed=1"), summary={"best": best, "num_steps": 9})
+    sweep.close()
+    (found,) = compare(["s:optimizer.lr=1e-3", "s:optimizer.lr=1e30,seed=1"])
+    assert found.difference.n == 1
+    (found,) = compare(["s:optimizer.lr=nan", "s:optimizer.lr=1.0e-03"])
+    with pytest.raises(RunnerError, match="no job of it has these values"):
+        compare(["s:optimizer.lr=2e-3", "s"])
+
+
 def test_all_of_a_sweep_beside_its_best(folder, capsys):
     assert cli.main(["compare", str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["comparisons"]
