@@ -314,7 +314,7 @@ def test_jobs_that_die_are_rows_and_the_others_do_not_notice(undisturbed, sweep)
 def journals(folder):
     """Of the jobs that have begun."""
     with contextlib.suppress(FileNotFoundError):  # a folder that came and went while it was looked at
-        return list(folder.glob("multirun/**/journal.bin"))
+        return [path for path in folder.glob("multirun/**/journal.bin") if (path.parents[1] / ".hydra").is_dir()]
     return []
 
 
