@@ -74,9 +74,11 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
         if is_new and (refused := _refused(cfg, folder)):
             found = Decision(tries.DISCARDED, f"it would not run: {refused}", {}, {})
         else:
-            left = [] if budget is None else [f"sweep.max_seconds={max(budget - (time.monotonic() - began), 1)}"]
-            limits = ["sweep.strict=true", f"sweep.batch={'off' if by == 'seconds' else 'auto'}", *left]
-            found = _found(own, other, [*limits, *settings], folder, is_new=is_new)
+            left = None if budget is None else budget - (time.monotonic() - began)
+            limits = ["sweep.strict=true", f"sweep.batch={'off' if by == 'seconds' else 'auto'}"]
+            limits += [] if left is None else [f"sweep.max_seconds={max(left, 1)}"]
+            is_over = left is not None and left <= 0  # the plan took it all
+            found = _found(own, other, [*limits, *settings], folder, is_new=is_new, is_over=is_over)
         fair = {"by": by, "length": length, "budget": budget, "seconds": round(time.monotonic() - began, 3)}
         line = _line(number, overrides, own, other, found) | {"fair": fair, "folder": str(folder)}
         tries.write(tries.LEDGER, line)
@@ -84,8 +86,10 @@ def try_out(words: Sequence[str], *, budget: float | None, against: str, metric:
     return line
 
 
-def _found(own: Side, other: Side, settings: list[str], folder: Path, *, is_new: bool) -> Decision:
-    """Measures and decides; where there is nothing new, the other side's seeds alone, to begin with."""
+def _found(
+    own: Side, other: Side, settings: list[str], folder: Path, *, is_new: bool, is_over: bool = False
+) -> Decision:
+    """Measures and decides; where there is nothing new, the other side's seeds alone, to begin with. is_over: the time for it."""
     seeds = _seeds(other)
     size = next((size for size in tries.LOOKS[1:] if size > len(other.values)), tries.LOOKS[-1])
     sides = [own, other] if is_new else [other]
@@ -98,6 +102,8 @@ def _found(own: Side, other: Side, settings: list[str], folder: Path, *, is_new:
             return Decision(tries.KEPT, f"the beginning, with {len(other.values)} seeds", other.values, other.values)
         return seeds[:size]
 
+    if is_over and isinstance(decided := look(True), Decision):
+        return decided
     hydra_plugins.register()
     place = f"hydra.sweep.dir={quoted(str(folder.absolute()))}"
     with sweep_context(own.flags, [*own.words, *settings, place]) as (context, config):

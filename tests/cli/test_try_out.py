@@ -129,6 +129,8 @@ def test_a_folder_that_hydra_reads_in_quotes_alone(tmp_path, monkeypatch):
     decided = Decision(tries.KEPT, "", {}, {})
     own, other = (Side(name, [], [], Goal("val/loss", "min"), {}) for name in ("try 1", "last"))
     folder = tmp_path / "it's übung, 1 & (2)"
+    over = try_out._found(own, other, [], folder, is_new=True, is_over=True)
+    assert over.why.startswith("the time was up after 0 seeds of both") and not found  # nothing is begun
     assert try_out._found(own, other, [], folder, is_new=True) is decided
     assert found[0].hydra.sweep.dir == str(folder)
 
