@@ -10,7 +10,8 @@ import torch
 from omegaconf import open_dict
 
 from runner.config.compose import composer, hydra_session
-from runner.data.split import rows_of
+from runner.config.validate import how_to_cut
+from runner.data.split import indices, rows_of
 from runner.device import Choice
 from runner.device.placement import map_tensors, tensors
 from runner.experiment import hints, session, together
@@ -163,3 +164,17 @@ def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 64 + 6 * 64
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    ("free_sets", "limit", "is_worth_it"),
+    [(None, None, True), (2.0, None, True), (1.9, None, False), (9.0, 100, False)],
+)
+def test_on_an_accelerator_the_whole_set_takes_half_of_what_is_free_at_most(monkeypatch, free_sets, limit, is_worth_it):
+    """And no more than the runs' own parts of it, of which data.limit leaves few."""
+    cfg = composed("model=linear", f"data.limit={'null' if limit is None else limit}")
+    parts = replace(prepare(cfg, CPU), device=torch.device("cuda"))
+    size = together._num_bytes(parts.source)
+    monkeypatch.setattr(together, "free_bytes", lambda device: None if free_sets is None else free_sets * size)
+    chosen = indices(parts.source, seed=cfg.seed, **how_to_cut(cfg))
+    assert together._is_worth_it(parts, chosen) == is_worth_it
