@@ -368,6 +368,7 @@ class _Together:
         """Brings over what all have written, and returns once their own threads have it."""
         self._buffer.pull(is_end=False)
         self._background.wait()
+        place.pulls = self._pulls_before + self._buffer.pulls
         if place in self._columns and is_end and place.ended_at != place.step:
             self._tell_end(place)
 

@@ -104,6 +104,7 @@ def test_each_comes_to_what_it_comes_to_alone(tmp_path, name):
     together = trained_together(tmp_path / "together", words, each)
     weights, points = largest_difference(alone, together)
     assert weights <= 1e-5 and points <= 1e-5
+    assert [run.result.pulls for run in together] == [run.result.pulls for run in alone]
 
 
 @pytest.mark.parametrize("num_together", [1, 3])
