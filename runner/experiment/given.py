@@ -58,5 +58,7 @@ class Given:
     screen: Screen | None = None
     #: the process that publishes, started before this was checked
     publisher: Ahead | None = None
+    #: jobs of a sweep that take each step together, it among them
+    num_together: int = 1
     #: it is of several processes that a run has started; that one holds the folder
     is_launched: bool = False

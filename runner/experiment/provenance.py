@@ -89,6 +89,10 @@ def _named(item: metadata.Distribution) -> tuple[str, str]:
     return str(item.metadata["Name"]), item.version
 
 
+#: of such notes, how many jobs of a sweep took each step together; without it the run did by itself
+TOGETHER = "together"
+
+
 def noted(notes: Mapping[str, str]) -> str:
     """Lines behind such a text, for what nobody installs: the machine, the threads, the fingerprints of own files."""
     return "".join(f"# {name}: {value}\n" for name, value in notes.items())

@@ -126,6 +126,7 @@ def log_start(
     notes = {
         "machine": machine.hardware.in_words,
         "threads": str(torch.get_num_threads()),
+        **({provenance.TOGETHER: f"{given.num_together} jobs"} if given.num_together > 1 else {}),
         **provenance.fingerprints(_own_files()),
     }
     (folder / "environment.txt").write_text(provenance.environment() + provenance.noted(notes))

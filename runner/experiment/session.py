@@ -13,6 +13,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -102,9 +103,12 @@ class Session:
             session._sum_up()
         session._say_result()
 
-    def begin(self, cfg: DictConfig, parts: Parts) -> None:
-        """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written."""
-        given, folder = self._given, self.folder
+    def begin(self, cfg: DictConfig, parts: Parts, *, num_together: int = 1) -> None:
+        """Opens the journal and listens to signals; rerun.yaml, model.json and what the run is are written.
+
+        num_together: of several runs, that take each step together.
+        """
+        given, folder = replace(self._given, num_together=num_together), self.folder
         if given.repetition is not None:
             given.repetition.check(parts)
         self._parts, self._result, self._before = parts, Result(best=parts.best), hints.sample(parts)

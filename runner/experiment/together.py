@@ -109,7 +109,7 @@ def run_together(jobs: Sequence[Job]) -> dict[int, dict[str, Any]]:
         ]
         size = check_alike(each, is_asked=jobs[0].cfg.sweep.batch != "auto")
         for one in members.values():
-            one.session.begin(one.job.cfg, one.parts)
+            one.session.begin(one.job.cfg, one.parts, num_together=size.num_together)
             one.session.say(f"batch:  {size.words}")
         first = next(iter(members.values()))
         results = fit_together(each, size.num_together, stop=stop, say=first.session.say, compiled=size.compiled)

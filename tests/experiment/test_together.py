@@ -14,7 +14,7 @@ from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
 from runner.device import Choice
 from runner.device.placement import map_tensors, tensors
-from runner.experiment import hints, session, together
+from runner.experiment import hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
@@ -141,15 +141,20 @@ def test_other_rows_are_each_runs_own():
     assert common.shared(others, cfg) is others
 
 
-def test_a_group_reads_one_set(tmp_path, monkeypatch):
+def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, monkeypatch):
     check, found = together.check_alike, []
-    monkeypatch.setattr(
-        together, "check_alike", lambda members, **more: found.extend(members) or check(members, **more)
-    )
+
+    def watched(members, **more):
+        found.extend(members)
+        return replace(check(members, **more), num_together=3)
+
+    monkeypatch.setattr(together, "check_alike", watched)
     run_together([job(tmp_path, seed) for seed in range(3)])
     splits = [split for member in found for split in (member.parts.train, member.parts.val, member.parts.test)]
     assert len(splits) == 9
     assert len({tensor.data_ptr() for split in splits for tensor in tensors(split._rows)}) == 2
+    notes = [provenance.notes((tmp_path / str(seed) / "environment.txt").read_text()) for seed in range(3)]
+    assert [each[provenance.TOGETHER] for each in notes] == ["3 jobs"] * 3
 
 
 def test_as_many_runs_as_may_have_their_files_open(monkeypatch):

@@ -11,7 +11,7 @@ from runner.config import defaults
 from runner.config.validate import without_password
 from runner.device import Choice, Hardware
 from runner.experiment import provenance
-from runner.experiment.provenance import Git
+from runner.experiment.provenance import TOGETHER, Git
 from runner.runs.reproduce.recorded import DIFF, ENVIRONMENT, Original
 from runner.version import DISTRIBUTION, __version__
 
@@ -55,7 +55,7 @@ def of_run(original: Original) -> Making:
 def of_now(choice: Choice, hardware: Hardware, *, files: Mapping[str, str]) -> Making:
     """As a run would have it that began here now; files: of whom the fingerprints are asked."""
     text = provenance.environment()
-    own = provenance.fingerprints(name for name in files if name not in NOTES)
+    own = provenance.fingerprints(name for name in files if name not in (*NOTES, TOGETHER))
     notes = {**provenance.notes(text), "machine": hardware.in_words, **own}
     device = choice.device, hardware.name_of(choice.here)
     return Making(provenance.git_state(), __version__, device, provenance.packages(text), notes)
@@ -69,6 +69,7 @@ def differing(makings: Sequence[Making]) -> list[Difference]:
         _row("runner", [each.runner for each in makings]),
         *_packages(makings),
         *notes,
+        _row(TOGETHER, [each.notes.get(TOGETHER, "by itself") if each.packages else None for each in makings]),
         # the other one of a pair of devices is no other
         _row(
             "device", ["{} ({})".format(*each.device) for each in makings], key=lambda text: re.sub(r":\d+", "", text)
@@ -136,7 +137,7 @@ def _code(makings: Sequence[Making]) -> Iterator[Difference | None]:
         alike = [text == texts[0] and not is_same_code(git, gits[0]) for text, git in zip(texts, gits, strict=True)]
         yield Difference("code", tuple(text + ", other ones" * more for text, more in zip(texts, alike, strict=True)))
     names = dict.fromkeys(name for lines in changed for name in lines)
-    names |= dict.fromkeys(name for each in makings for name in each.notes if name not in NOTES)
+    names |= dict.fromkeys(name for each in makings for name in each.notes if name not in (*NOTES, TOGETHER))
     for name in names:
         lines = [each.get(name, []) for each in changed]
         if any(each != lines[0] for each in lines):

@@ -3,12 +3,14 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runner import cli
+from runner.runs.reproduce import making
 from runner.runs.reproduce import reproduce as repeating
 from runner.tracking.journal import Journal, scan
 from runner.tracking.journal_reader import read_events
@@ -294,3 +296,14 @@ def test_a_configuration_that_was_tampered_with_runs_nothing(on_a_store, capfd):
         assert code == 2, new
         assert "rerun.yaml" in err
         assert not Path("was_imported").exists() and not Path("outputs").exists() and not Path("elsewhere").exists()
+
+
+def test_a_run_that_computed_with_others_is_told_so():
+    """By itself it rounds otherwise; of runs whose folder says nothing nobody knows."""
+    notes = {"platform": "p", "machine": "m", "threads": "1"}
+    beside, alone = (making.Making(None, "1", ("cpu", "c"), {"torch": "2"}, {**notes, **more}) for more in ({"together": "8 jobs"}, {}))  # fmt: skip
+    (found,) = making.differing([beside, alone])
+    assert (found.what, found.values) == ("together", ("8 jobs", "by itself"))
+    assert making.differing([alone, alone]) == []
+    assert [each.what for each in making.differing([beside, replace(alone, packages={})])] == ["versions"]
+    assert making.unknown([beside, alone]) == making.unknown([alone, alone])
