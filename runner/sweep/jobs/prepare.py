@@ -146,7 +146,7 @@ def together(zipped: Sequence[Mapping[str, Any]], others: Collection[str] = ()) 
     """
     keys = [key_of(key) for one in zipped for key in one]
     taken = {*map(key_of, others), *(key for key in keys if keys.count(key) > 1)}
-    if faults := [fault for one in zipped for fault in _zip_faults(one, taken)]:
+    if faults := dict.fromkeys(fault for one in zipped for fault in _zip_faults(one, taken)):
         raise RunnerError(*faults)
     each = [
         [

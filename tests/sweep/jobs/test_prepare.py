@@ -131,6 +131,9 @@ def test_several_zips_are_combined_with_each_other(loader):
     rows = [f"{seed} {model}" for seed in ("seed=1 name=a", "seed=2 name='b,c'") for model in ("model=mlp optimizer.lr=0.1", "model=linear optimizer.lr=0.2")]  # fmt: skip
     assert found == [f"train.compile={value} {row}" for value in (True, False) for row in rows]
     assert zips_of(composed("seed=1")) == []
+    with pytest.raises(RunnerError, match="seed in one of the two") as raised:
+        combinations([], loader, zipped=[{"seed": [1]}, {"seed": [1]}])
+    assert len(raised.value.faults) == 1
     with pytest.raises(RunnerError, match="several such mappings in a list"):
         zips_of(OmegaConf.create({"sweep": {"zip": [1, 2]}}))
 
