@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from runner.tracking import charted
@@ -162,12 +163,11 @@ def _of_series(
             series["sent"] += at - begin
         else:
             at = min(len(steps), at + series["width"] - series["num"])
-            part = values[begin:at]
-            marked = [
+            now = [
                 [int(steps[place]), int(times_ms[place]), float(values[place]), place]
-                for place in (begin + int(part.argmin()), begin + int(part.argmax()), at - 1)  # a NaN is both
+                for place in _marked(values[begin:at], begin)
             ]
-            series["open"] = _extremes([[*point[:3], -1] for point in series["open"]], *marked)
+            series["open"] = _extremes([[*point[:3], -1] for point in series["open"]], now)
             series["num"] += at - begin
             if series["num"] >= series["width"]:
                 ready = _by_step(series["open"])
@@ -180,12 +180,23 @@ def _of_series(
     return found
 
 
-def _extremes(open_: list[list[Any]], least: list[Any], greatest: list[Any], last: list[Any]) -> list[list[Any]]:
-    """Least, greatest and last of a stretch, with what has come of it now."""
-    if open_:
-        least = open_[0] if not least[2] < open_[0][2] and least[2] == least[2] else least
-        greatest = open_[1] if not greatest[2] > open_[1][2] and greatest[2] == greatest[2] else greatest
-    return [least, greatest, last]
+def _marked(part: NDArray[Any], begin: int) -> list[int]:
+    """The places of a stretch's least, greatest and last value, and of its first NaN where there are others, too."""
+    is_nan = np.isnan(part)
+    found = [np.where(is_nan, np.inf, part).argmin(), np.where(is_nan, -np.inf, part).argmax(), len(part) - 1]
+    if is_nan.any():
+        found = [is_nan.argmax()] * 2 + found[2:] if is_nan.all() else [*found, is_nan.argmax()]
+    return [begin + int(place) for place in found]
+
+
+def _extremes(before: list[list[Any]], now: list[list[Any]]) -> list[list[Any]]:
+    """Least, greatest, last and, if any, the first NaN of a stretch, with what has come of it now."""
+    if not before:
+        return now
+    least = now[0] if now[0][2] < before[0][2] or math.isnan(before[0][2]) > math.isnan(now[0][2]) else before[0]
+    greatest = now[1] if now[1][2] > before[1][2] or math.isnan(before[1][2]) > math.isnan(now[1][2]) else before[1]
+    nans = [point for point in (*before, *now) if math.isnan(point[2])]
+    return [least, greatest, now[2], *sorted(nans, key=lambda point: point[0])[:1]]
 
 
 def _by_step(points: Sequence[list[Any]]) -> list[list[Any]]:

@@ -88,6 +88,22 @@ def test_no_number_is_both_least_and_greatest():
     assert [step for _, _, step, value in found if np.isnan(value)] == [701]
 
 
+@pytest.mark.parametrize("share", [0.001, 0.3, 1.0])
+def test_where_some_are_no_numbers_the_least_and_greatest_of_the_others_go(share):
+    draw = np.random.default_rng(random.Random(f"{seeded.SEED} {share}").getrandbits(32))
+    values = draw.normal(size=20_000)
+    values[draw.random(20_000) < share] = np.nan
+    values[[777, 7_777, 17_777]] = 9, -9, np.nan
+    pieces = pieces_of(20_000, random.Random(f"{seeded.SEED} pieces"))
+    found = sent(values, most=2000, expected=20_000, pieces=pieces)
+    steps = [step for _, _, step, _ in found]
+    assert {1, 778, 7_778, 20_000} <= set(steps) and len(steps) <= 2000
+    assert np.isnan(values[17_700:17_900]).any() and any(np.isnan(value) for *_, value in found)
+    if share < 1:
+        assert np.isfinite([value for *_, value in found]).sum() > 700  # each stretch shows
+    assert repr(sent(values, most=2000, expected=20_000, pieces=[1] * 20_000)) == repr(found)
+
+
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("name", [LOSS, VAL])
 @pytest.mark.parametrize(
