@@ -153,7 +153,8 @@ def _not_written(text: str, cfg: DictConfig) -> Fault | None:
         return Fault(text, f"{turn[0]} has no {turn[2]} of its own yet", shlex.quote(f"+{text}"))
     with suppress(Exception), loading():  # of a target that is not there, or tells no signature: that is told elsewhere
         target = str(validate.value(cfg, f"{group}._target_"))
-        if name in inspect.signature(locate(target)).parameters:
+        own = group in validate.PARTIAL  # whose first argument, what it is of, is given in code
+        if name in [*inspect.signature(locate(target)).parameters][own:]:
             problem = f"{target.rpartition('.')[2]} takes it, and the file of {group} does not name it"
             return Fault(text, problem, shlex.quote(f"+{text}"))
     return None

@@ -162,9 +162,8 @@ class CommonRows:
 
     def __init__(self) -> None:
         self._source: Source | None = None  # of the first of them
-        self._rows: dict[
-            str, Any
-        ] = {}  # on the device: by "train" all that is cut, by the others what came split already
+        #: on the device: by "train" all that is cut, by the others what came split already
+        self._rows: dict[str, Any] = {}
 
     def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
         """The same parts without a copy of the rows of their own, where their data is that of the first run."""

@@ -163,11 +163,11 @@ def _of_series(
             series["sent"] += at - begin
         else:
             at = min(len(steps), at + series["width"] - series["num"])
-            now = [
+            marked = [
                 [int(steps[place]), int(times_ms[place]), float(values[place]), place]
                 for place in _marked(values[begin:at], begin)
             ]
-            series["open"] = _extremes([[*point[:3], -1] for point in series["open"]], now)
+            series["open"] = _extremes([[*point[:3], -1] for point in series["open"]], marked)
             series["num"] += at - begin
             if series["num"] >= series["width"]:
                 ready = _by_step(series["open"])
@@ -183,10 +183,11 @@ def _of_series(
 def _marked(part: NDArray[Any], begin: int) -> list[int]:
     """The places of a stretch's least, greatest and last value, and of its first NaN where there are others, too."""
     is_nan = np.isnan(part)
-    found = [np.where(is_nan, np.inf, part).argmin(), np.where(is_nan, -np.inf, part).argmax(), len(part) - 1]
-    if is_nan.any():
-        found = [is_nan.argmax()] * 2 + found[2:] if is_nan.all() else [*found, is_nan.argmax()]
-    return [begin + int(place) for place in found]
+    if is_nan.all():
+        return [begin, begin, begin + len(part) - 1]
+    least, greatest = np.where(is_nan, np.inf, part).argmin(), np.where(is_nan, -np.inf, part).argmax()
+    others = [int(is_nan.argmax())] if is_nan.any() else []
+    return [begin + place for place in (int(least), int(greatest), len(part) - 1, *others)]
 
 
 def _extremes(before: list[list[Any]], now: list[list[Any]]) -> list[list[Any]]:

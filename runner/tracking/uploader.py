@@ -252,8 +252,9 @@ class Uploader:
             if name not in names:
                 continue
             sent = {(step, time_ms) for own, time_ms, step, _ in chosen if own == name} | self._sent_of(client, name)
-            order = np.lexsort((values, times_ms, steps))  # the store's
-            steps, times_ms, values = steps[order], times_ms[order], values[order]
+            if not (np.diff(steps) > 0).all():  # one that has gone on from an earlier step
+                order = np.lexsort((values, times_ms, steps))  # the store's
+                steps, times_ms, values = steps[order], times_ms[order], values[order]
             is_sent = np.isin(steps, [step for step, _ in sent])
             for row in np.flatnonzero(is_sent):  # a run that has gone on may have a step twice
                 is_sent[row] = (steps[row], times_ms[row]) in sent

@@ -36,6 +36,7 @@ MISTAKES = [
     ("model.nonsense=1", "write: a key that --cfg job prints"),
     ("optimizer.amsgrad=true", "write: +optimizer.amsgrad=true\n"),  # torch's, and no file of conf/ names it
     ("model._target_=my_models.Net model.bias=false", "Net takes it, and the file of model does not name it\n"),
+    ("optimizer.params=1", "write: a key that --cfg job prints"),  # which are given in code
     ("experiment=gan_rings optimizer.turns.critic.every=2", "write: +optimizer.turns.critic.every=2\n"),
     ("+x=1", "there is no key x"),
     ("++train.x=1", "there is no key train.x"),
