@@ -14,7 +14,7 @@ from runner.errors import RunnerError
 from runner.tracking.journal_reader import read_series
 from runner.training import metric_buffer
 
-WORDS = ["data=digits", "data.limit=600", "model=mlp", "model.dropout=0.1", "train.batch_size=64", "train.num_epochs=2"]
+WORDS = ["data=digits", "data.limit=600", "model=mlp", "train.batch_size=64", "train.num_epochs=2"]
 WORDS += ["+optimizer.fused=false", "+optimizer.foreach=false", "metrics.pull_every=5", "tracking.enabled=false"]
 WORDS += ["train.clip_grad_norm=1.0", "train.ema_decay=0.9"]
 
