@@ -23,7 +23,7 @@ from runner.experiment.plots.draw import draw_results
 from runner.experiment.plots.time_bar import draw_time
 from runner.models.generate import sample
 from runner.tasks.metric_names import PLOTS
-from runner.tasks.task import Predicting
+from runner.tasks.task import Predicting, is_predicting
 from runner.tracking.journal_reader import Series
 from runner.training import checkpoint
 from runner.training.parts import Parts
@@ -54,7 +54,7 @@ def illustrate(
         import matplotlib.backends.backend_agg
         import matplotlib.figure  # noqa: F401
     drawn = [*draw_curves(series, plots, title=of, best=best), *draw_time(spent, plots, title=of)]
-    if result.status != "finished" or not isinstance(task, Predicting):
+    if result.status != "finished" or not is_predicting(task):
         return drawn
     try:
         parts = _whole(parts, folder)

@@ -15,7 +15,7 @@ from torch import Tensor
 from runner.device.placement import map_tensors
 from runner.models.card import Card
 from runner.runs.load import Trained
-from runner.tasks.task import Predicting, Task
+from runner.tasks.task import Task, is_predicting
 
 Columns = dict[str, Any]  # NumPy arrays of as many rows, by name
 
@@ -27,7 +27,7 @@ def answer(trained: Trained, batch: Any) -> Any:
     """
     with torch.inference_mode(), trained.precision.autocast():
         task = trained.task
-        if isinstance(task, Predicting):
+        if is_predicting(task):
             return task.predictions(task.outputs(trained.model, (batch, None)))
         return map_tensors(
             trained.model(batch), lambda tensor: tensor.float() if tensor.is_floating_point() else tensor
@@ -39,7 +39,7 @@ def columns(found: Any, task: Task, card: Card) -> Columns:
 
     multiclass: label, probability, p_CLASS; multilabel: p_LABEL; a regression's targets by name; else the raw outputs.
     """
-    kind = task.kind if isinstance(task, Predicting) else ""
+    kind = task.kind if is_predicting(task) else ""
     if not isinstance(found, Tensor):
         named = found.items() if isinstance(found, Mapping) else enumerate(found)
         return {

@@ -24,7 +24,7 @@ from runner.runs import export_formats
 from runner.runs.inputs import example as example_of
 from runner.runs.load import Trained, find_run, open_run
 from runner.runs.model_spec import about
-from runner.tasks.task import Predicting
+from runner.tasks.task import Predicting, is_predicting
 
 Form = Callable[[Trained, nn.Module, Any, Path], "export_formats.Compute | None"]
 FORMS: dict[str, tuple[str, Form]] = {
@@ -85,7 +85,7 @@ def export_to(trained: Trained, form: str, target: Path, *, predictions: bool) -
     """Writes, checks, then renames. Returns what stands beside the model. Raises: RunnerError."""
     module: nn.Module = trained.model
     if predictions:
-        if not isinstance(trained.task, Predicting) or form == "safetensors":
+        if not is_predicting(trained.task) or form == "safetensors":
             why = (
                 "weights alone hold no computation" if form == "safetensors" else "the run's task tells no predictions"
             )

@@ -14,7 +14,7 @@ from runner.device.placement import tensors
 from runner.experiment.provenance import versions
 from runner.runs import export_formats
 from runner.runs.load import Trained
-from runner.tasks.task import Predicting
+from runner.tasks.task import is_predicting
 
 HOW = {
     "safetensors": "build the module that `model` describes, load_state_dict(safetensors.torch.load_file(FILE)), eval()",
@@ -32,7 +32,7 @@ def about(
     card = trained.card
     with torch.no_grad():
         said = module(rows)
-    kind = trained.task.kind if isinstance(trained.task, Predicting) else None
+    kind = trained.task.kind if is_predicting(trained.task) else None
     names = export_formats.output_names(module, rows)
     columns = columns_in(card.reader) if form == "mlflow" else None
     return {

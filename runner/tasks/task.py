@@ -10,7 +10,7 @@ without a turn where a split is measured. Losses of certain names alone are told
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ class Task(Protocol):
     def __call__(self, model: nn.Module, batch: Any, /) -> Mapping[str, Tensor]: ...
 
 
-@runtime_checkable
 class Predicting(Protocol):
     """A task that also tells what a model's outputs mean: for metrics of its own, for plots, and for `predict`.
 
@@ -50,3 +49,15 @@ class Predicting(Protocol):
     def derived(self, values: Mapping[str, float], /) -> Mapping[str, float]:
         """What follows from a split's values on the host, e.g. the perplexity of a loss."""
         ...
+
+
+def is_predicting(task: object) -> TypeGuard[Predicting]:
+    """Whether a task has all that Predicting asks for.
+
+    By hasattr(): metrics may be a submodule, which a module finds in its __getattr__, and there isinstance() of a protocol
+    no longer looks since Python 3.12.
+    """
+    return all(hasattr(task, name) for name in _MEMBERS)
+
+
+_MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if not name.startswith("_"))]

@@ -19,7 +19,7 @@ from runner.device.placement import num_rows
 from runner.distributed.group import Ranks
 from runner.inspection.guard import Guard
 from runner.tasks.metrics import named_values
-from runner.tasks.task import Predicting, Task
+from runner.tasks.task import Task, is_predicting
 from runner.training.metric_buffer import in_order
 from runner.training.parts import Parts
 from runner.training.signals import Stop, StoppedError
@@ -30,7 +30,7 @@ EvalStep = Callable[[nn.Module, Any], Mapping[str, Tensor]]
 def make_eval_step(task: Task, *, precision: Precision) -> EvalStep:
     """What evaluate() does with a batch: judge(model, batch) -> the task's values; a task's metrics take it in, too."""
     metrics: Mapping[str, Any] = getattr(task, "metrics", None) or {}
-    if not metrics or not isinstance(task, Predicting):
+    if not metrics or not is_predicting(task):
 
         def eval_step(model: nn.Module, batch: Any) -> Mapping[str, Tensor]:
             with precision.autocast():

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from runner.errors import RunnerError
 from runner.tasks.classification import Classification
-from runner.tasks.task import Predicting
+from runner.tasks.task import is_predicting
 
 LOGITS = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 0.0]])
 TARGETS = torch.tensor([0, 1, 1])
@@ -21,7 +21,7 @@ def test_it_is_cross_entropy_and_the_part_that_is_right():
     assert list(values) == ["loss", "accuracy"]
     assert values["loss"] == pytest.approx(F.cross_entropy(LOGITS, TARGETS).item())
     assert values["accuracy"] == pytest.approx(2 / 3)
-    assert isinstance(Classification(), Predicting)
+    assert is_predicting(Classification())
 
 
 def test_label_smoothing_is_passed_on():

@@ -18,7 +18,7 @@ from runner.models.generate import sample
 from runner.models.gpt import GPT
 from runner.tasks import metrics
 from runner.tasks.language import Language
-from runner.tasks.task import Predicting
+from runner.tasks.task import is_predicting
 from runner.training.evaluate import evaluate, make_eval_step
 from runner.training.optimizer import make_optimizer
 from runner.training.step.train_step import make_step
@@ -40,7 +40,7 @@ class Fixed(nn.Module):
 @pytest.mark.parametrize("wrapped", [False, True], ids=["a tensor", "an object with logits"])
 def test_cross_entropy_over_all_positions_and_the_part_that_is_right(wrapped):
     task, model, batch = Language(), Fixed(wrapped), (TARGETS, TARGETS)
-    assert isinstance(task, Predicting)
+    assert is_predicting(task)
     values = task(model, batch)
     assert list(values) == ["loss", "accuracy"]
     assert values["loss"].item() == pytest.approx(F.cross_entropy(LOGITS.flatten(0, 1), TARGETS.flatten()).item())
