@@ -14,6 +14,7 @@ import psutil
 import pytest
 from waiting import LONGEST
 
+from runner.sweep.launchers import local
 from runner.sweep.launchers.process_pool import FORKS, Ended, ProcessPool, call
 from runner.sweep.launchers.worker import Request
 from runner.version import PACKAGES
@@ -157,6 +158,16 @@ def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "TMPDIR": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", script], env=environment).returncode == -signal.SIGTERM
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_nothing_that_jobs_are_forked_from_begins_cuda():
+    """After torch.cuda.is_available() in it a forked job could use no GPU, which a machine without one does not show."""
+    script = (
+        "import os, torch\ntorch.cuda.is_available = lambda: os._exit(3)\n"
+        f"import {', '.join((*local.PRELOAD, 'runner.sweep.search.preload'))}"
+    )
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(PACKAGES)}, check=True)
 
 
 def test_a_call_gives_the_answer_or_what_was_raised(nursery):
