@@ -228,7 +228,8 @@ def _fused_adam(
     """What torch.optim.Adam and AdamW do with fused=True, which take their betas as numbers."""
     group, states = kernel.group, kernel.states
     counts = states["step"] if kernel.counts is None else [kernel.counts]
-    foreach_add_(counts, 1 - scaled.found_inf if scaled else 1)
+    # a list: one tensor torch would take for a Python number, and read it (2.13)
+    foreach_add_(counts, [1 - scaled.found_inf] * len(counts) if scaled else 1)
     op(
         kernel.parameters,
         grads,
