@@ -5,6 +5,7 @@ For findings and error messages (training/failure.py). Lines keeps where each op
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -21,7 +22,9 @@ from runner.device import torch_private
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), "<frozen ")
+#: hydra's frames stand below each run of the command line
+_HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), _HYDRA, "<frozen ")
 #: Homebrew's paths lead over a link to what os says
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 

@@ -123,7 +123,8 @@ class Slow:
             return
         op, name = done.op, done.name
         instead = self._types.get(on_device.dtype)
-        if instead is not None and name not in FREE and not op.is_view and done.inputs:
+        is_more = any(tensor.numel() > 1 for tensor in (*done.inputs, on_device))  # one number is as fast in any type
+        if instead is not None and name not in FREE and not op.is_view and done.inputs and is_more:
             dtype = str(on_device.dtype).removeprefix("torch.")
             self._find("slow type", f"{name} in {dtype}, which is slow on {self._device.type}", instead)
         if self._device.type == "mps" and op.namespace == "aten":

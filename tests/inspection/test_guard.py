@@ -10,10 +10,13 @@ from once import once
 from simulated import run_simulated
 
 from runner.device.backends import precision
+from runner.device.capabilities import SLOW_TYPES
 from runner.device.placement import move, place
+from runner.inspection.call_site import Lines
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.findings import merged
-from runner.inspection.guard import Guard
+from runner.inspection.guard import Guard, Slow
+from runner.inspection.host_reads import HostReads
 from runner.training.step.train_step import make_step
 
 pytestmark = pytest.mark.slow
@@ -87,3 +90,17 @@ def test_copies_that_nobody_waits_for():
     to_device, to_host = (f"tests/inspection/test_guard.py:{first + number}" for number in (1, 2))
     assert run_simulated("cuda:1", hasten) == [["non_blocking", to_host]]
     assert run_simulated("mps", hasten) == [["non_blocking", to_device], ["non_blocking", to_host]]
+
+
+def test_a_slow_type_is_told_of_more_than_one_number(monkeypatch):
+    """A GradScaler divides its one number in float64."""
+    monkeypatch.setitem(SLOW_TYPES, "cpu", {torch.float64: "float32"})
+    cpu = torch.device("cpu")
+    slow = Slow(cpu, Lines())
+    one, several = torch.tensor(2.0), torch.ones(3, dtype=torch.float64)
+    with HostReads(cpu, observers=(slow,)):
+        one.double().reciprocal().float()
+        assert slow.findings == []
+        several.sum()
+    (found,) = slow.findings
+    assert found.kind == "slow type" and "sum in float64" in found.what
