@@ -56,6 +56,16 @@ def place(module: nn.Module, device: torch.device, *, recurse: bool = True) -> n
     return module.to(device) if recurse else module._apply(lambda tensor: tensor.to(device), recurse)
 
 
+def copied(tree: T) -> T:
+    """Modules, and what else is in the tree, copied where they lie."""
+    found = copy.deepcopy(tree)
+    for module in found if isinstance(found, tuple) else (found,):
+        for layer in module.modules() if isinstance(module, nn.Module) else ():
+            if isinstance(layer, nn.RNNBase):
+                layer.flatten_parameters()  # cuDNN wants its weights as one block, which copies of each are not
+    return found
+
+
 def _needing_gradient(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """A LayerNorm's inputs, as ones that need a gradient: of others MPS gives its weights wrong ones (pytorch#183825,
     mended in 2026-05). So it is above layers that are frozen, and of data itself."""

@@ -5,7 +5,6 @@ For experiment/build.py and experiment/build_optimizer.py, which reads from YAML
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from runner.device import torch_private
+from runner.device.placement import copied
 from runner.errors import Fault, RunnerError, first_line, nearest
 from runner.training.muon import Muon, hidden_matrices
 
@@ -309,7 +309,7 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, *, decay: float, mean: nn.Module | None = None) -> None:
         """mean: a copy of the model, where none can be made any more. Raises: RunnerError for a model that can't be copied."""
         try:
-            self.model = (copy.deepcopy(model) if mean is None else mean).requires_grad_(False)
+            self.model = (copied(model) if mean is None else mean).requires_grad_(False)
         except Exception as error:  # of any module; weight_norm before parametrizations makes weights that can't be
             problem = f"a second model, of the averages, can't be made of this one: {first_line(error)}"
             fix = "train.ema_decay=null, or torch.nn.utils.parametrizations in the place of weight_norm"

@@ -10,6 +10,7 @@ from torch import nn
 
 from runner.device.placement import (
     _needing_gradient,
+    copied,
     legal_dtype,
     map_tensors,
     move,
@@ -219,3 +220,15 @@ def test_what_needs_a_gradient_stays_as_it_is():
     compiled = torch.compile(nn.Sequential(layer), backend="eager", fullgraph=True)
     layer.register_forward_pre_hook(_needing_gradient)
     compiled(torch.zeros(2, 4)).sum().backward()
+
+
+def test_a_copys_recurrent_weights_are_laid_out_anew(monkeypatch):
+    """On CUDA they would be put together at each call, with a warning."""
+    laid_out = []
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", lambda layer, **given: laid_out.append(layer))
+    model = nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 3))
+    laid_out.clear()
+    copy = copied(model)
+    assert laid_out == [copy[1]]
+    assert copy[1].weight_hh_l0 is not model[1].weight_hh_l0
+    assert copy[1].weight_hh_l0.equal(model[1].weight_hh_l0)

@@ -5,7 +5,6 @@ For experiment/advice.py, once the training is over; nothing of the run is touch
 
 from __future__ import annotations
 
-import copy
 import cProfile
 import math
 import os
@@ -23,7 +22,7 @@ from torch import nn
 
 from runner.device import backends
 from runner.device.hardware import num_usable_cpus
-from runner.device.placement import map_tensors, num_bytes, num_rows
+from runner.device.placement import copied, map_tensors, num_bytes, num_rows
 from runner.inspection.call_site import is_own
 from runner.training.cpu_threads import Products
 from runner.training.optimizer import Turns
@@ -128,7 +127,7 @@ def _launch(few: Callable[[], None], many: Callable[[], None], rows: int, *, wei
 
 def _copied(parts: Parts) -> Callable[[Any], None]:
     """Forward and backward of a batch, by copies of task and model."""
-    task, model = copy.deepcopy((parts.task, parts.model))
+    task, model = copied((parts.task, parts.model))
 
     def take(batch: Any) -> None:
         with parts.precision.autocast():
