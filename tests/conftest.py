@@ -34,7 +34,9 @@ STATE = tempfile.TemporaryDirectory(prefix="runner-tests-")
 os.environ["XDG_STATE_HOME"] = STATE.name
 
 
-def pytest_configure():
+def pytest_configure(config):
+    if config.getoption("--device") == "cpu":  # what names no device is the CPU's, also on a machine with a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     outlived.start()
     parsed_once.parse_once()
     undrawn.leave_undrawn()

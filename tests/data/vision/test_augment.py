@@ -252,6 +252,7 @@ def run(folder, *words):
         "data.augment={crop:1,flip:true,rotate:10,mixup:0.2}",
         "tracking.enabled=false",
         "train.num_epochs=3",
+        "train.deterministic=true",  # elsewhere than on a CPU
         "task.plots=false",
     ]
     return runner.run([*fixed, *words], folder=folder)
