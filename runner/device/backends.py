@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ def set_switches(
         torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
         torch.cuda.set_per_process_memory_fraction(memory_fraction or 1.0, device)
         torch.cuda.reset_peak_memory_stats(device)
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # about_precision() says it, with what to write
     elif device.type == "mps":
         usual = float(os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", MPS_MEMORY_FRACTION))
         torch.mps.set_per_process_memory_fraction(memory_fraction or usual)

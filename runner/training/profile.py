@@ -87,7 +87,9 @@ class Profiled:
 
         known = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
         activities = [ProfilerActivity.CPU, *(known[kind] for kind in known if kind == self._device.type)]
-        self._profiler = profile(activities=activities)
+        self._profiler = profile(
+            activities=activities, acc_events=True
+        )  # else it warns, of cycles that are not had here
         is_quiet = QUIET[0] in os.environ
         os.environ.setdefault(*QUIET)
         self._profiler.start()
