@@ -42,6 +42,9 @@ NAMES = {
     "inductor_errors": ("torch._inductor.exc", "a compiler that is not there, told from other errors"),
     "compile_graph": ("torch._inductor.compile", "a compiled step that is run several times a call"),
     "make_fx": ("torch.fx.experimental.proxy_tensor.make_fx", "forward and backward of several models as a graph"),
+    # the first export of a process
+    "export_trace": ("torch.export._trace", "jobs that have imported what an export needs: 1.4 s each"),
+    "export_package": ("torch.export.pt2_archive._package", "likewise"),
     # what looks at each operation: guard, plan, the number of threads
     "TorchDispatchMode": ("torch.utils._python_dispatch.TorchDispatchMode", "sees every kernel that is called"),
     "OpOverload": ("torch._ops.OpOverload", "an operation that is a kernel, told from a function"),

@@ -61,3 +61,9 @@ def die():
     print("last words")
     sys.stdout.flush()
     os._exit(1)
+
+
+def on_device(device):
+    import torch
+
+    return float(torch.ones(3, device=device).sum())

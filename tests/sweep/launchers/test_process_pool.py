@@ -161,13 +161,20 @@ def test_what_is_warmed_up_in_a_folder_leaves_none_behind(tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_that_jobs_are_forked_from_begins_cuda():
-    """After torch.cuda.is_available() in it a forked job could use no GPU, which a machine without one does not show."""
-    script = (
-        "import os, torch\ntorch.cuda.is_available = lambda: os._exit(3)\n"
-        f"import {', '.join((*local.PRELOAD, 'runner.sweep.search.preload'))}"
+@pytest.mark.skipif(not FORKS, reason="each job is a process of its own")
+def test_a_forked_job_computes_on_the_device(device, tmp_path):
+    """What it is forked from may not look for a GPU, which a machine without one does not show: no export, no question."""
+    (tmp_path / "no_looking.py").write_text(
+        "import os, torch\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "torch.cuda.is_available = torch.cuda.device_count = FakeTensorMode.__enter__ = lambda *given: os._exit(3)\n"
     )
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(PACKAGES)}, check=True)
+    paths = {"PYTHONPATH": os.pathsep.join([SUPPORT, str(PACKAGES), str(tmp_path)])}
+    nursery = ProcessPool(paths, preload=["no_looking", *local.PRELOAD, "runner.sweep.search.preload"])
+    try:
+        assert call(nursery, jobs_for_nursery.on_device, str(device)) == 3.0
+    finally:
+        nursery.close()
 
 
 def test_a_call_gives_the_answer_or_what_was_raised(nursery):
