@@ -192,7 +192,7 @@ def model_event(folder: Path, card: Card, example: str, *, step: int, dataset: l
 def summarise(settings: Settings, parts: Parts, record: Record, result: Result, choice: Choice) -> dict[str, Any]:
     """What summary.json holds, but for the tracker's part and the seconds before and after training."""
     train_seconds, best = result.seconds["train"], result.best
-    peak_bytes, whose = backends.peak_memory(parts.device)
+    peak_bytes, whose = result.peak_memory or backends.peak_memory(parts.device)
     per_second = 1 / train_seconds if train_seconds else 0.0
     num_reads = sum(finding.count for finding in result.findings if finding.kind in ("host read", "copy"))
     return {

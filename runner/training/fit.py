@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.config.settings import Settings
-from runner.device.backends import is_out_of_memory, use_in_thread
+from runner.device.backends import is_out_of_memory, peak_memory, use_in_thread
 from runner.device.host_memory import size_in_words
 from runner.distributed import messages
 from runner.distributed.group import Ranks, is_lost
@@ -346,6 +346,7 @@ class Training:
                     fail(result, error)
         self._tell_times()
         result.pulls, result.findings = self.buffer.pulls, merged(self.guard.findings)
+        result.peak_memory = peak_memory(self.parts.device)
         result.num_steps, result.num_epochs, result.best = progress.step, progress.epoch, progress.best
         result.num_samples = self._num_samples()
 

@@ -27,4 +27,7 @@ class Result:
     beside: dict[str, float] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)  # that some of it was done
     pulls: int = 0  # of metrics from the device
+    peak_memory: tuple[int, str] | None = (
+        None  # at the end of fit(), see backends.peak_memory(); None: it was not reached
+    )
     findings: list[Finding] = field(default_factory=list)  # of the guard

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner import cli, run
+from runner.training import fit
 
 WORDS = ("model=mlp", "model.hidden_sizes=[8]", "task.plots=false", "tracking.enabled=false")
 OF_STEPS = {"data", "compute", "metrics"}
