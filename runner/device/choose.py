@@ -93,7 +93,8 @@ def _find(item: str, hardware: Hardware) -> Choice | Fault:
     why = why_not(item, hardware)
     if why is not None:
         best, there = _auto(hardware).device, ", ".join(hardware.devices())
-        return Fault(f"device={item}", why.cause, f"device={best} (here: {there}); to have it: {why.mend}")
+        write = f"device={best} (here: {there})"
+        return Fault(f"device={item}", why.cause, write if why.mend in write else f"{write}; to have it: {why.mend}")
     if item == "cuda":
         device, reason = _most_free(hardware)
         return Choice(device, f"cuda: {reason}")

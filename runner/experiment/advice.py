@@ -55,8 +55,9 @@ class Advice:
     but: str = ""
 
     def in_words(self, of_seconds: float) -> str:
+        """of_seconds: of the training without its first steps, see Trained.seconds."""
         kind = f"{self.kind} ({self.why})" if self.why else self.kind
-        saves = f"{kind}: {self.write} would save about {self.seconds / of_seconds:.0%} of the training"
+        saves = f"{kind}: {self.write} would save about {self.seconds / of_seconds:.0%} of the training after its first steps"
         return f"{saves}; {self.but}" if self.but else saves
 
 

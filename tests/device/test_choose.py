@@ -360,3 +360,9 @@ def test_a_mac_without_its_tools_is_a_mac_all_the_same(monkeypatch):
     monkeypatch.setattr(looking.subprocess, "run", run)
     assert looking._cpu_name() == looking.platform.machine()
     assert asked == ["/usr/sbin/sysctl"]
+
+
+def test_what_to_write_is_said_once():
+    with pytest.raises(RunnerError) as caught:
+        choose("cuda:3", ONE)
+    assert str(caught.value).endswith("write: device=cuda:0 (here: cuda:0, cpu)")

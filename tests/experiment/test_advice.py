@@ -106,7 +106,7 @@ def test_each_rule(run, kind, write, share):
     assert found is not None
     assert (found.kind, found.write) == (kind, write)
     assert found.seconds / run.seconds == pytest.approx(share, rel=0.02)
-    assert f"would save about {share:.0%} of the training" in found.in_words(run.seconds)
+    assert f"would save about {share:.0%} of the training after its first steps" in found.in_words(run.seconds)
 
 
 def test_readers_and_what_they_can_not_do(monkeypatch):
