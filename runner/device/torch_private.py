@@ -71,6 +71,10 @@ NAMES = {
     "DisableTorchDispatch": ("torch._C._DisableTorchDispatch", "a kernel on the simulated tensor itself"),
     "only_lift_cpu_tensors": ("torch._C._only_lift_cpu_tensors", "torch.tensor([...], device=...), simulated"),
     "set_only_lift_cpu_tensors": ("torch._C._set_only_lift_cpu_tensors", "likewise"),
+    "brought_accelerator": (
+        "torch._C._get_privateuse1_backend_name",
+        "the name of the accelerator that C++ asks before the one that it was built for",
+    ),
     # what torch was built for
     "xpu_is_compiled": ("torch.xpu._is_compiled", "why there is no xpu"),
 }

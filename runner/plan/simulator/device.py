@@ -6,8 +6,8 @@ by the CPU's generator, so the same seed gives the CPU's run, bit for bit, where
 
 Not modelled: time, streams (all work is done at once), memory (constants), torch.compile, torch.load() without
 map_location, cuDNN's recurrent layers (cells by their formulas instead), several processes on one device; sys.platform
-stays what it is. It lies to private parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that
-an upgrade of torch says what broke.
+stays what it is, and torch.device(1), which is taken for what it means, calls itself privateuseone:1. It lies to private
+parts of torch; tests/plan/simulator/test_simulator.py names them one by one, so that an upgrade of torch says what broke.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch.utils.backend_registration import rename_privateuse1_backend
 
 from runner.device import torch_private
 from runner.plan.simulator.tensor import Making, pretence
 from runner.plan.simulator.torch_parts import Machine, Naming, replacements
 
 #: c10::DeviceType
-DEVICE_TYPES = {"cuda": 1, "mps": 13, "meta": 14}
+DEVICE_TYPES = {"cpu": 0, "cuda": 1, "mps": 13, "meta": 14}
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 ADD_GUARD = "_ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 
@@ -40,7 +41,11 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
     import torch._dynamo  # takes seconds; later it would meet torch.cuda's functions twice and refuse
 
     device = torch.device(name)
-    _add_guard(device.type)
+    if device.type in ("cuda", "mps"):
+        _put_guards(device.type)
+        # C++ waits for the streams of a build's own accelerator: autograd of CUDA's, wherever torch is built for it. An
+        # accelerator that a package brings comes before it. There is none here, so there are no streams
+        rename_privateuse1_backend(torch_private.brought_accelerator())
     with contextlib.ExitStack() as stack:
         pretence.device = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
         pretence.current_index, pretence.has_numbers = 0, has_numbers
@@ -57,12 +62,11 @@ def simulated_device(name: str, *, has_numbers: bool = True, machine: Machine | 
         yield pretence.device
 
 
-def _add_guard(kind: str) -> None:
-    """Gives the device type meta's guard, which does nothing, for good, in the place of a real one too: that of a torch
-    built for CUDA would ask for a GPU that need not be here. C++ asks for one wherever a tensor of that type
-    is made or differentiated; without one it raises, or ends the process (parts of autograd are noexcept)."""
-    if kind not in DEVICE_TYPES:
-        return
+def _put_guards(kind: str) -> None:
+    """Gives the device type meta's guard, which does nothing, for good. C++ asks for one wherever a tensor of that type is
+    made or differentiated; without one it raises, or ends the process (parts of autograd are noexcept). A real one gives
+    way, whatever is simulated: that of a torch built for CUDA asks the driver for GPUs when autograd begins, which need
+    not be there, and answers a forked process with an error."""
     folder = Path(torch.__file__).parent / "lib"
     file = next((folder / name for name in ("libc10.so", "libc10.dylib") if (folder / name).exists()), None)
     if file is None:
@@ -71,4 +75,6 @@ def _add_guard(kind: str) -> None:
     guards = (ctypes.c_void_p * 21).in_dll(library, GUARDS)
     add = getattr(library, ADD_GUARD)
     add.argtypes, add.restype = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p], None
-    add(None, DEVICE_TYPES[kind], guards[DEVICE_TYPES["meta"]])
+    real = {number for number, guard in enumerate(guards) if guard} - {DEVICE_TYPES["cpu"], DEVICE_TYPES["meta"]}
+    for number in real | {DEVICE_TYPES[kind]}:
+        add(None, number, guards[DEVICE_TYPES["meta"]])

@@ -91,6 +91,8 @@ MPS_BACKEND: dict[str, Any] = dict.fromkeys(
     ["is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer"], True
 )
 MPS_BACKEND |= {"get_name": "Simulated M", "get_core_count": 8}
+#: of a Mac's torch, where this one may have a GPU
+NO_CUDA: dict[str, Any] = {"is_available": False, "is_initialized": False, "device_count": 0}
 
 
 def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterator[Replacement]:
@@ -119,8 +121,6 @@ def replacements(machine: Machine, modes: Sequence[Callable[[], Any]]) -> Iterat
     yield Tensor, "pin_memory", lambda self, device=None: self
     yield Tensor, "is_pinned", lambda self, device=None: False
     yield Tensor, "record_stream", nothing
-    yield Tensor, "cuda", _to_cuda
-
     yield from _answers(machine, is_cuda=kind == "cuda")
 
 
@@ -130,10 +130,13 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
         torch.accelerator: {**machine.memory(), "is_available": True, "device_count": count}
     }
     if is_cuda:
+        yield Tensor, "cuda", _to_cuda
         constants |= {torch.cuda: machine.cuda(), torch.cuda.amp.common: {"amp_definitely_not_available": False}}
         constants |= {torch.backends.cudnn: {"is_acceptable": False}}  # its recurrent layers are not modelled
     else:
-        constants |= {torch.mps: machine.mps(), torch.backends.mps: MPS_BACKEND}
+        constants |= {torch.mps: machine.mps(), torch.backends.mps: MPS_BACKEND, torch.cuda: NO_CUDA}
+        constants |= {torch.backends.cuda: {"is_built": False}}
+        yield torch.cuda, "_lazy_init", _no_cuda
     for owner, values in constants.items():
         for name, value in values.items():
             yield owner, name, lambda *args, _value=value, **kwargs: _value
@@ -142,6 +145,7 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
     for owner in (torch.cuda, torch.accelerator) if is_cuda else (torch.accelerator,):
         yield owner, "current_stream", Stream
     yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(pretence.device.type)
+    yield torch._C, "_get_accelerator", lambda: torch.device(pretence.device.type)  # torch.get_device_module() asks it
     yield torch.accelerator, "current_device_index", lambda: pretence.current_index
     yield torch.accelerator, "set_device_index", _set_device
     yield torch.cuda, "current_device", lambda: pretence.current_index
@@ -150,6 +154,10 @@ def _answers(machine: Machine, *, is_cuda: bool) -> Iterator[Replacement]:
     yield torch.cuda, "_maybe_exchange_device", _exchange_device
     yield torch.cuda, "default_stream", Stream
     yield torch.cuda, "stream", contextlib.nullcontext
+
+
+def _no_cuda() -> None:
+    raise AssertionError("Torch not compiled with CUDA enabled")
 
 
 def nothing(*args: Any, **kwargs: Any) -> None: ...
@@ -239,6 +247,8 @@ def numbered(device: Any) -> Any:
     if not isinstance(device, str | torch.device):
         return device
     device = torch.device(device)
+    if device.type == "privateuseone":  # what C++ makes of a number alone: model.to(1), torch.device(1)
+        return torch.device(kind, device.index)
     is_unnumbered = device.type == kind != "cpu" and device.index is None
     return torch.device(kind, index) if is_unnumbered else device
 

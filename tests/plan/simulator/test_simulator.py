@@ -328,6 +328,8 @@ def keep_house(device):
         "in place": tuple(torch.zeros(2, 3, device=device).t_().shape),
         "repr": repr(torch.ones(1).to(device)),
         "by kind": torch.zeros(1, device=device.type).device.index,
+        "by number": [str(nn.Linear(1, 1).to(number).weight.device) for number in (0, torch.device(0))],
+        "module": torch.get_device_module().__name__,
     }
 
 
@@ -342,6 +344,8 @@ def test_what_surrounds_a_step_works(device, name):
         "in place": [3, 2],
         "repr": f"tensor([1.], device='{name}')",
         "by kind": 0,  # "cuda" is cuda:0 until torch.cuda.set_device says otherwise
+        "by number": ["cuda:0" if device == "cuda:1" else "mps:0"] * 2,
+        "module": "torch.cuda" if device == "cuda:1" else "torch.mps",
     }
 
 
@@ -372,6 +376,8 @@ def ask_torch(device):
     if device.type == "mps":
         free, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
         torch.mps.synchronize()
+        with pytest.raises(AssertionError, match="Torch not compiled with CUDA enabled"):
+            torch.ones(1).cuda()
         return [torch.backends.mps.is_available(), torch.accelerator.device_count(), 0 < free < total]
     torch.cuda.set_device(1)
     free, total = torch.cuda.mem_get_info(device)
@@ -455,6 +461,7 @@ def test_the_private_parts_of_torch_that_this_stands_on_are_there():
         torch.autograd._engine_run_backward torch.autograd.graph._engine_run_backward
         torch._scaled_dot_product_attention_math torch.nn.Module._apply torch.nn.Module._call_impl
         torch.__future__.set_swap_module_params_on_conversion torch.cuda._lazy_init torch.cuda._exchange_device
+        torch._C._get_accelerator torch._C._get_privateuse1_backend_name torch.utils.rename_privateuse1_backend
         torch.cuda.amp.common.amp_definitely_not_available torch.compiler.set_stance torch.utils._pytree.tree_map
     """
     for name in names.split():
@@ -469,27 +476,49 @@ def test_the_private_parts_of_torch_that_this_stands_on_are_there():
 
 
 REGISTERED = """
-import ctypes
+import ctypes, sys
 from pathlib import Path
 import torch
+import torch._dynamo
 from runner.plan.simulator import device as module
+
+def is_begun():  # 3: the driver is there, and nobody has begun it
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != 3
+    except OSError:
+        return False
 
 library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
 guards = (ctypes.c_void_p * 21).in_dll(library, module.GUARDS)
 add = getattr(library, module.ADD_GUARD)
 add.argtypes, add.restype = [ctypes.c_void_p, ctypes.c_int8, ctypes.c_void_p], None
 add(None, 1, guards[0])  # as a torch built for CUDA has one of its own
-before = torch.backends.cudnn.enabled
-with module.simulated_device("cuda:3") as device:
+torch.cuda.is_available = lambda: True  # and as where it has a GPU
+before, was_begun = torch.backends.cudnn.enabled, is_begun()
+print("BEGINS", file=sys.stderr, flush=True)
+with module.simulated_device(sys.argv[1]) as device:
     assert guards[1] == guards[14], "a real guard asks the driver for the GPU"
+    assert torch.cuda.is_available() is (device.type == "cuda")
     assert not torch.backends.cudnn.enabled
-    assert torch.nn.BatchNorm1d(3).to(device)(torch.randn(4, 3, device=device)).device == device
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout()).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    torch.manual_seed(0)
+    loss = model(torch.randn(4, 2, device=device)).sum()
+    loss.backward()
+    optimizer.step()
+    assert loss.device == model[0].weight.grad.device == device
+print("ENDS", file=sys.stderr, flush=True)
+assert is_begun() == was_begun
 assert torch.backends.cudnn.enabled is before
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where libc10 lies")
-def test_a_torch_built_for_cuda_is_asked_for_no_gpu(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
-    done = subprocess.run([sys.executable, "-c", REGISTERED], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("device", ["cuda:3", "mps"])
+def test_a_torch_built_for_cuda_is_asked_for_no_gpu(device):
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES), "LD_DEBUG": "libs"}
+    command = [sys.executable, "-c", REGISTERED, device]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, [line for line in done.stderr.splitlines() if not line.startswith(" ")]
+    # a torch built for CUDA looks for the driver's library when it is first asked anything: a plain backward pass does
+    assert "find library=libcuda.so" not in done.stderr.split("BEGINS")[1].split("ENDS")[0]
