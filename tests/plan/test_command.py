@@ -184,7 +184,7 @@ ENDS_ABRUPTLY = """
 import os
 from runner.plan import worker
 from runner.plan.simulator import device
-device._add_guard = lambda kind: os.abort() if kind == "cuda" else None
+device._put_guards = lambda kind: os.abort()
 worker.main()
 """
 
