@@ -19,6 +19,7 @@ from runner.device.placement import num_rows
 from runner.errors import Fault, RunnerError, at_once
 from runner.experiment.check import check
 from runner.experiment.compose_run import of_run
+from runner.experiment.provenance import versions
 from runner.experiment.summary import read_summary
 from runner.experiment.terminal import say, short
 from runner.runs import find
@@ -70,8 +71,8 @@ def _notes(asked: Wanted, device: str, moment: Moment, *, was_compiled: bool) ->
         found.append("its steps were compiled, and are replayed as they are written: they are rounded otherwise")
     if (then := summary.get("device")) not in (None, device):
         found.append(f"it ran on {then}, and is replayed on {device}")
-    if (then := (summary.get("versions") or {}).get("torch")) not in (None, torch.__version__):
-        found.append(f"it ran with torch {then}, and this is {torch.__version__}")
+    if (then := (summary.get("versions") or {}).get("torch")) not in (None, now := versions()["torch"]):
+        found.append(f"it ran with torch {then}, and this is {now}")
     told = [event["digest"] for event in read_events(asked.folder) if event["kind"] == "dataset"]
     if told and not moment.parts.splits.fingerprint.startswith(told[-1]):
         found.append("the data is not what it was: its fingerprint is another one")
