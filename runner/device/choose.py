@@ -43,6 +43,8 @@ def choose(value: Any, hardware: Hardware) -> Choice:
     """parse() and resolve(); asks the driver first where something is missing, so that the reason is the real one."""
     policy = parse(value)
     kinds = [item for item in policy if item not in ("auto", "all")]
+    if "auto" in policy and [*hardware.devices()] == ["cpu"]:
+        kinds.append("cuda")  # of which auto says why it takes the CPU
     if hardware.driver is None and any(why_not(item, hardware) for item in kinds):
         hardware = diagnose(hardware)
     return resolve(policy, hardware)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import platform
@@ -129,13 +130,20 @@ def probe() -> Hardware:
 
 
 def diagnose(hardware: Hardware) -> Hardware:
-    """The same, with the driver's facts: what explains a missing GPU. Starts a process, about 0.1 s."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", _ASK_DRIVER], capture_output=True, text=True, timeout=60, check=False
-    )
-    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"init_code": 999}
+    """The same, with the driver's facts: what explains a missing GPU."""
+    return replace(hardware, driver=_driver())
+
+
+@functools.cache
+def _driver() -> Driver:
+    """Starts a process, 25 ms (2026-11)."""
+    try:
+        done = subprocess.run([sys.executable, "-I", "-c", _ASK_DRIVER], capture_output=True, timeout=60, check=True)
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):  # the driver ended the process, or hangs
+        answer = {"init_code": 999}
     modes = _nvidia_smi("mig.mode.current")
-    driver = Driver(
+    return Driver(
         **answer,
         kernel_module=_first_line("/proc/driver/nvidia/version"),
         gpu_on_bus=any(
@@ -145,7 +153,6 @@ def diagnose(hardware: Hardware) -> Hardware:
         in_wsl=Path("/dev/dxg").exists(),
         mig=any(row == ["Enabled"] for row in modes),
     )
-    return replace(hardware, driver=driver)
 
 
 def _cuda_gpus() -> tuple[Gpu, ...]:

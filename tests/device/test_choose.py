@@ -280,6 +280,15 @@ def test_this_machine_is_described_and_the_cpu_is_always_there():
     assert choose("auto", hardware).device in hardware.devices()
 
 
+@pytest.mark.parametrize("build", [CUDA, dict(torch_version="2.13.0+cpu")])
+def test_auto_takes_the_cpu_for_the_reason_that_the_driver_gives(build):
+    """Nobody would look further where a machine with a GPU is said to have none."""
+    machine = Hardware(**{**build, "driver": None})
+    choice = choose("auto", machine)
+    assert choice.device == "cpu"
+    assert choice.reason == resolve(("auto",), diagnose(machine)).reason
+
+
 GPUS = {"GPU-aaa": 3 * GIB, "GPU-bbb": 5 * GIB}
 
 
