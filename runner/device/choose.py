@@ -1,6 +1,6 @@
 """Chooses the device that `device=` asks for on a machine, and says why, or why there is none. Parses what may be asked.
 
-Pure, but that choose() has the driver asked where a device is missing. For experiment/check.py, runs/load.py, a sweep's slots.
+Pure, but that explained() has the driver asked where a device is missing. For experiment/check.py, runs/load.py, a sweep's slots.
 """
 
 from __future__ import annotations
@@ -40,14 +40,19 @@ class Choice:
 
 
 def choose(value: Any, hardware: Hardware) -> Choice:
-    """parse() and resolve(); asks the driver first where something is missing, so that the reason is the real one."""
+    """parse() and resolve(), with the real reason where something is missing."""
     policy = parse(value)
+    return resolve(policy, explained(policy, hardware))
+
+
+def explained(policy: tuple[str, ...], hardware: Hardware) -> Hardware:
+    """The machine, with what its driver says where something that is asked for is missing, or auto takes the CPU."""
     kinds = [item for item in policy if item not in ("auto", "all")]
     if "auto" in policy and [*hardware.devices()] == ["cpu"]:
-        kinds.append("cuda")  # of which auto says why it takes the CPU
+        kinds.append("cuda")
     if hardware.driver is None and any(why_not(item, hardware) for item in kinds):
-        hardware = diagnose(hardware)
-    return resolve(policy, hardware)
+        return diagnose(hardware)
+    return hardware
 
 
 def parse(value: Any) -> tuple[str, ...]:

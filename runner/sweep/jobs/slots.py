@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.device import Choice, Hardware, resolve
+from runner.device.choose import explained
 from runner.device.unavailable import why_not
 
 #: of free memory, for each process that trains a group of jobs on the CPU
@@ -55,6 +56,7 @@ def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
 
     Raises: RunnerError when none of them is there, with the reason.
     """
+    hardware = explained(policy, hardware)
     first = resolve(policy, hardware).device  # the first of a preference list that is there decides the kind
     asked = next(item for item in policy if item in ("auto", "all") or _kind(item) == _kind(first))
     if ":" in asked or asked in ("cpu", "mps"):

@@ -1,6 +1,8 @@
 import pytest
+from refused import faults_of
 
-from runner.device import Gpu, Hardware, parse
+from runner.device import Gpu, Hardware, diagnose, parse
+from runner.device.unavailable import why_not
 from runner.errors import RunnerError
 from runner.sweep.jobs.slots import (
     Slot,
@@ -70,6 +72,12 @@ def test_a_job_may_take_what_its_device_leaves_open(device, hardware, expected):
 def test_a_missing_device_is_told(device, hardware):
     with pytest.raises(RunnerError):
         devices_for(parse(device), hardware)
+
+
+def test_a_missing_device_is_told_with_what_the_driver_says():
+    machine = Hardware(**CUDA)
+    (fault,) = faults_of(devices_for, ("cuda",), machine)
+    assert fault.problem == why_not("cuda", diagnose(machine)).cause
 
 
 def test_jobs_spread_over_the_devices_before_two_share_one():
