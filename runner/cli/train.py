@@ -223,5 +223,5 @@ def _say_what_fits(cfg: DictConfig) -> None:
     from runner.plan.command import what_fits
 
     print("plan    of this run, on the whole of that memory:")
-    for line in what_fits(cfg):
+    for line in what_fits(cfg) or ["        not known: it could not be planned"]:
         print(line)

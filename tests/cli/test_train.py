@@ -1,6 +1,8 @@
 """What `train` hands on to the run that it starts."""
 
 from runner import cli
+from runner.cli.train import _say_what_fits
+from runner.config.compose import composer, hydra_session
 from runner.experiment import check
 
 
@@ -10,3 +12,10 @@ def test_a_run_is_checked_and_its_machine_looked_at_once(own_folder, monkeypatch
     words = ["model=linear", "device=cpu", "data.limit=200", "train.num_steps=1", "task.plots=false"]
     assert cli.main([*words, "tracking.enabled=false"]) == 0
     assert len(looked) == 1
+
+
+def test_where_no_plan_can_be_made_that_is_said(capsys):
+    with hydra_session(["runner"]):
+        cfg = composer([])(["device=cpu", "train.batch_size=0"])
+    _say_what_fits(cfg)
+    assert "not known" in capsys.readouterr().out
