@@ -8,13 +8,14 @@ FOLDER/whole is the run that nobody disturbed.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import random
 import signal
 import sys
 import time
 import traceback
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from runner.experiment import run, session
 from runner.training import stopping
 
 NUM_KILLS = 6
+#: where the run that nobody disturbed tells what it has imported
+MODULES = "modules.txt"
 
 
 def forked(function) -> int:
@@ -57,6 +60,11 @@ def train(cfg, folder: Path, *, kill_after: int | None = None) -> None:
     with redirect_stdout(StringIO()):
         assert run.run(cfg, folder)["status"] == "finished"
     stopping._is_due = original
+
+
+def undisturbed(cfg, root: Path) -> None:
+    train(cfg, root / "whole")
+    (root / MODULES).write_text("\n".join(sys.modules))
 
 
 def kill_after_each_step(cfg, root: Path) -> None:
@@ -98,7 +106,12 @@ def main() -> None:
     session.illustrate = lambda *_, **__: []  # half of so short a run, and nothing of what is compared
     with hydra_session(["runner"]):
         cfg = composed_with(composer([]), words)
-        train(cfg, root / "whole")  # here: what it imports, the forks have
+        assert (
+            forked(lambda: undisturbed(cfg, root)) == 0
+        )  # not here: torch's CUDA build has no backward pass in a fork after one
+        for name in (root / MODULES).read_text().split():  # what it imports, the forks have
+            with suppress(ImportError):  # some are not of a file
+                importlib.import_module(name)
         kill_after_each_step(cfg, root) if mode == "each" else kill_at_random(cfg, root)
 
 
