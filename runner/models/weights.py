@@ -52,7 +52,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
             problem = f"the folder has no {BEST}: it is of no run, or of one that has kept no weights yet"
             raise RunnerError(Fault(f"model.weights={path}", problem, "a run's folder, or a file of weights"))
     if not is_there or not file.is_file():
-        there = [str(each) for each in sorted(file.parent.glob("*")) if each.suffix in (".safetensors", ".pt", ".pth")]
+        beside = sorted(file.parent.glob("*")) if exists(file.parent) else []
+        there = [str(each) for each in beside if each.suffix in (".safetensors", ".pt", ".pth")]
         fix = (
             " or ".join(f"model.weights={hit}" for hit in nearest(path, there))
             or "a file or a run's folder that is there"

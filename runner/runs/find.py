@@ -149,7 +149,7 @@ def _instead(wanted: str, verb: str) -> str:
     """What to write for a name that is no run's: the nearest that is one, of those beside it and below outputs/ and multirun/."""
     path, known = Path(wanted), newest_first()
     beside: list[Path] = []
-    with suppress(OSError):  # a name that is too long, a folder that may not be read
+    with suppress(OSError, ValueError):  # a name that is too long or has a zero in it, a folder that may not be read
         beside = [file.parent for file in path.parent.glob("*/rerun.yaml")]
     ids = [read_ack(folder).run_id or "" for folder in known]
     if hits := nearest(str(path), map(str, (*known, *beside))) or nearest(wanted, ids):

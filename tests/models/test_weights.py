@@ -128,6 +128,12 @@ def test_what_is_no_file_of_weights(name, content, so, write, tmp_path, capsys):
     assert "code ran" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["x" * 300 + "/a.pt", "a\0b/c.pt"], ids=["too long", "with a zero"])
+def test_a_file_in_a_folder_that_can_not_be_there(name):
+    with pytest.raises(RunnerError, match="no such file"):
+        load_weights(net(), name, strict=True)
+
+
 def test_a_file_that_is_not_there(tmp_path):
     torch.save(state(), tmp_path / "weights.pt")
     with pytest.raises(RunnerError, match="no such file") as caught:

@@ -20,6 +20,7 @@ from runner.tracking.journal_records import FILE as JOURNAL
         ("outputs/day/frist", "diff outputs/day/first"),
         ("0123456789abcdee", "diff 0123456789abcdef"),
         ("x" * 300, "diff last, or the folder that the run's last lines name"),
+        pytest.param("a\0b/c", "diff last, or the folder that the run's last lines name", id="with a zero"),
     ],
 )
 def test_a_name_that_is_no_run_s_says_the_nearest_that_is(own_folder, wanted, write):
