@@ -170,7 +170,8 @@ def _is_special(path: Path) -> bool:
 
 def _is_inside(path: Path, folder: Path) -> bool:
     try:
-        return path.resolve().is_relative_to(folder.resolve())
+        end = path.resolve()
+        return not end.is_symlink() and end.is_relative_to(folder.resolve())  # a link: of a ring, from Python 3.13 on
     except (OSError, RuntimeError, ValueError):  # a ring of links; a name with a zero in it
         return False
 

@@ -1,9 +1,9 @@
-"""What a ${...} in Hydra's settings may bring: a text, and the same one later."""
+"""What a ${...} in Hydra's settings may bring: a text, and the same one later; and which links a run's folder may hold."""
 
 import pytest
 from omegaconf import OmegaConf
 
-from runner.config.trust import hydra_faults
+from runner.config.trust import hydra_faults, strays
 
 REST = {
     "run": {"dir": "outputs/1"},
@@ -68,3 +68,9 @@ def test_variables_are_set_to_texts():
     job = REST["job"]
     assert faults(job={**job, "env_set": {"OMP_NUM_THREADS": "${number}"}}) == []
     assert faults(job={**job, "env_set": "${group.${hydra.job.num}}"})
+
+
+def test_links_that_lead_in_a_ring_lead_out(tmp_path):
+    for name, to in (("a", "b"), ("b", "a"), ("c", "c"), ("inside", "nothing yet"), ("up", "..")):
+        (tmp_path / name).symlink_to(to)
+    assert [path.name for path, _ in strays(tmp_path)] == ["a", "b", "c", "up"]
