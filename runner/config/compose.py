@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import os
 import re
@@ -74,7 +75,7 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
         Plugins.instance().register(OwnConf)
     once = _Once(completes=bool(COMPLETE & {*argv}))
     before = sys.argv, ConfigLoaderImpl.load_configuration, Hydra.get_mode
-    with restored("HYDRA_FULL_ERROR"):
+    with restored("HYDRA_FULL_ERROR"), _help_made_when_shown():
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
         ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
             lambda loader, *settings, **more: once.compose(loader, *settings, **more)
@@ -84,6 +85,21 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
             yield
         finally:
             sys.argv, ConfigLoaderImpl.load_configuration, Hydra.get_mode = before  # type: ignore[method-assign]
+
+
+@contextmanager
+def _help_made_when_shown() -> Iterator[None]:
+    """Python 3.14's argparse reads each help text when an argument is added; one of Hydra 1.3's is no text yet, and Hydra
+    did not start there (hydra#3121)."""
+    parsers: Any = argparse._ActionsContainer
+    check = getattr(parsers, "_check_help", None)
+    if check is not None:
+        parsers._check_help = lambda parser, action: isinstance(action.help, str) and check(parser, action)
+    try:
+        yield
+    finally:
+        if check is not None:
+            parsers._check_help = check
 
 
 class _Once:
