@@ -9,6 +9,8 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.errors import Fault, RunnerError
+
 if TYPE_CHECKING:
     import pandas
 
@@ -35,6 +37,18 @@ class Result(dict[str, Any]):
         """For IPython; None where nothing was drawn."""
         picture = self.folder / "plots" / "loss.png"
         return picture.read_bytes() if picture.is_file() else None
+
+
+def refuse_in_own_process() -> None:
+    """Raises: RunnerError where the script that calls run() is loaded by a process that it started, as one that reads data loads
+    it where processes are no forks: each would train, too, and leave a run that failed."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            asked = f"run() in {Path(frame.f_code.co_filename).name}"
+            problem = "the processes that read its data load the script themselves, and each would begin a run"
+            raise RunnerError(Fault(asked, problem, "if __name__ == '__main__': before it, or data.num_workers=0"))
+        frame = frame.f_back
 
 
 def forget_edited() -> None:

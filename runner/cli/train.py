@@ -165,6 +165,7 @@ def _checked(cfg: DictConfig, folder: Path, given: Given, *, stays: bool) -> dic
 
 def run(words: list[str], *, config_name: str = "config", folder: Path | None = None) -> notebook.Result:
     """One run from Python; see runner.run."""
+    notebook.refuse_in_own_process()
     make_own_code_importable()
     notebook.forget_edited()
     with restored(ALLOW_VARIABLE), restored(SECRETS):

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -120,6 +121,15 @@ def test_a_python_below_the_current_folder_is_no_code_of_the_persons(own_folder,
     own = notebook._own_modules()
     assert "mine_alone" in own
     assert not own.keys() & {"json", "logging", "threading", "pytest", "torch"}
+
+
+def test_a_script_that_a_process_of_its_own_loads_does_not_train_there(own_folder):
+    """As multiprocessing loads it where a process is no fork: on macOS and Windows, and on Linux from Python 3.14 on."""
+    (own_folder / "script.py").write_text("from runner import run\nrun(['model=linear'])\n")
+    with pytest.raises(RunnerError, match="each would begin a run") as caught:
+        runpy.run_path("script.py", run_name="__mp_main__")
+    assert "__main__" in caught.value.faults[0].fix
+    assert [path.name for path in own_folder.iterdir()] == ["script.py"]
 
 
 def test_run_takes_one_run(own_folder):
