@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from pathlib import Path
 from runner.cli import answer
 from runner.config import packages
 from runner.config.instantiate import own_line
-from runner.errors import OF_CODE, RunnerError, in_words, without_password
+from runner.errors import OF_CODE, Fault, RunnerError, in_words, without_password
 
 #: set by who wants the traceback on the screen, too
 VARIABLE = "RUNNER_TRACEBACK"
@@ -45,6 +46,9 @@ def tell(error: BaseException) -> int:
     cause = error.__cause__ if isinstance(error, UnexpectedError) and error.__cause__ else error
     if isinstance(cause, ModuleNotFoundError) and (lacking := packages.missing(cause)) is not None:
         return answer.report(lacking)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
+        problem = f"this file system takes no such name, of {max(map(len, Path(error.filename).parts))} letters"
+        return answer.report(RunnerError(Fault(str(error.filename), problem, "a shorter name")))
     text = "".join(traceback.format_exception(cause))
     if isinstance(error, UnexpectedError):
         log = error.log
