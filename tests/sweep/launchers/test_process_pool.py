@@ -54,12 +54,18 @@ def wait_for(path):
 
 def gone(*pids):
     deadline = time.monotonic() + LONGEST
-    while time.monotonic() < deadline:
-        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        if not alive:
-            return True
+    while any(is_running(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.02)
-    return False
+    return True
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it may end between two looks
+        return False
 
 
 def test_each_job_is_a_fresh_process_that_was_warm_already(nursery, tmp_path):
