@@ -35,7 +35,8 @@ os.environ["XDG_STATE_HOME"] = STATE.name
 
 
 def pytest_configure(config):
-    if config.getoption("--device") == "cpu":  # what names no device is the CPU's, also on a machine with a GPU
+    has_gpu = Path("/dev/dxg").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
+    if has_gpu and config.getoption("--device") == "cpu":  # what names no device is the CPU's there, too
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     outlived.start()
     parsed_once.parse_once()
