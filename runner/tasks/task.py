@@ -51,6 +51,10 @@ class Predicting(Protocol):
         ...
 
 
+#: what it asks for, by name
+_MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if not name.startswith("_"))]
+
+
 def is_predicting(task: object) -> TypeGuard[Predicting]:
     """Whether a task has all that Predicting asks for.
 
@@ -58,6 +62,3 @@ def is_predicting(task: object) -> TypeGuard[Predicting]:
     no longer looks since Python 3.12.
     """
     return all(hasattr(task, name) for name in _MEMBERS)
-
-
-_MEMBERS = [*Predicting.__annotations__, *(name for name in vars(Predicting) if not name.startswith("_"))]
