@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runner.device import host_memory
 from runner.device.precision import AMPERE
 from runner.errors import Fault, RunnerError
 
@@ -268,7 +269,7 @@ def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = N
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return min(free, int(total * (memory_fraction or 1.0)))
+        return min(host_memory.own_part(free), int(total * (memory_fraction or 1.0)))
     if device.type == "mps":
         import psutil
 

@@ -29,6 +29,7 @@ class Gpu:
     free_bytes: int | None = None
     capability: tuple[int, int] | None = None  # CUDA's compute capability
     uuid: str = ""
+    is_exclusive: bool = False  # its owner lets one process at a time compute on it
 
 
 @dataclass(frozen=True)
@@ -166,26 +167,34 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
         found.append(
             Gpu(about.name, about.total_memory, None, (about.major, about.minor), str(getattr(about, "uuid", "")))
         )
-    free = _free_bytes()
+    told = _told_of_gpus()
     for index, gpu in enumerate(found):
+        free, is_exclusive = told.get(gpu.uuid, (0, False))
         # mem_get_info makes a context of some 400 MB on the GPU that it asks: only where the driver tells nothing of it
-        found[index] = replace(gpu, free_bytes=free.get(gpu.uuid) or torch.cuda.mem_get_info(index)[0])
+        found[index] = replace(gpu, free_bytes=free or torch.cuda.mem_get_info(index)[0], is_exclusive=is_exclusive)
     return tuple(found)
 
 
-def _free_bytes() -> dict[str, int]:
-    """Of each of NVIDIA's GPUs, by its uuid, since the driver's order is not CUDA's: by NVML, else by nvidia-smi."""
+def _told_of_gpus() -> dict[str, tuple[int, bool]]:
+    """Of each of NVIDIA's GPUs its free bytes, and whether it is exclusive, by its uuid, since the driver's order is not
+    CUDA's: by NVML, else by nvidia-smi."""
     try:
         import pynvml  # of the extra `cuda`
 
         pynvml.nvmlInit()
     except Exception:  # it is not there, or there is no driver: its own error, a class of the library
-        rows = _nvidia_smi("uuid,memory.free")
-        return {row[0].removeprefix("GPU-"): int(row[1]) * 2**20 for row in rows if len(row) == 2 and row[1].isdigit()}
+        rows = _nvidia_smi("uuid,memory.free,compute_mode")
+        return {
+            uuid.removeprefix("GPU-"): (int(free) * 2**20 if free.isdigit() else 0, mode.startswith("Exclusive"))
+            for uuid, free, mode in (row for row in rows if len(row) == 3)
+        }
     try:
         gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return {
-            str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-"): int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
+            str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-"): (
+                int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free),
+                pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+            )
             for gpu in gpus
         }
     except pynvml.NVMLError:

@@ -26,9 +26,14 @@ _num_processes = 1
 
 
 def share(num_processes: int) -> None:
-    """Says that this process is one of so many that take the machine's memory alike."""
+    """Says that this process is one of so many that take the machine's memory alike, and that of their GPU."""
     global _num_processes
     _num_processes = num_processes
+
+
+def own_part(num_bytes: int) -> int:
+    """Of memory that is shared so."""
+    return num_bytes // _num_processes
 
 
 def memory_left() -> tuple[int, str]:
@@ -36,7 +41,7 @@ def memory_left() -> tuple[int, str]:
     import psutil
 
     left = [(int(psutil.virtual_memory().available), "free"), *left_in_groups(GROUPS, OWN_GROUPS)]
-    left = [(free // _num_processes, why) for free, why in left]
+    left = [(own_part(free), why) for free, why in left]
     try:
         import resource  # not on Windows
     except ImportError:

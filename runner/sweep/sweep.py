@@ -82,7 +82,7 @@ class Hands:
     say: Callable[[str], None]
     num_slots: int | None = None  # for jobs at a time; None: the launcher takes all that it is given
     # likewise of jobs that one process trains; None: it trains one
-    num_groups: Callable[[Sequence[str]], int] | None = None
+    num_groups: Callable[[Sequence[str], int], int] | None = None
     prepared: list[Prepared] = field(default_factory=list)  # the plan's jobs that are to run
 
     def add(self, overrides: tuple[str, ...], name: str, *, number: int, trial: dict[str, Any]) -> Job:

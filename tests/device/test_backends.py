@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runner import cli
-from runner.device import backends, torch_private
+from runner.device import backends, host_memory, torch_private
 from runner.device.backends import lay_out, overruns, takes_channels_last
 from runner.errors import RunnerError
 from runner.models.resnet import ResNet
@@ -182,6 +182,16 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 10 * gib)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available * gib))
     assert backends.free_memory_bytes(torch.device("mps"), memory_fraction=fraction) == free * gib
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "fraction", "free"), [(1, None, 40), (4, None, 10), (4, 0.1, 8), (2, 0.5, 20)]
+)
+def test_processes_that_share_a_gpu_have_equal_parts_of_what_is_free(num_processes, fraction, free, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 80))
+    monkeypatch.setattr(host_memory, "_num_processes", 1)  # it is put back
+    host_memory.share(num_processes)
+    assert backends.free_memory_bytes(torch.device("cuda"), memory_fraction=fraction) == free
 
 
 def test_a_peak_says_whose_it_is(monkeypatch):

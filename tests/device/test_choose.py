@@ -306,6 +306,8 @@ def nvml(*, is_there=True):
     module.nvmlDeviceGetHandleByIndex = lambda index: list(GPUS)[::-1][index]
     module.nvmlDeviceGetUUID = lambda uuid: uuid
     module.nvmlDeviceGetMemoryInfo = lambda uuid: types.SimpleNamespace(free=GPUS[uuid])
+    module.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+    module.nvmlDeviceGetComputeMode = lambda uuid: 3 if uuid == next(iter(GPUS)) else 0
     return module
 
 
@@ -327,11 +329,13 @@ def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_g
     del about[num_gpus:]
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
     assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [3 * GIB, 5 * GIB][:num_gpus]
+    assert [gpu.is_exclusive for gpu in looking._cuda_gpus()] == [True, False][:num_gpus]
     monkeypatch.setitem(sys.modules, "pynvml", nvml(is_there=False))
-    rows = [["GPU-bbb", "5120"], ["GPU-aaa", "[N/A]"]]
+    rows = [["GPU-bbb", "5120", "Exclusive_Process"], ["GPU-aaa", "[N/A]", "Default"]]
     monkeypatch.setattr(looking, "_nvidia_smi", lambda query: rows)
     assert contexts == []
-    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [1, 5 * GIB][:num_gpus]
+    found = looking._cuda_gpus()
+    assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in found] == [(1, False), (5 * GIB, True)][:num_gpus]
     assert contexts == [0]  # whose memory nobody else tells
 
 

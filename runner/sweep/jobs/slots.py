@@ -6,7 +6,7 @@ For launchers/local.py, which keeps the free ones, and launchers/slurm.py. Pure,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,10 @@ from runner.device.unavailable import why_not
 
 #: of free memory, for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
+#: such processes on one GPU at the most, and what of its free memory each has to have
+MOST_ON_GPU, GPU_GROUP_BYTES = 4, 4 * 2**30
+#: jobs of each of several groups on one GPU, at the least: with fewer together its kernels grow too short
+FEWEST_ON_GPU = 16
 #: a policy and the machine that asks → the devices that a job may take where it runs
 DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
 
@@ -36,10 +40,10 @@ class Slot:
         return self.device if self.number == 0 else f"{self.device} ({self.number + 1})"
 
 
-def places(hardware: Hardware, slots: Mapping[str, int], *, cpu_groups: int = 1) -> list[Slot]:
-    """Every slot of the machine: the devices with the most free memory first, the CPU last.
+def places(hardware: Hardware, slots: Mapping[str, int], *, groups: Mapping[str, int] | None = None) -> list[Slot]:
+    """Every slot of the machine: the devices with the most free memory first, the CPU last; then those for groups alone.
 
-    cpu_groups: of jobs that are trained together, how many may share the CPU, see groups_of_cpu().
+    groups: of jobs that are trained together, how many may share each device, see groups_of().
     """
     usable = [name for name in hardware.devices() if name == "cpu" or why_not(name, hardware) is None]
     devices = hardware.devices()
@@ -47,8 +51,14 @@ def places(hardware: Hardware, slots: Mapping[str, int], *, cpu_groups: int = 1)
     most = max((slots.get(_kind(name), 1) for name in usable), default=0)
     # first slots first: jobs spread over the devices before two share one
     found = [Slot(name, number) for number in range(most) for name in usable if number < slots.get(_kind(name), 1)]
-    more = range(slots.get("cpu", 1), cpu_groups) if "cpu" in usable else ()
-    return found + [Slot("cpu", number, for_groups=True) for number in more]
+    groups = groups or {}
+    more = range(max(groups.values(), default=0))
+    return found + [
+        Slot(name, number, for_groups=True)
+        for number in more
+        for name in usable
+        if slots.get(_kind(name), 1) <= number < groups.get(name, 0)
+    ]
 
 
 def devices_for(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
@@ -103,7 +113,10 @@ def environment_of(place: Slot, *, visible: str | None) -> dict[str, str]:
 
 def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
     """What to do where jobs share an NVIDIA GPU without overlapping on it; "" where none do. pipes: of NVIDIA's MPS."""
-    if not any(place.kind == "cuda" and place.number for place in order) or (pipes / "control").exists():
+    if (
+        not any(place.kind == "cuda" and place.number and not place.for_groups for place in order)
+        or (pipes / "control").exists()
+    ):
         return ""
     return "; jobs on one GPU take turns: nvidia-cuda-mps-control -d, before the sweep, lets them overlap"
 
@@ -113,13 +126,32 @@ def threads_of(slots: Mapping[str, int], *, num_cpus: int) -> int | None:
     return max(1, num_cpus // slots["cpu"]) if slots["cpu"] > 1 else None
 
 
-def groups_of_cpu(slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int) -> int:
-    """How many groups of jobs that are trained together may compute on the CPU at a time: one for each core, since a group
-    fills one and hardly ever two. num_threads: of each, where somebody has said it. Where there are several slots, as many.
+def groups_of(
+    hardware: Hardware, slots: Mapping[str, int], *, num_cpus: int, num_threads: int | None, free_bytes: int
+) -> dict[str, int]:
+    """How many groups of jobs that are trained together may compute on each device at a time, by its name.
+
+    On the CPU one for each core, since a group fills one and hardly ever two. On a GPU some as well, where there are cores
+    for them: small models leave it idle while one process makes its members' folders and journals, one after the other. Of
+    64 digits MLPs on an H100 that took 30 s, and their training 4 (2026-11). Where there are several slots, as many.
+    num_threads: of each on the CPU, where somebody has said it. free_bytes: of the machine's memory.
     """
-    if slots["cpu"] > 1:
-        return slots["cpu"]
-    return max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
+    most = max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
+    found = {"cpu": slots["cpu"] if slots["cpu"] > 1 else most}
+    cores = min(num_cpus, free_bytes // GROUP_BYTES) // max(1, len(hardware.cuda))
+    for index, gpu in enumerate(hardware.cuda):
+        room = 1 if gpu.is_exclusive or gpu.free_bytes is None else gpu.free_bytes // GPU_GROUP_BYTES
+        most = max(1, min(MOST_ON_GPU, cores, room))
+        found[f"cuda:{index}"] = slots["cuda"] if slots["cuda"] > 1 else most
+    return found
+
+
+def num_groups(order: Iterable[Slot], devices: Collection[str], num_jobs: int) -> int:
+    """How many groups of so many jobs may compute at a time, where they may take these devices."""
+    fitting = [place for place in order if place.device in devices]
+    more = sum(place.for_groups and place.kind != "cpu" for place in fitting)
+    all_but_those = len(fitting) - more
+    return max(all_but_those, min(len(fitting), num_jobs // FEWEST_ON_GPU))
 
 
 def _kind(device: str) -> str:

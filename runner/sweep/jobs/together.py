@@ -36,11 +36,12 @@ FREE = ("name", "hydra.", "sweep.")
 
 
 def in_groups(
-    prepared: Sequence[Prepared], *, batch: str | int, num_slots: Callable[[Sequence[str]], int]
+    prepared: Sequence[Prepared], *, batch: str | int, num_slots: Callable[[Sequence[str], int], int]
 ) -> list[Prepared]:
     """The jobs in their order, those that are trained together as one: its first, with the others.
 
-    batch: sweep.batch, auto, off, or how many at the most. num_slots: of some devices, groups that may run there at a time.
+    batch: sweep.batch, auto, off, or how many at the most. num_slots: of some devices and a number of jobs, groups of those
+    that may run there at a time.
     """
     if batch == "off":
         return list(prepared)
@@ -49,7 +50,7 @@ def in_groups(
         alike.setdefault(job.job.number if _why_alone(job) else _key(job), []).append(job)
     found = []
     for jobs in alike.values():
-        size = _size(len(jobs), batch, num_slots(jobs[0].devices))
+        size = _size(len(jobs), batch, num_slots(jobs[0].devices, len(jobs)))
         for at in range(0, len(jobs), size):
             first, *others = jobs[at : at + size]
             found.append(replace(first, others=tuple(others)))

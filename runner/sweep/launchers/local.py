@@ -30,7 +30,8 @@ from runner.sweep.jobs.slots import (
     choice_at,
     devices_for,
     environment_of,
-    groups_of_cpu,
+    groups_of,
+    num_groups,
     pick,
     places,
     taking_turns,
@@ -60,12 +61,7 @@ class Slots(Launcher):
         self._slots = {kind: int(settings.slots[kind]) for kind in ("cpu", "cuda", "mps", "xpu")}
         self._grace_seconds = float(settings.grace_seconds)
         self._threads = threads_of(self._slots, num_cpus=num_usable_cpus())
-        self._cpu_groups = groups_of_cpu(
-            self._slots,
-            num_cpus=num_usable_cpus(),
-            num_threads=config.backends.cpu.num_threads,
-            free_bytes=memory_left()[0],
-        )
+        self._cpu_threads = config.backends.cpu.num_threads
         self._folder = Path(config.hydra.sweep.dir).absolute()
 
     @property
@@ -84,7 +80,14 @@ class Slots(Launcher):
 
     def open(self, hardware: Hardware, devices: set[str]) -> str:
         """Opens the slots of the devices that the jobs may take, and says in words which they are."""
-        all_places = places(hardware, self._slots, cpu_groups=self._cpu_groups)
+        self._groups = groups_of(
+            hardware,
+            self._slots,
+            num_cpus=num_usable_cpus(),
+            num_threads=self._cpu_threads,
+            free_bytes=memory_left()[0],
+        )
+        all_places = places(hardware, self._slots, groups=self._groups)
         self._order = [place for place in all_places if place.device in devices]
         self._free = list(self._order)
         for place in self._free:
@@ -98,9 +101,9 @@ class Slots(Launcher):
         """Jobs at a time, once it is open."""
         return sum(not place.for_groups for place in self._order)
 
-    def num_groups(self, devices: Sequence[str]) -> int:
-        """Groups of jobs that are trained together, at a time, where they may take these devices."""
-        return sum(place.device in devices for place in self._order)
+    def num_groups(self, devices: Sequence[str], num_jobs: int) -> int:
+        """Groups of so many jobs that are trained together, at a time, where they may take these devices."""
+        return num_groups(self._order, devices, num_jobs)
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Starts the job and returns its device; None when no slot is free for it now."""
@@ -118,7 +121,7 @@ class Slots(Launcher):
         function, payload = "run_pickled", pickle.dumps((prepared.config, self._context))
         if prepared.others:
             told = [(member.config, replace(placed, name=member.job.name).as_text()) for member in each]
-            at_a_time = min(self._cpu_groups, prepared.num_groups) if place.kind == "cpu" else 1
+            at_a_time = min(self._groups.get(place.device, 1), prepared.num_groups)
             shares = (at_a_time, max(1, num_usable_cpus() // at_a_time))
             function, payload = "run_pickled_together", pickle.dumps((told, self._context, shares))
         self.process_pool(place).start(

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from refused import faults_of
 
@@ -9,7 +11,8 @@ from runner.sweep.jobs.slots import (
     choice_at,
     devices_for,
     environment_of,
-    groups_of_cpu,
+    groups_of,
+    num_groups,
     pick,
     places,
     taking_turns,
@@ -111,15 +114,58 @@ def test_a_busy_device_is_left_for_one_that_is_not():
 )
 def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
     slots = ONE_EACH | {"cpu": cpu}
-    assert groups_of_cpu(slots, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30) == expected
+    found = groups_of(BARE, slots, num_cpus=8, num_threads=num_threads, free_bytes=gib * 2**30)
+    assert found == {"cpu": expected}
 
 
-def test_the_cores_that_one_job_leaves_are_for_groups_alone():
-    free = places(BARE, ONE_EACH, cpu_groups=3)
+@pytest.mark.parametrize(
+    ("gpus", "cuda", "num_cpus", "gib", "expected"),
+    [
+        ([gpu(70)], 1, 16, 64, [4]),
+        ([gpu(70)], 1, 2, 64, [2]),
+        ([gpu(70)], 1, 16, 2, [2]),  # of the machine's memory
+        ([gpu(70)], 1, 16, 0, [1]),
+        ([gpu(9), gpu(3)], 1, 16, 64, [2, 1]),
+        ([gpu(70)] * 8, 1, 16, 64, [2] * 8),
+        ([gpu(70)] * 8, 1, 4, 64, [1] * 8),
+        ([gpu(70)], 3, 1, 0, [3]),  # as somebody has said
+        ([replace(gpu(70), is_exclusive=True), gpu(70)], 1, 16, 64, [1, 4]),
+        ([replace(gpu(70), free_bytes=None)], 1, 16, 64, [1]),
+    ],
+)
+def test_a_gpu_takes_as_many_groups_as_there_are_cores_and_memory_for(gpus, cuda, num_cpus, gib, expected):
+    machine, slots = Hardware(cuda=tuple(gpus), **CUDA), ONE_EACH | {"cuda": cuda}
+    found = groups_of(machine, slots, num_cpus=num_cpus, num_threads=None, free_bytes=gib * 2**30)
+    assert [found[f"cuda:{index}"] for index in range(len(gpus))] == expected
+
+
+def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
+    free = places(BARE, ONE_EACH, groups={"cpu": 3})
     assert [place.for_groups for place in free] == [False, True, True]
     assert pick(["cpu"], free[1:], free[:1]) is None
     assert pick(["cpu"], free[1:], free[:1], is_group=True) == free[1]
-    assert places(BARE, ONE_EACH | {"cpu": 3}, cpu_groups=3) == places(BARE, ONE_EACH | {"cpu": 3})
+    assert places(BARE, ONE_EACH | {"cpu": 3}, groups={"cpu": 3}) == places(BARE, ONE_EACH | {"cpu": 3})
+    found = places(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 3, "cuda:2": 2, "cpu": 2})
+    assert names(place for place in found if not place.for_groups) == ["cuda:1", "cuda:2", "cuda:0", "cpu"]
+    assert names(place for place in found if place.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_jobs", "expected"),
+    [
+        (["cpu"], 8, 3),
+        (["cuda:1"], 31, 1),  # of fewer than 16 each a GPU's kernels grow too short
+        (["cuda:1"], 32, 2),
+        (["cuda:1"], 64, 4),
+        (["cuda:1"], 640, 4),
+        (["cuda:0"], 640, 1),
+        (["cuda:0", "cuda:1"], 8, 2),
+        (["cuda:0", "cuda:1"], 48, 3),
+    ],
+)
+def test_several_groups_share_a_gpu_where_each_has_enough_jobs(devices, num_jobs, expected):
+    order = places(BOX, ONE_EACH, groups={"cuda:0": 1, "cuda:1": 4, "cuda:2": 1, "cpu": 3})
+    assert num_groups(order, devices, num_jobs) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,5 +199,6 @@ def test_jobs_that_share_a_gpu_take_turns_unless_mps_runs(tmp_path):
     shared, alone = [Slot("cuda:0"), Slot("cuda:0", 1)], [Slot("cuda:0"), Slot("cuda:1"), Slot("cpu"), Slot("cpu", 1)]
     assert "nvidia-cuda-mps-control -d" in taking_turns(shared, pipes=tmp_path)
     assert taking_turns(alone, pipes=tmp_path) == ""
+    assert taking_turns([*alone, Slot("cuda:0", 1, for_groups=True)], pipes=tmp_path) == ""
     (tmp_path / "control").touch()
     assert taking_turns(shared, pipes=tmp_path) == ""

@@ -20,7 +20,9 @@ def jobs(*each, words=MLP):
 
 
 def sizes(prepared, *, batch="auto", num_slots=1):
-    return [len(group.jobs) for group in in_groups(prepared, batch=batch, num_slots=lambda devices: num_slots)]
+    return [
+        len(group.jobs) for group in in_groups(prepared, batch=batch, num_slots=lambda devices, num_jobs: num_slots)
+    ]
 
 
 def of(key, *values):
@@ -59,7 +61,7 @@ def test_what_may_be_a_number_of_each(each, expected):
 def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     prepared = jobs(*of("seed", *range(8)))
     assert sizes(prepared, num_slots=num_slots, batch=batch) == expected
-    found = in_groups(prepared, batch="auto", num_slots=lambda devices: 2)
+    found = in_groups(prepared, batch="auto", num_slots=lambda devices, num_jobs: num_jobs // 4)
     assert [group.num_groups for group in found] == [2, 2]
     assert in_words(found) == [
         "8 jobs differ in numbers alone: trained together, in 2 groups (sweep.batch=off: one by one)"
@@ -75,5 +77,9 @@ def test_a_group_for_each_that_may_run_at_a_time(num_slots, batch, expected):
     ],
 )
 def test_settings_that_each_needs_for_itself_are_told(word, why):
-    found = in_groups(jobs(*of("seed", *range(4)), words=(*MLP, word)), batch="auto", num_slots=lambda devices: 2)
+    found = in_groups(
+        jobs(*of("seed", *range(4)), words=(*MLP, word)),
+        batch="auto",
+        num_slots=lambda devices, num_jobs: num_jobs // 4,
+    )
     assert in_words(found) == [f"4 jobs that differ in numbers alone are trained one by one: {why}"]
