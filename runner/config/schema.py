@@ -236,6 +236,7 @@ class Tracking:
 class Cpu:
     num_threads: int | None = _at_least(1)
     channels_last: bool | None = MISSING
+    onednn: bool | None = MISSING
 
 
 @dataclass

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from runner.device import host_memory
+from runner.device.linear import take_onednn
 from runner.device.precision import AMPERE
 from runner.errors import Fault, RunnerError
 
@@ -38,6 +39,8 @@ OUT_OF_MEMORY = (
 )
 #: of the recommended memory, what MPS' allocator takes at most where nobody says otherwise (MPSAllocator.h)
 MPS_MEMORY_FRACTION = 1.7
+#: settings of a kind of device that are lay_out()'s; the others are set_switches()'
+OF_A_MODEL = ("channels_last", "onednn")
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -116,8 +119,15 @@ def about_precision(device: torch.device, precision: str) -> str:
     return said.get(precision, "")
 
 
-def lay_out(model: nn.Module, *, device: torch.device, precision: str, asked: bool | None) -> str:
-    """Puts a model's weights in the order that suits the device, and says which, where that is no matter of course."""
+def lay_out(model: nn.Module, *, device: torch.device, precision: str, settings: Mapping[str, Any]) -> str:
+    """Puts a model's weights in the order that suits the device, and says which, where that is no matter of course; and has
+    its linear layers multiply by the library that suits it.
+
+    settings: of this kind of device, conf/base.yaml's backends. Raises: RunnerError for what can't be had here.
+    """
+    if device.type == "cpu":
+        take_onednn(model, asked=settings.get("onednn"))
+    asked = settings.get("channels_last")
     channels_last, why = takes_channels_last(model, device=device, precision=precision, asked=asked)
     if channels_last:
         for tensor in (*model.parameters(), *model.buffers()):  # the batches need not be changed

@@ -36,6 +36,15 @@ NAMES = {
         "Muon's step of a convolution's weights, and compiled",
     ),
     "muon_rate": ("torch.optim._muon._adjust_lr", "likewise"),
+    # linear layers
+    "onednn_linear": (
+        "torch.ops.mkldnn._linear_pointwise.default",
+        "products in float32 by oneDNN in the place of MKL",
+    ),
+    "transforms_are_active": (
+        "torch._C._are_functorch_transforms_active",
+        "those within torch.func, which stay torch's",
+    ),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),

@@ -173,8 +173,8 @@ def prepare_training(
             lies = spread(model, device, cfg.placement.map, prefix=prefix)
         else:
             model = place(model, device)
-        asked = cfg.backends.get(device.type, {}).get("channels_last")
-        layout = backends.lay_out(model, device=device, precision=cfg.train.precision, asked=asked)
+        settings = cfg.backends.get(device.type, {})
+        layout = backends.lay_out(model, device=device, precision=cfg.train.precision, settings=settings)
         if cfg.placement.strategy == "fsdp":
             layout += f"{layout and ', '}whole, as one process has it (fsdp divides it among several)"
         check_last_batch(model, task, loaders["train"], device, num_ranks)
@@ -277,7 +277,9 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:
     """Torch's switches as the configuration says, and seeds: a person's function may draw its rows."""
-    settings = {name: value for name, value in cfg.backends.get(device.type, {}).items() if name != "channels_last"}
+    settings = {
+        name: value for name, value in cfg.backends.get(device.type, {}).items() if name not in backends.OF_A_MODEL
+    }
     if device.type == "cpu":
         settings["num_threads"] = settings.get("num_threads") or backends.automatic_threads(num_processes)
     backends.set_switches(device, precision=cfg.train.precision, deterministic=cfg.train.deterministic, **settings)

@@ -213,6 +213,7 @@ def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
             (f"backends.{kind}.channels_last", True, "parts are cut from weights as torch lays them out", "null for it")
             for kind in ("cpu", "cuda")
         ),
+        ("backends.cpu.onednn", True, "a layer's weight comes in parts, which are torch's to multiply", "null for it"),
     ):
         if validate.value(cfg, setting) == value:
             words = "true" if value is True else value

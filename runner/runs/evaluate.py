@@ -53,8 +53,8 @@ def evaluate(wanted: str, overrides: list[str], *, tracked: bool) -> dict[str, A
     device = torch.device(choice.here)
     build.set_switches(cfg, device)
     trained = open_run((folder, weights), precision=cfg.train.precision, own_device=choice)
-    asked = cfg.backends.get(device.type, {}).get("channels_last")
-    backends.lay_out(trained.model, device=device, precision=trained.precision.name, asked=asked)  # as in the run
+    settings = cfg.backends.get(device.type, {})
+    backends.lay_out(trained.model, device=device, precision=trained.precision.name, settings=settings)  # as in the run
     found = measured(cfg, trained.card, other=other)
     values = _values(trained, found, cfg)
     report = _report(trained, found, values)

@@ -51,7 +51,8 @@ def predict(
     settings = _backends(run[0], overrides)
     trained = open_run(run, device=device, precision=precision)
     switches, name = settings.get(trained.device.type, {}), trained.precision.name
-    backends.lay_out(trained.model, device=trained.device, precision=name, asked=switches.pop("channels_last", None))
+    backends.lay_out(trained.model, device=trained.device, precision=name, settings=switches)
+    switches = {key: value for key, value in switches.items() if key not in backends.OF_A_MODEL}
     backends.set_switches(trained.device, precision=name, deterministic=False, **switches)
     say(f"run     {trained.title}")
     say(f"device  {trained.choice.device} ({trained.choice.reason}), {trained.precision.name}")

@@ -48,7 +48,7 @@ def test_channels_lie_last_in_what_has_four_dimensions_alone():
     model.register_buffer("wide_table", torch.rand(2, 3, 4, 5, 6))
     before = dict(model.state_dict(keep_vars=True))
     values = {name: value.detach().clone() for name, value in before.items()}
-    said = lay_out(model, device=torch.device("cpu"), precision="fp32", asked=None)
+    said = lay_out(model, device=torch.device("cpu"), precision="fp32", settings={})
     assert said.startswith("channels last")
     after = dict(model.state_dict(keep_vars=True))
     assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in before)

@@ -1,0 +1,198 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from refused import faults_of
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn.utils import parametrizations
+
+from runner import cli
+from runner.device import backends, linear, torch_private
+from runner.device.linear import Linear, is_faster, take_onednn
+from runner.inspection.costs import flops_of
+from runner.training.cpu_threads import Products
+
+CPU = """processor\t: 0
+vendor_id\t: {vendor}
+cpu family\t: {family}
+model\t\t: 2
+flags\t\t: fpu avx2 {flag} sha_ni
+
+processor\t: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "flag", "expected"),
+    [
+        ("AuthenticAMD", 26, "avx512f", True),
+        ("AuthenticAMD", 25, "avx512f", False),  # Zen 4 computes 512 bits in two halves
+        ("AuthenticAMD", 26, "avx512", False),  # hidden by a virtual machine
+        ("GenuineIntel", 26, "avx512f", False),
+    ],
+)
+def test_amds_cpus_that_compute_512_bits_at_a_time(vendor, family, flag, expected):
+    assert is_faster(CPU.format(vendor=vendor, family=family, flag=flag)) is expected
+    assert is_faster("") is False  # another system
+
+
+def nets(*layers):
+    """The same model twice, one by torch's products."""
+    torch.manual_seed(0)
+    of_torch = nn.Sequential(*layers)
+    ours = copy.deepcopy(of_torch)
+    take_onednn(ours, asked=True)
+    return of_torch, ours
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The rows of oneDNN's products, of whatever size, as they are made."""
+    made, product = [], torch_private.onednn_linear
+    monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(len(given[0])) or product(*given))
+    monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
+    return made
+
+
+def test_plain_linear_layers_alone_are_taken_and_stay_what_they_are():
+    of_torch, ours = nets(nn.Linear(3, 4), nn.LazyLinear(4), parametrizations.weight_norm(nn.Linear(4, 2)))
+    assert [type(layer) is Linear for layer in ours] == [True, False, False]
+    assert isinstance(ours[0], nn.Linear) and repr(ours) == repr(of_torch)
+    assert ours[0].state_dict().keys() == of_torch[0].state_dict().keys()
+    take_onednn(of_torch, asked=False)
+    assert type(of_torch[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(("cpu", "family", "is_taken"), [("AuthenticAMD", 26, True), ("GenuineIntel", 6, False)])
+def test_without_a_word_it_is_the_cpu_that_decides(cpu, family, is_taken, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(CPU.format(vendor=cpu, family=family, flag="avx512f"))
+    monkeypatch.setattr(linear, "CPUINFO", tmp_path / "cpuinfo")
+    linear._is_faster_here.cache_clear()
+    model = nn.Sequential(nn.Linear(3, 4))
+    for device in ("mps", "cpu"):
+        backends.lay_out(model, device=torch.device(device), precision="fp32", settings={})
+        assert type(model[0]) is (Linear if is_taken and device == "cpu" else nn.Linear)
+    linear._is_faster_here.cache_clear()
+
+
+def test_a_torch_without_it_is_told(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    (fault,) = faults_of(take_onednn, nn.Linear(3, 4), asked=True)
+    assert (fault.asked, fault.fix) == ("backends.cpu.onednn=true", "backends.cpu.onednn=null")
+    model = nn.Sequential(nn.Linear(3, 4))
+    take_onednn(model, asked=None)
+    assert type(model[0]) is nn.Linear
+
+
+ROWS = {
+    "rows": lambda: torch.randn(6, 5),
+    "sequences": lambda: torch.randn(2, 3, 5),
+    "turned": lambda: torch.randn(5, 6).t(),
+    "a part": lambda: torch.randn(6, 10)[:, ::2],
+    "one": lambda: torch.randn(5),
+    "repeated": lambda: torch.randn(1, 5).expand(6, 5),
+}
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("rows", ROWS)
+def test_values_gradients_and_theirs_are_those_of_torch(rows, has_bias, products):
+    of_torch, ours = nets(nn.Linear(5, 7, bias=has_bias), nn.Tanh(), nn.Linear(7, 4, bias=has_bias))
+    given, found = ROWS[rows](), []
+    for model in (of_torch, ours):
+        own = given.detach().requires_grad_()
+        values = model(own)
+        wanted = (own, *model.parameters())
+        gradients = torch.autograd.grad(values.sum(), wanted, create_graph=True)  # strides of 0
+        penalty = sum((gradient**2).sum() for gradient in gradients)
+        again = torch.autograd.grad(penalty, wanted, allow_unused=True)
+        found.append((values, *gradients, *(each for each in again if each is not None)))
+    torch.testing.assert_close(found[1], found[0])
+    assert products
+    num = len(products)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(given), found[0][0].detach())
+    assert len(products) == num + 2
+
+
+def test_what_needs_no_gradient_is_not_multiplied_for_it(products):
+    _, ours = nets(nn.Linear(5, 7), nn.Linear(7, 4))
+    ours[0].weight.requires_grad_(False)
+    ours(torch.randn(6, 5)).sum().backward()
+    assert len(products) == 4  # two forward; of the second layer's rows and weight: the first one's bias learns
+    assert ours[0].weight.grad is None and ours[0].bias.grad is not None
+
+
+def test_small_products_are_torchs_to_the_bit(monkeypatch):
+    of_torch, ours = nets(nn.Linear(5, 7))
+    rows = torch.randn(6, 5)
+    assert torch.equal(of_torch(rows), ours(rows))
+    monkeypatch.setattr(linear, "LEAST", 6 * 5 * 7 + 1)
+    made = []
+    monkeypatch.setattr(torch_private, "onednn_linear", lambda *given: made.append(given))
+    ours(rows)
+    assert made == []
+
+
+@pytest.mark.parametrize(("threads", "num"), [(1, 3), (2, 2)])
+def test_several_threads_share_no_result_of_few_numbers(threads, num, products, monkeypatch):
+    monkeypatch.setattr(linear, "LEAST_SHARED", 6 * 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    _, ours = nets(nn.Linear(6, 8))  # (6, 8) forward, (6, 6) and (8, 6) backward
+    rows = torch.randn(6, 6, requires_grad=True)
+    ours(rows).sum().backward()
+    assert len(products) == num
+
+
+@pytest.mark.parametrize("where", ["autocast", "vmap", "float64", "compiled", "meta"])
+def test_elsewhere_it_is_torchs(where, products, monkeypatch):
+    _, ours = nets(nn.Linear(5, 7))
+    rows = torch.randn(6, 5)
+    if where == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            assert ours(rows).dtype == torch.bfloat16
+    elif where == "vmap":
+        weights = {name: torch.stack([value, value]) for name, value in ours.named_parameters()}
+        found = vmap(lambda own: functional_call(ours, own, (rows,)))(weights)
+        torch.testing.assert_close(found[1], ours[0].weight.new_tensor(found[0].tolist()))
+    elif where == "float64":
+        ours.double()(rows.double())
+    elif where == "compiled":
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        ours(rows)
+    else:
+        assert ours.to("meta")(rows.to("meta")).shape == (6, 7)
+    assert products == []
+
+
+def test_its_operations_are_counted(products):
+    """By them a run on a CPU chooses its threads."""
+    found = []
+    for model in nets(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 4)):
+        with Products() as counted:
+            model(torch.randn(6, 5))
+        found.append((counted.flops, counted.num))
+    assert found == [(2 * 6 * (5 * 7 + 7 * 4), 2)] * 2 and len(products) == 2
+    op = torch.ops.mkldnn._linear_pointwise.default
+    assert flops_of(op, (torch.ones(6, 5), torch.ones(7, 5)), {}, None) == 2 * 6 * 5 * 7
+
+
+def test_a_run_learns_by_it_and_its_evaluation_has_the_same_numbers(own_folder, products, capsys):
+    words = ["data=digits", "model=mlp", "device=cpu", "tracking.enabled=false", "train.num_epochs=1", "data.limit=300"]
+    for asked in ("false", "true"):
+        assert products == []
+        assert cli.main([*words, f"backends.cpu.onednn={asked}", f"hydra.run.dir=of_{asked}"]) == 0
+    assert products
+    ours, of_torch = (
+        json.loads(Path(f"of_{asked}/summary.json").read_text())["metrics"] for asked in ("true", "false")
+    )
+    assert ours["test/loss"] == pytest.approx(of_torch["test/loss"], rel=1e-4)
+    products.clear()
+    capsys.readouterr()
+    assert cli.main(["evaluate", "of_true", "--json"]) == 0
+    assert products
+    assert json.loads(capsys.readouterr().out)["metrics"]["test/loss"] == ours["test/loss"]
