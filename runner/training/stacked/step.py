@@ -113,7 +113,8 @@ class StackedStep:
             self.compiled.fit_to(size)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
         self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 or self.compiled else []
-        self._needs_functions = True  # as far as anybody knows: those that one needs by its own model are others
+        # as far as anybody knows: those that one needs by its own model are others
+        self._needs_functions = self._draws_faster = True
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         """Values (M,) of all members, in their pieces; in more of them where the memory ends. Each one's own parameters have
@@ -182,10 +183,15 @@ class StackedStep:
         ]
         if not self._needs_functions:
             return _accumulated(batches, shares, forward_backward)
-        own, before = self._generators[number], self._generators[number].get_state()
+        own = self._generators[number]
+        if not self._draws_faster:
+            with _drawing_from(own, self.device):
+                return _accumulated(batches, shares, forward_backward)
+        before = own.get_state()
         with _drawing_from(own, self.device), OneMembersFunctions() as functions:
             values = _accumulated(batches, shares, forward_backward)
         self._needs_functions = functions.was_needed or not torch.equal(before, own.get_state())
+        self._draws_faster = functions.is_faster
         return values
 
     def _shares(self, batches: Sequence[Any], members: slice) -> Sequence[Any]:
