@@ -21,7 +21,7 @@ from runner.errors import Fault, RunnerError
 
 #: multiplications of a product, from which on oneDNN is faster; and numbers of its result, where it has several threads: of a
 #: few it gives each thread too little
-LEAST = 12_000_000
+LEAST = 8_000_000
 LEAST_SHARED = 48_000
 #: AMD's number for Zen 5, the first family of theirs that computes 512 bits at a time
 ZEN_5 = 26
@@ -84,19 +84,17 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        if len(rows) * len(weight) < LEAST_SHARED and torch.get_num_threads() > 1:
-            return F.linear(rows, weight, bias)
-        product: Tensor = torch_private.onednn_linear(rows, weight, bias, "none", [], "")
-        return product
+        return _multiply(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         gradient = given[0].contiguous()  # that of a sum is one number with strides of 0
         of_rows, of_weight, of_bias = ctx.needs_input_grad
+        product = _product if torch.is_grad_enabled() else _multiply
         return (
-            _product(gradient, weight.t()) if of_rows else None,
-            _product(gradient.t(), rows.t()) if of_weight else None,
+            product(gradient, weight.t()) if of_rows else None,
+            product(gradient.t(), rows.t()) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
 
@@ -104,3 +102,10 @@ class _Product(torch.autograd.Function):
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     found: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return found
+
+
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if len(rows) * len(weight) < LEAST_SHARED and torch.get_num_threads() > 1:
+        return F.linear(rows, weight, bias)
+    product: Tensor = torch_private.onednn_linear(rows, weight, bias, "none", [], "")
+    return product
