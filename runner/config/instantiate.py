@@ -79,7 +79,7 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
 
 def faults(node: Any, *, key: str, own_code: bool = True) -> list[Fault]:
     """What is wrong with the targets in `node` and with the names of their arguments. Imports the targets' modules."""
-    return [fault for path, inner in _targets(node, key) for fault in _target_faults(path, inner, own_code)]
+    return [fault for path, inner in targets(node, key) for fault in _target_faults(path, inner, own_code)]
 
 
 def argument_names(node: dict[str, Any]) -> set[str]:
@@ -161,15 +161,16 @@ def _left_open(node: Any, path: str) -> Iterator[Fault]:
         yield Fault(f"{path}={node}", problem, f"{path}=... without the backslash before ${{, or without ${{")
 
 
-def _targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def targets(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every part of it that names what it is built by, with its key."""
     if isinstance(node, dict):
         if node.get("_target_") is not None:
             yield path, node
         for name, child in node.items():
-            yield from _targets(child, f"{path}.{name}")
+            yield from targets(child, f"{path}.{name}")
     elif isinstance(node, list | tuple):
         for index, child in enumerate(node):
-            yield from _targets(child, f"{path}[{index}]")
+            yield from targets(child, f"{path}[{index}]")
 
 
 def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Fault]:

@@ -91,20 +91,21 @@ class _Product(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         gradient = given[0].contiguous()  # that of a sum is one number with strides of 0
         of_rows, of_weight, of_bias = ctx.needs_input_grad
-        product = _product if torch.is_grad_enabled() else _multiply
         return (
-            product(gradient, weight.t()) if of_rows else None,
-            product(gradient.t(), rows.t()) if of_weight else None,
+            _product(gradient, weight.t()) if of_rows else None,
+            _product(gradient.t(), rows.t()) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _multiply(rows, weight, bias)
     found: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return found
 
 
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if len(rows) * len(weight) < LEAST_SHARED and torch.get_num_threads() > 1:
         return F.linear(rows, weight, bias)
     product: Tensor = torch_private.onednn_linear(rows, weight, bias, "none", [], "")

@@ -122,6 +122,7 @@ def fingerprints(files: Iterable[str]) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)

@@ -20,19 +20,21 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from runner.config import validate
+from runner.config.instantiate import targets
+from runner.config.nodes import resolved
 from runner.config.settings import Settings
 from runner.config.trust import check_folder
 from runner.data.loading.batch_transform import TransformedBatches
 from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
 from runner.data.loading.resident import Resident, brought, sent
 from runner.data.source import GIVEN, Source
-from runner.data.split import Chosen, indices
+from runner.data.split import Chosen, indices, split
 from runner.device import backends
 from runner.device.placement import map_tensors, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
 from runner.experiment import claim
-from runner.experiment.build import prepare
+from runner.experiment.build import Data, prepare
 from runner.experiment.check import check_here
 from runner.experiment.console import Screen
 from runner.experiment.given import Checked, Given
@@ -152,7 +154,8 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
         machine = Checked(hardware, given.choice)
         session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
         device = torch.device(given.choice.here)
-        parts = prepare(job.cfg, device, goes_on=any((job.folder / "checkpoints").glob("last*.pt")))
+        goes_on = any((job.folder / "checkpoints").glob("last*.pt"))
+        parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
         parts = rows.shared(parts, job.cfg)
         return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
 
@@ -162,8 +165,15 @@ class CommonRows:
 
     def __init__(self) -> None:
         self._source: Source | None = None  # of the first of them
+        self._asked: Any = None  # what it was read by
         #: on the device: by "train" all that is cut, by the others what came split already
         self._rows: dict[str, Any] = {}
+
+    def read(self, cfg: DictConfig) -> Data | None:
+        """What a run learns from, where the first one has read the same by the same words; None where it has to read itself."""
+        if self._source is None or (asked := _asked(cfg)) is None or asked != self._asked:
+            return None
+        return Data(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
 
     def shared(self, parts: Parts, cfg: DictConfig) -> Parts:
         """The same parts without a copy of the rows of their own, where their data is that of the first run."""
@@ -174,7 +184,7 @@ class CommonRows:
         chosen = {name: rows for name, rows in chosen.items() if len(rows) < num_rows(parts.source.rows)}
         if self._source is None and _is_worth_it(parts, chosen):
             rows = map_tensors(parts.source.rows, Tensor.contiguous)
-            self._source = replace(parts.source, rows=rows)
+            self._source, self._asked = replace(parts.source, rows=rows), _asked(cfg)
             self._rows = map_tensors({"train": rows, **parts.source.given}, partial(brought, device=parts.device))
         first = self._source
         if first is None or not _are_alike(parts.source, first):
@@ -188,6 +198,13 @@ class CommonRows:
                 loader.share(self._rows[name])
         source = replace(parts.source, rows=first.rows, given=first.given)
         return replace(parts, source=source, splits=replace(parts.splits, **splits))
+
+
+def _asked(cfg: DictConfig) -> Any:
+    """All that decides which rows are read; None where somebody else's function reads them, which may draw."""
+    shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
+    is_ours = all(str(inner["_target_"]).startswith("runner.data.") for _, inner in targets(node, "data"))
+    return (shared["name"], node) if is_ours else None
 
 
 def _innermost(batches: Any) -> Any:
@@ -212,7 +229,7 @@ def _are_alike(one: Source, other: Source) -> bool:
     """Whether they have the very same rows."""
     mine, theirs = (tensors((each.rows, dict(each.given))) for each in (one, other))
     pairs = zip(mine, theirs, strict=False)
-    return len(mine) == len(theirs) and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    return len(mine) == len(theirs) and all(a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)
 
 
 def _of_one_size(members: Mapping[int, _Open]) -> dict[int, _Open]:

@@ -14,7 +14,7 @@ from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
 from runner.device import Choice
 from runner.device.placement import map_tensors, tensors
-from runner.experiment import hints, provenance, session, together
+from runner.experiment import build, hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
@@ -149,12 +149,50 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
         return replace(check(members, **more), num_together=3)
 
     monkeypatch.setattr(together, "check_alike", watched)
+    read, build_one = [], build.build
+    monkeypatch.setattr(build, "build", lambda node, *, key: read.append(key) or build_one(node, key=key))
     run_together([job(tmp_path, seed) for seed in range(3)])
+    assert read.count("data") == 1 and read.count("model") == 3
     splits = [split for member in found for split in (member.parts.train, member.parts.val, member.parts.test)]
     assert len(splits) == 9
     assert len({tensor.data_ptr() for split in splits for tensor in tensors(split._rows)}) == 2
     notes = [provenance.notes((tmp_path / str(seed) / "environment.txt").read_text()) for seed in range(3)]
     assert [each[provenance.TOGETHER] for each in notes] == ["3 jobs"] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "is_read"),
+    [
+        (["data=mnist1d"], True),
+        (["data=mnist1d", "data.fold=1", "data.num_folds=3"], True),
+        (["data=mnist1d", "data.seed=${seed}"], False),
+        (["data=mnist1d", "data.num_rows=3000"], False),
+        (["data=mnist1d", "data.name=other"], False),
+        (["data._target_=own_data.drawn"], False),
+        (["data=digits"], False),
+    ],
+)
+def test_rows_are_read_once_where_the_words_alone_decide_which_they_are(words, is_read, own_folder, monkeypatch):
+    """A function of the person's may draw them, by its own generator or torch's."""
+    (own_folder / "own_data.py").write_text(
+        "import torch\ndef drawn(): return torch.rand(40, 3), torch.arange(40) % 2\n"
+    )
+    monkeypatch.syspath_prepend(own_folder)
+    common, first = together.CommonRows(), composed("data=mnist1d", "model=linear", "seed=1")
+    assert common.read(first) is None
+    kept = common.shared(prepare(first, CPU), first).source
+    cfg = composed("model=linear", *words, "seed=2")
+    read = common.read(cfg)
+    assert (read is not None) is is_read
+    if read is not None:
+        assert all(one is other for one, other in zip(*map(tensors, (read.source.rows, kept.rows)), strict=True))
+        ours, alone = prepare(cfg, CPU, read=read), prepare(cfg, CPU)
+        assert all(map(torch.equal, tensors(next(ours.train.epoch(0))), tensors(next(alone.train.epoch(0)))))
+        assert all(map(torch.equal, ours.model.parameters(), alone.model.parameters()))
+    if words[0].startswith("data._target_"):
+        common = together.CommonRows()
+        common.shared(prepare(cfg, CPU), cfg)
+        assert common.read(cfg) is None
 
 
 def test_as_many_runs_as_may_have_their_files_open(monkeypatch):
