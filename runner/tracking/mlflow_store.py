@@ -173,22 +173,25 @@ def _known(name: str, of: str) -> str:
     return name
 
 
-def find_or_create_run(client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str) -> str:
-    """The id of the run that bears this uid. Looked for first: an earlier creation may have lost only its answer."""
+def find_or_create_run(
+    client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str
+) -> tuple[str, bool]:
+    """The id of the run that bears this uid, and whether it is new. Looked for first: an earlier creation may have lost only
+    its answer."""
     from mlflow.entities import ViewType
 
     wanted = f"tags.`{UID_TAG}` = '{uid}'"
     order = ["attributes.start_time ASC"]
     found = client.search_runs([experiment_id], wanted, run_view_type=ViewType.ALL, max_results=1, order_by=order)
     if found:
-        return str(found[0].info.run_id)
+        return str(found[0].info.run_id), False
     given = start.get("tags") or {}
     tags = {
         name: str(given[name]) for name in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") if name in given
     }
     name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
     run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
-    return _known(str(run.info.run_id or ""), "a run that it has made")
+    return _known(str(run.info.run_id or ""), "a run that it has made"), True
 
 
 def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:

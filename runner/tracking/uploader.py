@@ -309,21 +309,23 @@ class Uploader:
         self._progress.note(offset=record.end, **done)
 
     def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
+        is_new = False  # what is known of such a run need not be asked for: four answers of 4 ms each from sqlite
         if self.ack.run_id is None or self.ack.uid != event["uid"]:
             experiment_id, name = mlflow_store.experiment_of(client, event["experiment"], uri=self._uri)
             if name != event["experiment"]:
                 self._progress.warn(
                     f"the experiment {event['experiment']} was deleted in MLflow; this run is in {name}"
                 )
-            run_id = mlflow_store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
+            run_id, is_new = mlflow_store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        mlflow_events.resume(client, self._run_id())
+        if not is_new:
+            mlflow_events.resume(client, self._run_id())
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
         self._send_named(client, "tags", event.get("tags") or {})
-        self._send_named(client, "params", event.get("params") or {})
+        self._send_named(client, "params", event.get("params") or {}, is_new=is_new)
         is_measured = self._machine is not None and event.get("system_metrics")
         # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
-        began_ms = is_measured and client.get_run(self._run_id()).info.start_time
+        began_ms = is_measured and not is_new and client.get_run(self._run_id()).info.start_time
         if self._system_metrics is not None:
             self._system_metrics.leave()
         if self._machine is not None and is_measured:
@@ -331,10 +333,12 @@ class Uploader:
             most = (event.get("points") or {}).get("most")
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms, most=most)
 
-    def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any]) -> None:
+    def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any], *, is_new: bool = False) -> None:
         entities = mlflow_events.entities(kind, values)
         refused: list[tuple[Any, str]] = []
-        if kind == "params" and entities:  # a run that goes on with another one of them would have its batch refused
+        if (
+            kind == "params" and entities and not is_new
+        ):  # a run that goes on with another one of them would have its batch refused
             entities, refused = mlflow_events.without_known(client, self._run_id(), entities)
         refused += self._send_values(client, kind, entities, most=MOST_NAMED)
         self._progress.reject(kind.removesuffix("s"), refused)

@@ -17,7 +17,7 @@ with mlflow_store.settings():
     client = mlflow_store.open_store(sys.argv[1])
     sys.stdin.read(1)
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=sys.argv[1])
-    print(experiment_id, mlflow_store.find_or_create_run(client, experiment_id, {"run_name": "r"}, uid=sys.argv[2]))
+    print(experiment_id, mlflow_store.find_or_create_run(client, experiment_id, {"run_name": "r"}, uid=sys.argv[2])[0])
 """
 
 
@@ -54,16 +54,16 @@ def test_a_deleted_experiment_keeps_its_name_and_the_next_gets_a_number(client, 
 def test_a_run_is_made_once_for_each_uid(client, uri):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
     start = {"run_name": "mlp " * 100, "start_ms": 5, "tags": {"mlflow.user": "ann", "device": "cpu"}}
-    run_id = mlflow_store.find_or_create_run(client, experiment_id, start, uid="one")
-    assert mlflow_store.find_or_create_run(client, experiment_id, start, uid="one") == run_id
-    assert mlflow_store.find_or_create_run(client, experiment_id, start, uid="two") != run_id
+    run_id, is_new = mlflow_store.find_or_create_run(client, experiment_id, start, uid="one")
+    assert mlflow_store.find_or_create_run(client, experiment_id, start, uid="one") == (run_id, False) and is_new
+    assert mlflow_store.find_or_create_run(client, experiment_id, start, uid="two")[0] != run_id
     run = client.get_run(run_id)
     assert run.info.start_time == 5 and run.data.tags["mlflow.user"] == "ann" and len(run.info.run_name) == 250
 
 
 def test_it_tells_a_run_that_is_gone_from_one_that_was_deleted(client, uri):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
-    run_id = mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")
+    run_id, _ = mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")
     mlflow_store.check_run(client, run_id)
     client.delete_run(run_id)
     with pytest.raises(

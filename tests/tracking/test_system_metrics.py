@@ -10,7 +10,7 @@ from runner.tracking.system_metrics import Machine, SystemMetrics
 @pytest.fixture
 def run_id(client, uri):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
-    return mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")
+    return mlflow_store.find_or_create_run(client, experiment_id, {}, uid="one")[0]
 
 
 def test_the_machine_is_measured_under_mlflows_names(client, run_id):
@@ -88,7 +88,7 @@ class Meter:
 
 def test_runs_share_each_measurement_and_send_in_turn(client, uri, monkeypatch):
     experiment_id, _ = mlflow_store.experiment_of(client, "digits", uri=uri)
-    ids = [mlflow_store.find_or_create_run(client, experiment_id, {}, uid=str(number)) for number in range(3)]
+    ids = [mlflow_store.find_or_create_run(client, experiment_id, {}, uid=str(number))[0] for number in range(3)]
     clock, meter, calls = [100.0], Meter(), []
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(system_metrics.time, "time", lambda: clock[0])

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from mlflow.tracking import MlflowClient
 
 from runner.runs.history import of_store
 from runner.tracking import mlflow_events, mlflow_store, store_uri
@@ -36,6 +37,19 @@ def test_a_run_arrives_as_it_was_written(folder, journal, write, upload, client)
     assert (run.info.run_name, run.info.start_time) == ("mlp digits cpu", 1_700_000_000_000)
     assert client.get_experiment(run.info.experiment_id).name == "digits"
     assert ack.is_complete and ack.points_written == 2800 and ack == read_ack(folder)
+
+
+def test_of_a_run_that_it_has_just_made_nothing_is_asked(folder, journal, write, uri, monkeypatch):
+    """Of one that goes on it is."""
+    asked, get_run = [], MlflowClient.get_run
+    monkeypatch.setattr(MlflowClient, "get_run", lambda *given: asked.append(given) or get_run(*given))
+    for is_new in (True, False):
+        write.start(journal, uid="u1", system_metrics=True)
+        uploader = Uploader(folder, uri, machine=Machine())
+        assert uploader.attempt() and (asked == []) is is_new
+        began = uploader._system_metrics._start_ms
+        assert began == 1_700_000_000_000
+        uploader.leave()
 
 
 def test_one_great_window_is_sent_in_parts(journal, write, upload, client):
