@@ -16,7 +16,7 @@ from runner.device.unavailable import why_not
 
 #: of free memory, for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
-#: such processes on one GPU at the most, and what of its free memory each has to have
+#: such processes on one GPU at the most, and what each has to have of its free memory, and of the machine's
 MOST_ON_GPU, GPU_GROUP_BYTES = 4, 4 * 2**30
 #: jobs of each of several groups on one GPU, at the least: with fewer together its kernels grow too short
 FEWEST_ON_GPU = 16
@@ -136,22 +136,23 @@ def groups_of(
     64 digits MLPs on an H100 that took 30 s, and their training 4 (2026-11). Where there are several slots, as many.
     num_threads: of each on the CPU, where somebody has said it. free_bytes: of the machine's memory.
     """
-    most = max(1, min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))
-    found = {"cpu": slots["cpu"] if slots["cpu"] > 1 else most}
-    cores = min(num_cpus, free_bytes // GROUP_BYTES) // max(1, len(hardware.cuda))
+
+    def unless_said(kind: str, most: int) -> int:
+        return slots[kind] if slots[kind] > 1 else max(1, most)
+
+    found = {"cpu": unless_said("cpu", min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))}
+    of_each = min(num_cpus, free_bytes // GPU_GROUP_BYTES) // max(1, len(hardware.cuda))
     for index, gpu in enumerate(hardware.cuda):
-        room = 1 if gpu.is_exclusive or gpu.free_bytes is None else gpu.free_bytes // GPU_GROUP_BYTES
-        most = max(1, min(MOST_ON_GPU, cores, room))
-        found[f"cuda:{index}"] = slots["cuda"] if slots["cuda"] > 1 else most
+        room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_GROUP_BYTES
+        found[f"cuda:{index}"] = unless_said("cuda", min(MOST_ON_GPU, of_each, room))
     return found
 
 
 def num_groups(order: Iterable[Slot], devices: Collection[str], num_jobs: int) -> int:
     """How many groups of so many jobs may compute at a time, where they may take these devices."""
     fitting = [place for place in order if place.device in devices]
-    more = sum(place.for_groups and place.kind != "cpu" for place in fitting)
-    all_but_those = len(fitting) - more
-    return max(all_but_those, min(len(fitting), num_jobs // FEWEST_ON_GPU))
+    without_others = [place for place in fitting if place.kind == "cpu" or not place.for_groups]
+    return max(len(without_others), min(len(fitting), num_jobs // FEWEST_ON_GPU))
 
 
 def _kind(device: str) -> str:
