@@ -198,10 +198,9 @@ class MembersFunctions(TorchFunctionMode):
 
 class OneMembersFunctions(TorchFunctionMode):
     """While it lasts, one model computes by itself, and on a CPU draws its masks faster than torch does: the very same.
-    `was_needed`: whether any were drawn. `is_faster`: whether some were torch's to draw; a mode sees each function, 60 us of
-    an MLP's step."""
+    `is_faster`: whether some were torch's to draw; a mode sees each function, 60 us of an MLP's step."""
 
-    was_needed = is_faster = False
+    is_faster = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -210,15 +209,10 @@ class OneMembersFunctions(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             with self:
                 return of_heads(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            self.was_needed = self.was_needed or bool(kwargs.get("dropout_p", args[4:5] and args[4]))
-        if func not in DROPOUTS:
+        if (of_what := DROPOUTS.get(func, OURS)) == OURS:
             return func(*args, **kwargs)
         values, p, inplace = _asked(args, kwargs)
-        self.was_needed = self.was_needed or p > 0
         if values.device.type != "cpu" or not 0 < p < 1:
-            return func(*args, **kwargs)
-        if (of_what := DROPOUTS[func]) == OURS:
             return func(*args, **kwargs)
         self.is_faster = True
         mask = _mask(values.detach(), p, of_what, False, None)

@@ -113,8 +113,7 @@ class StackedStep:
             self.compiled.fit_to(size)
         self._pieces = [slice(at, min(at + size, len(self.stack))) for at in range(0, len(self.stack), size)]
         self._weights = [self.stack.weights(piece) for piece in self._pieces] if size > 1 or self.compiled else []
-        # as far as anybody knows: those that one needs by its own model are others
-        self._needs_functions = self._draws_faster = True
+        self._needs_functions = self._draws_faster = True  # as far as anybody knows
 
     def forward_backward(self, batches: Sequence[Any]) -> Mapping[str, Tensor]:
         """Values (M,) of all members, in their pieces; in more of them where the memory ends. Each one's own parameters have
@@ -181,16 +180,12 @@ class StackedStep:
             share[0] if isinstance(share, Tensor) else share
             for share in self._shares(batches, slice(number, number + 1))
         ]
-        if not self._needs_functions:
-            return _accumulated(batches, shares, forward_backward)
-        own = self._generators[number]
-        if not self._draws_faster:
-            with _drawing_from(own, self.device):
+        # whether or not it has drawn before: a rate may grow from 0, a hook may begin to
+        with _drawing_from(self._generators[number], self.device):
+            if not self._draws_faster:
                 return _accumulated(batches, shares, forward_backward)
-        before = own.get_state()
-        with _drawing_from(own, self.device), OneMembersFunctions() as functions:
-            values = _accumulated(batches, shares, forward_backward)
-        self._needs_functions = functions.was_needed or not torch.equal(before, own.get_state())
+            with OneMembersFunctions() as functions:
+                values = _accumulated(batches, shares, forward_backward)
         self._draws_faster = functions.is_faster
         return values
 

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -168,11 +169,18 @@ def test_by_its_own_model_each_computes_as_alone_to_the_bit(tmp_path, words):
             assert mine and all(map(torch.equal, mine, theirs))
 
 
-def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tmp_path, monkeypatch):
-    """Noise, which no dropout is: where the memory has room for one alone nobody has tried two."""
-    forward = MLP_MODEL.forward
-    monkeypatch.setattr(MLP_MODEL, "forward", lambda self, rows: forward(self, rows + 0.1 * torch.randn_like(rows)))
+@pytest.mark.parametrize("first", [1, 4])
+def test_by_its_own_model_each_draws_whatever_it_draws_from_its_own_generator(tmp_path, monkeypatch, first):
+    """Noise, which no dropout is: where the memory has room for one alone nobody has tried two. first: forward pass with it."""
+    forward, passes = MLP_MODEL.forward, defaultdict[int, int](int)
+
+    def noisy(self, rows):
+        passes[id(self)] += self.training
+        return forward(self, rows + 0.1 * torch.randn_like(rows) if passes[id(self)] >= first else rows)
+
+    monkeypatch.setattr(MLP_MODEL, "forward", noisy)
     alone = trained_alone(tmp_path / "alone", MLP, SEEDS)
+    passes.clear()
     together = trained_together(tmp_path / "together", MLP, SEEDS, 1)
     assert largest_difference(alone, together) == (0.0, 0.0)
 
