@@ -189,14 +189,15 @@ def _told_of_gpus() -> dict[str, tuple[int, bool]]:
             for uuid, free, mode in (row for row in rows if len(row) == 3)
         }
     try:
-        gpus = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return {
-            str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-"): (
-                int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free),
-                pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
-            )
-            for gpu in gpus
-        }
+        found = {}
+        for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
+            is_exclusive, free = False, int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
+            with contextlib.suppress(
+                pynvml.NVMLError
+            ):  # some GPUs have no such mode, and tell their memory nevertheless
+                is_exclusive = pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+            found[str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")] = free, is_exclusive
+        return found
     except pynvml.NVMLError:
         return {}
     finally:

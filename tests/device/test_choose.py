@@ -339,6 +339,17 @@ def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_g
     assert contexts == [0]  # whose memory nobody else tells
 
 
+def test_a_gpu_that_tells_no_mode_tells_its_memory_nevertheless(two_gpus, monkeypatch):
+    def refused(uuid):
+        raise library.NVMLError("Not Supported")
+
+    library = nvml()
+    library.nvmlDeviceGetComputeMode = refused
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert [(gpu.free_bytes, gpu.is_exclusive) for gpu in looking._cuda_gpus()] == [(3 * GIB, False), (5 * GIB, False)]
+    assert two_gpus[1] == []
+
+
 @pytest.mark.parametrize(("version", "can"), [("2.6.0", False), ("2.7.1", False), ("2.8.0", True), ("2.13.0", True)])
 def test_fp16_on_a_mac_needs_a_torch_that_scales_gradients_there(version, can):
     assert (precisions("mps", replace(MAC, torch_version=version))["fp16"] == "") is can
