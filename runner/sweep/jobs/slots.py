@@ -79,14 +79,28 @@ def anywhere(policy: tuple[str, ...], hardware: Hardware) -> tuple[str, ...]:
     return ()
 
 
-def pick(devices: Iterable[str], free: Iterable[Slot], busy: Iterable[Slot], *, is_group: bool = False) -> Slot | None:
+def pick(
+    devices: Iterable[str],
+    free: Iterable[Slot],
+    busy: Collection[Slot],
+    *,
+    is_group: bool = False,
+    alone: Collection[str] = (),
+) -> Slot | None:
     """The free place that a job takes: on the device with the fewest jobs, of those the one with the most memory.
 
-    is_group: whether it is several that are trained together.
+    is_group: whether it is several that are trained together. alone: devices with a job that is none. That one takes what it
+    needs of a GPU's memory, and each of several groups its part: neither joins the other where nobody has asked for slots.
     """
-    jobs = Counter(place.device for place in busy)
-    wanted = set(devices)
-    fitting = [place for place in free if place.device in wanted and (is_group or not place.for_groups)]
+    jobs, wanted = Counter(place.device for place in busy), set(devices)
+    shared = {place.device for place in busy if place.for_groups and place.kind != "cpu"}
+
+    def fits(place: Slot) -> bool:
+        if place.for_groups:
+            return is_group and (place.kind == "cpu" or place.device not in alone)
+        return is_group or place.device not in shared
+
+    fitting = [place for place in free if place.device in wanted and fits(place)]
     return min(fitting, key=lambda place: jobs[place.device], default=None)  # min keeps the order of `free`
 
 

@@ -52,7 +52,8 @@ class Slots(Launcher):
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self.preload = tuple(preload)
         self._free: list[Slot] = []
-        self._busy: dict[int, Slot] = {}
+        self._busy: dict[int, Slot] = {}  # by the number of the job, a group's first
+        self._alone: set[int] = set()  # of those, the jobs that are no groups
         self._process_pools: dict[str, ProcessPool] = {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -107,12 +108,15 @@ class Slots(Launcher):
 
     def start(self, prepared: Prepared, assigned: Assignment) -> str | None:
         """Starts the job and returns its device; None when no slot is free for it now."""
-        place = pick(prepared.devices, self._free, self._busy.values(), is_group=bool(prepared.others))
+        is_group, alone = bool(prepared.others), {self._busy[number].device for number in self._alone}
+        place = pick(prepared.devices, self._free, self._busy.values(), is_group=is_group, alone=alone)
         if place is None:
             return None
         self._free.remove(place)
         number, folder = prepared.job.number, self._folder / prepared.job.folder_name
         self._busy[number] = place
+        if not is_group:
+            self._alone.add(number)
         choice = choice_at(place, prepared.policy)
         placed = replace(assigned, device=choice.device, device_reason=choice.reason, device_here=choice.local)
         each = (prepared, *prepared.others)
@@ -148,6 +152,7 @@ class Slots(Launcher):
         found = [ended for process_pool in process_pools for ended in process_pool.ended()]
         for ended in found:
             place = self._busy.pop(ended.number)
+            self._alone.discard(ended.number)
             self._free = sorted([*self._free, place], key=self._order.index)
         return found
 

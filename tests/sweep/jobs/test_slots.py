@@ -150,6 +150,22 @@ def test_what_one_job_leaves_of_a_device_is_for_groups_alone():
     assert names(place for place in found if place.for_groups) == ["cuda:1 (2)", "cuda:2 (2)", "cpu (2)", "cuda:1 (3)"]
 
 
+def test_a_job_that_is_no_group_has_a_gpu_to_itself():
+    """It takes what it needs of the memory, of which each group takes its part."""
+    first, second = places(BOX, ONE_EACH, groups={"cuda:1": 2})[:: len(BOX.cuda) + 1]
+    assert (first, second) == (Slot("cuda:1"), Slot("cuda:1", 1, for_groups=True))
+    assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:1"]) is None
+    assert pick(["cuda:1"], [second], [first], is_group=True, alone=["cuda:0"]) == second
+    assert pick(["cuda:1"], [first], [second]) is None
+    assert pick(["cuda:1"], [first], [second], is_group=True) == first
+    both = [place for place in places(BOX, ONE_EACH | {"cuda": 2}) if place.device == "cuda:1"]  # as somebody has said
+    assert pick(["cuda:1"], both[1:], both[:1], is_group=True, alone=["cuda:1"]) == both[1]
+    assert pick(["cuda:1"], both[1:], both[:1]) == both[1]
+    cores = places(BARE, ONE_EACH, groups={"cpu": 2})
+    assert pick(["cpu"], cores[1:], cores[:1], is_group=True, alone=["cpu"]) == cores[1]
+    assert pick(["cpu"], cores[:1], cores[1:]) == cores[0]
+
+
 @pytest.mark.parametrize(
     ("devices", "num_jobs", "expected"),
     [
