@@ -31,6 +31,11 @@ def share(num_processes: int) -> None:
     _num_processes = num_processes
 
 
+def is_shared() -> bool:
+    """Whether others take it, too."""
+    return _num_processes > 1
+
+
 def own_part(num_bytes: int) -> int:
     """Of memory that is shared so."""
     return num_bytes // _num_processes

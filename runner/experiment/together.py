@@ -29,7 +29,7 @@ from runner.data.loading.loaders import MOST_OF_FREE_MEMORY
 from runner.data.loading.resident import Resident, brought, sent
 from runner.data.source import GIVEN, Source
 from runner.data.split import Chosen, indices, split
-from runner.device import backends
+from runner.device import backends, host_memory
 from runner.device.placement import map_tensors, num_bytes, num_rows, tensors
 from runner.distributed.group import Alone
 from runner.errors import OF_CODE, RunnerError, on_a_line
@@ -155,9 +155,21 @@ def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
         session = own.enter_context(Session.open(job.cfg, job.folder, settings=settings, machine=machine, given=given))
         device = torch.device(given.choice.here)
         goes_on = any((job.folder / "checkpoints").glob("last*.pt"))
-        parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
+        try:
+            parts = prepare(job.cfg, device, goes_on=goes_on, read=rows.read(job.cfg))
+        except RunnerError as error:
+            if _may_have_room_alone(error, device):
+                problem = f"of {given.choice.device}'s memory each of several groups takes its part"
+                raise CannotStackError(f"{problem}; {on_a_line(error)}; or sweep.batch=128, one group") from error
+            raise
         parts = rows.shared(parts, job.cfg)
         return _Open(job, session, settings, parts, backends.generator_states(device), own.pop_all())
+
+
+def _may_have_room_alone(error: RunnerError, device: torch.device) -> bool:
+    """Whether what can't lie on a GPU that several groups share might, where one run has it to itself."""
+    is_shared = device.type != "cpu" and host_memory.is_shared()
+    return is_shared and any(fault.asked == "data.residency=device" for fault in error.faults)
 
 
 class CommonRows:

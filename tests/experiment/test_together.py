@@ -12,13 +12,14 @@ from omegaconf import open_dict
 from runner.config.compose import composer, hydra_session
 from runner.config.validate import how_to_cut
 from runner.data.split import indices, rows_of
-from runner.device import Choice
+from runner.device import Choice, Gpu, Hardware, host_memory
 from runner.device.placement import map_tensors, tensors
+from runner.errors import Fault, RunnerError
 from runner.experiment import build, hints, provenance, session, together
 from runner.experiment.build import prepare
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
-from runner.experiment.together import Job, run_together
+from runner.experiment.together import CannotStackError, Job, run_together
 from runner.tracking.journal_reader import read_events
 
 CPU = torch.device("cpu")
@@ -158,6 +159,33 @@ def test_a_group_reads_one_set_and_notes_how_many_compute_together(tmp_path, mon
     assert len({tensor.data_ptr() for split in splits for tensor in tensors(split._rows)}) == 2
     notes = [provenance.notes((tmp_path / str(seed) / "environment.txt").read_text()) for seed in range(3)]
     assert [each[provenance.TOGETHER] for each in notes] == ["3 jobs"] * 3
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "device", "asked", "raised"),
+    [
+        (4, "cuda:0", "data.residency=device", CannotStackError),
+        (1, "cuda:0", "data.residency=device", RunnerError),
+        (4, "cpu", "data.residency=device", RunnerError),
+        (4, "cuda:0", "data.limit=0", RunnerError),
+    ],
+)
+def test_rows_that_one_of_several_groups_has_no_room_for_are_for_runs_alone(
+    tmp_path, monkeypatch, num_processes, device, asked, raised
+):
+    """A run by itself has the GPU's memory, of which each group takes its part."""
+
+    def prepared(*given, **more):
+        raise RunnerError(Fault(asked, "the set takes 3 GiB, and it has 2 GiB free", "data.residency=stream"))
+
+    monkeypatch.setattr(together, "prepare", prepared)
+    monkeypatch.setattr(host_memory, "_num_processes", num_processes)
+    one = replace(job(tmp_path, 0), given=Given(choice=Choice(device, "as asked", device)))
+    with pytest.raises(raised, match="3 GiB") as caught:
+        together._prepared(one, Hardware(cuda=(Gpu("H"),)), together.CommonRows())
+    if raised is CannotStackError:
+        assert str(caught.value).endswith("; or sweep.batch=128, one group")
+        assert read_summary(one.folder) == {}  # as one that never began
 
 
 @pytest.mark.parametrize(
