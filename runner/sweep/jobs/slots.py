@@ -16,8 +16,9 @@ from runner.device.unavailable import why_not
 
 #: of free memory, for each process that trains a group of jobs on the CPU
 GROUP_BYTES = 2**30
-#: such processes on one GPU at the most, and what each has to have of its free memory, and of the machine's
-MOST_ON_GPU, GPU_GROUP_BYTES = 4, 4 * 2**30
+#: such processes on one GPU at the most; what each has to have of its free memory, in a part of which its data lies, too, and of
+#: the machine's
+MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
 #: jobs of each of several groups on one GPU, at the least: with fewer together its kernels grow too short
 FEWEST_ON_GPU = 16
 #: a policy and the machine that asks → the devices that a job may take where it runs
@@ -155,9 +156,9 @@ def groups_of(
         return slots[kind] if slots[kind] > 1 else max(1, most)
 
     found = {"cpu": unless_said("cpu", min(num_cpus // (num_threads or 1), free_bytes // GROUP_BYTES))}
-    of_each = min(num_cpus, free_bytes // GPU_GROUP_BYTES) // max(1, len(hardware.cuda))
+    of_each = min(num_cpus, free_bytes // HOST_BYTES) // max(1, len(hardware.cuda))
     for index, gpu in enumerate(hardware.cuda):
-        room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_GROUP_BYTES
+        room = 0 if gpu.is_exclusive else (gpu.free_bytes or 0) // GPU_BYTES
         found[f"cuda:{index}"] = unless_said("cuda", min(MOST_ON_GPU, of_each, room))
     return found
 

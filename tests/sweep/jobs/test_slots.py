@@ -125,7 +125,7 @@ def test_a_cpu_takes_a_group_for_each_core(cpu, num_threads, gib, expected):
         ([gpu(70)], 1, 2, 64, [2]),
         ([gpu(70)], 1, 16, 11, [2]),  # of the machine's memory
         ([gpu(70)], 1, 16, 0, [1]),
-        ([gpu(9), gpu(3)], 1, 16, 64, [2, 1]),
+        ([gpu(22), gpu(12)], 1, 16, 64, [2, 1]),
         ([gpu(70)] * 8, 1, 16, 64, [2] * 8),
         ([gpu(70)] * 8, 1, 4, 64, [1] * 8),
         ([gpu(70)], 3, 1, 0, [3]),  # as somebody has said
