@@ -192,9 +192,7 @@ def _told_of_gpus() -> dict[str, tuple[int, bool]]:
         found = {}
         for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
             is_exclusive, free = False, int(pynvml.nvmlDeviceGetMemoryInfo(gpu).free)
-            with contextlib.suppress(
-                pynvml.NVMLError
-            ):  # some GPUs have no such mode, and tell their memory nevertheless
+            with contextlib.suppress(pynvml.NVMLError):  # some have no such mode, and tell their memory nevertheless
                 is_exclusive = pynvml.nvmlDeviceGetComputeMode(gpu) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
             found[str(pynvml.nvmlDeviceGetUUID(gpu)).removeprefix("GPU-")] = free, is_exclusive
         return found
