@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
 
 from runner.device import torch_private
@@ -62,20 +63,40 @@ def _is_faster_here() -> bool:
 
 
 class Linear(nn.Linear):
-    """nn.Linear, whose large products in float32 are oneDNN's. Compiled, under autocast and in torch.func they are torch's."""
+    """nn.Linear, whose large products in float32 are oneDNN's. Compiled, traced, under autocast and in torch.func they are
+    torch's, and so is what doesn't lie as a layer's own tensors do, or doesn't fit: oneDNN reads such a bias wrongly."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not self._takes(input):
+        if torch.compiler.is_compiling() or torch_private.is_traced() or not self._takes(input):
             return super().forward(input)
-        rows = _product(input.reshape(-1, self.in_features), self.weight, self.bias)
-        return rows.view(*input.shape[:-1], self.out_features)
+        rows = input.reshape(-1, input.shape[-1]).contiguous()  # windows of a series may overlap
+        return _product(rows, self.weight, self.bias).view(*input.shape[:-1], len(self.weight))
+
+    def __prepare_scriptable__(self) -> nn.Linear:
+        """torch.jit.script compiles a class, and forward() of this one it can't: from then on the layer is torch's."""
+        self.__class__ = nn.Linear  # type: ignore[assignment]
+        return self
 
     def _takes(self, input: Tensor) -> bool:
-        """The cheapest question first: a small layer pays 0.4 us for all of this."""
-        if type(input) not in PLAIN or input.numel() * self.out_features < LEAST or type(self.weight) not in PLAIN:
+        """The cheapest question first: a small layer pays 0.5 us for all of this."""
+        if type(input) not in PLAIN or input.numel() * self.out_features < LEAST or not _is_plain(input):
             return False
-        is_float32 = input.is_cpu and input.dtype == self.weight.dtype == torch.float32
-        return is_float32 and not torch.is_autocast_enabled("cpu") and not torch_private.transforms_are_active()
+        weight, bias = self.weight, self.bias
+        own = (weight,) if bias is None else (weight, bias)
+        if not all(_is_plain(each) and each.is_contiguous() for each in own):
+            return False
+        fits = input.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
+        return fits and not torch.is_autocast_enabled("cpu") and not _is_followed(input, *own)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    is_float32 = type(tensor) in PLAIN and tensor.dtype == torch.float32
+    return is_float32 and tensor.is_cpu and tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _is_followed(*tensors: Tensor) -> bool:
+    """By torch.func or by forward-mode differentiation, for which oneDNN's products have no rules."""
+    return torch_private.transforms_are_active() or any(unpack_dual(each).tangent is not None for each in tensors)
 
 
 class _Product(torch.autograd.Function):
@@ -91,9 +112,10 @@ class _Product(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         gradient = given[0].contiguous()  # that of a sum is one number with strides of 0
         of_rows, of_weight, of_bias = ctx.needs_input_grad
+        product = F.linear if _is_followed(gradient, rows, weight) else _product
         return (
-            _product(gradient, weight.t()) if of_rows else None,
-            _product(gradient.t(), rows.t()) if of_weight else None,
+            product(gradient, weight.t()) if of_rows else None,
+            product(gradient.t(), rows.t()) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )
 

@@ -45,6 +45,7 @@ NAMES = {
         "torch._C._are_functorch_transforms_active",
         "those within torch.func, which stay torch's",
     ),
+    "is_traced": ("torch._C._is_tracing", "likewise those of a model that TorchScript writes down"),
     # compile
     "dynamo_config": ("torch._dynamo.config", "backward and update compiled with the forward pass"),
     "dynamo_errors": ("torch._dynamo.exc", "what can't be compiled, told from other errors"),

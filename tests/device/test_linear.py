@@ -1,11 +1,13 @@
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from refused import faults_of
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, vmap
 from torch.nn.utils import parametrizations
 
@@ -95,6 +97,30 @@ ROWS = {
     "a part": lambda: torch.randn(6, 10)[:, ::2],
     "one": lambda: torch.randn(5),
     "repeated": lambda: torch.randn(1, 5).expand(6, 5),
+    "overlapping": lambda: torch.randn(10).unfold(0, 5, 1),
+}
+
+
+def other(name, make):
+    """What gives a layer another tensor of its own."""
+    return lambda layer: setattr(layer, name, nn.Parameter(make()))
+
+
+#: of the layer, and of its rows
+OTHERWISE = {
+    "a bias with gaps": (other("bias", lambda: torch.randn(7, 2)[:, 1]), Tensor.clone),
+    "one bias for all, expanded": (other("bias", lambda: torch.randn(1).expand(7)), Tensor.clone),
+    "a bias of one number": (other("bias", lambda: torch.randn(1)), Tensor.clone),
+    "a bias for each row": (other("bias", lambda: torch.randn(6, 7)), Tensor.clone),
+    "a bias of another type": (other("bias", lambda: torch.randn(7).double()), Tensor.clone),
+    "a bias of another size": (other("bias", lambda: torch.randn(8)), Tensor.clone),
+    "a weight with gaps": (other("weight", lambda: torch.randn(7, 10)[:, ::2]), Tensor.clone),
+    "a weight of another size": (other("weight", lambda: torch.randn(7, 4)), Tensor.clone),
+    "a sparse weight": (other("weight", lambda: torch.eye(7, 5).to_sparse()), Tensor.clone),
+    "no weight": (lambda layer: setattr(layer, "weight", None), Tensor.clone),
+    "sparse rows": (lambda layer: None, Tensor.to_sparse),
+    "nested rows": (lambda layer: None, lambda rows: torch.nested.nested_tensor([rows[:2], rows[2:]])),
+    "rows of another size": (lambda layer: None, lambda rows: rows.reshape(3, 10)),
 }
 
 
@@ -117,6 +143,81 @@ def test_values_gradients_and_theirs_are_those_of_torch(rows, has_bias, products
     with torch.no_grad():
         torch.testing.assert_close(ours(given), found[0][0].detach())
     assert len(products) == num + 2
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_lies_otherwise_or_does_not_fit_is_torchs(name, products):
+    """Of such a bias oneDNN reads other numbers, and of the rest it says what nobody understands."""
+    of_torch, ours = nets(nn.Linear(5, 7))
+    change, changed = OTHERWISE[name]
+    rows, found = changed(torch.randn(6, 5)), []
+    for model in (of_torch, ours):
+        torch.manual_seed(0)
+        change(model[0])
+        try:
+            values = model(rows)
+            found.append(list(values.unbind()) if values.is_nested else values)
+        except (RuntimeError, TypeError) as error:
+            found.append(str(error))
+    assert products == []
+    if isinstance(found[0], str):
+        assert found[1] == found[0]
+    else:
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_layer_whose_weight_has_grown(products):
+    of_torch, ours = nets(nn.Linear(5, 7, bias=False))
+    weight = nn.Parameter(torch.randn(9, 4))
+    for model in (of_torch, ours):
+        model[0].weight = weight
+    rows = torch.randn(2, 3, 4)
+    torch.testing.assert_close(ours(rows), of_torch(rows))
+    assert len(products) == 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_forward_mode_differentiation_is_torchs(has_gradients, products):
+    found = []
+    for model in nets(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)):
+        torch.manual_seed(0)
+        rows = torch.randn(6, 5, requires_grad=True)
+        with forward_ad.dual_level(), torch.set_grad_enabled(has_gradients):
+            values = model(forward_ad.make_dual(rows, torch.ones(6, 5)))
+            found.append([forward_ad.unpack_dual(values).tangent])
+        values = model(rows.detach().requires_grad_())
+        with forward_ad.dual_level():  # its gradients alone are followed
+            given = forward_ad.make_dual(torch.ones(6, 4), torch.randn(6, 4))
+            for gradient in torch.autograd.grad(values, (*model.parameters(),), given, create_graph=has_gradients):
+                found[-1].append(forward_ad.unpack_dual(gradient).tangent)
+    torch.testing.assert_close(found[1], found[0])
+    assert len(products) == 2
+
+
+def test_gradients_under_vmap_are_torchs(products):
+    found = []
+    for model in nets(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)):
+        torch.manual_seed(0)
+        rows = torch.randn(6, 5, requires_grad=True)
+        values = model(rows)
+        wanted = partial(torch.autograd.grad, values, rows, create_graph=True)
+        found.append(vmap(wanted)(torch.randn(3, 6, 4)))
+    torch.testing.assert_close(found[1], found[0])
+    assert len(products) == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("made", ["script", "trace"])
+def test_torchscript_has_torchs_layer(made, products):
+    _, ours = nets(nn.Linear(5, 7))
+    rows = torch.randn(6, 5)
+    scripted = torch.jit.script(ours) if made == "script" else torch.jit.trace(ours, rows)
+    assert "linear" in str(scripted.inlined_graph)
+    products.clear()  # tracing looks whether it has found the same
+    assert torch.equal(scripted(rows), nn.Linear.forward(ours[0], rows))
+    assert products == []
 
 
 def test_what_needs_no_gradient_is_not_multiplied_for_it(products):
