@@ -99,7 +99,7 @@ def _is_followed(*tensors: Tensor) -> bool:
     return torch_private.transforms_are_active() or any(unpack_dual(each).tangent is not None for each in tensors)
 
 
-class _Product(torch.autograd.Function):
+class OneDNNProduct(torch.autograd.Function):
     """Rows (M, K) by a weight (N, K), and a bias (N) or None: (M, N). Its gradients are such products, and so are theirs."""
 
     @staticmethod
@@ -123,7 +123,7 @@ class _Product(torch.autograd.Function):
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not torch.is_grad_enabled():
         return _multiply(rows, weight, bias)
-    found: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    found: Tensor = OneDNNProduct.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return found
 
 

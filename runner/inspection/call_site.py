@@ -17,14 +17,15 @@ from types import FrameType
 import numpy as np
 import torch
 
-from runner.device import torch_private
+from runner.device import linear, torch_private
 
 UNKNOWN = "an unknown line"
 _RUNNER = str(Path(__file__).parents[1])
 _WATCHING = (str(Path(__file__).parent), str(Path(_RUNNER, "plan")))
 #: hydra's frames stand below each run of the command line
 _HYDRA = str(Path(importlib.util.find_spec("hydra").origin or "").parent)  # type: ignore[union-attr]
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), _HYDRA, "<frozen ")
+#: and linear.py stands in for a part of torch's
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(np.__file__).parent), linear.__file__, _HYDRA, "<frozen ")
 #: Homebrew's paths lead over a link to what os says
 _STDLIB = (sysconfig.get_path("stdlib"), str(Path(os.__file__).parent))
 
@@ -107,9 +108,14 @@ class Lines:
                 return found
         stack = list(frames(self._outermost))
         here = line(stack), module(stack)
-        if node is None and torch.is_grad_enabled():
+        if node is None and (torch.is_grad_enabled() or _is_in_product(stack)):
             self._by_sequence[torch_private.sequence_number() - 1] = here
         return here
+
+
+def _is_in_product(stack: Sequence[FrameType]) -> bool:
+    """Of oneDNN's, which has a node of its own: in the forward pass of any such function gradients are off."""
+    return any(frame.f_code is linear.OneDNNProduct.forward.__code__ for frame in stack)
 
 
 def _place(frame: FrameType, number: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from runner.device.linear import OneDNNProduct
 from runner.device.placement import leaves, tensor_leaves
 from runner.device.torch_private import TorchDispatchMode, current_autograd_node
 from runner.inspection import call_site
@@ -58,7 +59,7 @@ class Record:
     @property
     def is_own_function(self) -> bool:
         """Whether it goes back through a person's torch.autograd.Function: torch's own names end in a number."""
-        return self.node.endswith("Backward")
+        return self.node.endswith("Backward") and self.node != f"{OneDNNProduct.__name__}Backward"
 
     def origin(self) -> Record:
         """The first operation on the way here to which no other one had given such a value."""

@@ -67,7 +67,7 @@ class Results:
             self.held_place = number
             self.held = Held(
                 done.name,
-                _phase(),
+                _phase(module),
                 line,
                 module,
                 tuple((self._name(tensor), tensor.detach().clone()) for tensor in given),
@@ -96,10 +96,11 @@ def fingerprint_of_all(tensors: Iterable[Tensor]) -> Fingerprint:
     return tuple(map(fingerprint, tensors))
 
 
-def _phase() -> str:
+def _phase(module: str) -> str:
+    """module: that is at work, within whose own functions gradients are off as in the update."""
     if torch_private.current_graph_task() >= 0:
         return "backward"
-    return "forward" if torch.is_grad_enabled() else "update"
+    return "forward" if module or torch.is_grad_enabled() else "update"
 
 
 def _arguments(done: Operation) -> list[tuple[Tensor, bool]]:

@@ -6,7 +6,9 @@ import sys
 import sysconfig
 
 import hydra
+import pytest
 
+from runner.device import linear
 from runner.inspection import call_site
 
 
@@ -20,9 +22,11 @@ def test_pythons_own_modules_are_nobodys_where_its_paths_lead_over_a_link(monkey
     assert anew.is_own(str(tmp_path.parent / "my_models.py"))
 
 
-def test_hydras_frames_are_nobodys():
-    """They stand below each run of the command line: a finding in torch's own code was told with a line of hydra's."""
-    code = compile("def called(): return list(frames())", hydra.__file__, "exec")
+@pytest.mark.parametrize("module", [hydra, linear])
+def test_frames_that_are_nobodys(module):
+    """Hydra's stand below each run of the command line, and a layer's own within the model's: a finding in torch's own code
+    was told with a line of theirs."""
+    code = compile("def called(): return list(frames())", module.__file__, "exec")
     names = {"frames": call_site.frames}
     exec(code, names)
     stack = names["called"]()

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from runner.device import linear
+from runner.inspection.host_reads import HostReads
 from runner.inspection.not_finite import Watch
+from runner.inspection.results import Results
 from runner.inspection.tensor_names import Names
 
 
@@ -121,6 +124,33 @@ def test_an_own_function_has_its_own_line():
     origin = watched(lambda x, net: Own.apply(x), rows(), backward=True).origin()
     assert (origin.node, origin.is_own_function) == ("OwnBackward", True)
     assert line_of(origin) == Own.backward.__code__.co_firstlineno + 2
+
+
+def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
+    """It goes back through a function of the runner's, which nobody need check."""
+    monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
+    layer = nn.Linear(3, 4)
+    nn.init.constant_(layer.weight, 3e38)
+    linear.take_onednn(layer, asked=True)
+    origin = watched(lambda x, net: layer(x * 0), rows(), backward=True).origin()
+    assert (origin.name, origin.phase, origin.module) == ("linear_pointwise", "backward", "Net.Linear")
+    assert not origin.is_own_function
+    line = test_onednns_product_has_the_line_of_the_forward_pass.__code__.co_firstlineno + 7
+    assert line_of(origin) == line
+
+
+def test_onednns_product_is_of_the_forward_pass(monkeypatch):
+    """As diff --ops tells it: gradients are off in the function."""
+    monkeypatch.setattr(linear, "LEAST", 0)
+    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
+    net = nn.Sequential(nn.Linear(3, 4))
+    linear.take_onednn(net, asked=True)
+    results = Results(Names(), place=0)
+    with HostReads("cpu", observers=[results]):
+        net(rows())
+    assert (results.held.name, results.held.phase) == ("_linear_pointwise", "forward")
+    assert results.held.module == "Sequential.0"
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])
