@@ -66,3 +66,12 @@ def test_it_rests_between_two_sendings_until_the_training_is_over(pipe):
     pipe.close()
     line.rest(60)
     assert time.monotonic() - began < 60
+
+
+def test_in_a_sweep_it_does_not_rest(pipe, tmp_path):
+    line = pipe.line()
+    pipe.say(module.word(module.FOLLOW, tmp_path))
+    line.wait(60)
+    began = time.monotonic()
+    line.rest(60)
+    assert time.monotonic() - began < module.LONGEST_REST_SECONDS and line.closed_at is None
