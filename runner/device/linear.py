@@ -27,7 +27,7 @@ LEAST_SHARED = 48_000
 #: AMD's number for Zen 5, the first family of theirs that computes 512 bits at a time
 ZEN_5 = 26
 CPUINFO = Path("/proc/cpuinfo")
-#: those that are of no kind of somebody else's: fake, divided, wrapped
+#: torch's own kinds of tensors; a fake one, a part of a divided one and the like are others
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -86,16 +86,17 @@ class Linear(nn.Linear):
         if not all(_is_plain(each) and each.is_contiguous() for each in own):
             return False
         fits = input.shape[-1:] == weight.shape[1:] and (bias is None or bias.shape == weight.shape[:1])
-        return fits and not torch.is_autocast_enabled("cpu") and not _is_followed(input, *own)
+        return fits and not torch.is_autocast_enabled("cpu") and not _is_transformed(input, *own)
 
 
 def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is torch's own kind of tensor, dense, of float32, on the CPU."""
     is_float32 = type(tensor) in PLAIN and tensor.dtype == torch.float32
     return is_float32 and tensor.is_cpu and tensor.layout == torch.strided and not tensor.is_nested
 
 
-def _is_followed(*tensors: Tensor) -> bool:
-    """By torch.func or by forward-mode differentiation, for which oneDNN's products have no rules."""
+def _is_transformed(*tensors: Tensor) -> bool:
+    """Whether torch.func or forward-mode differentiation is at work on them: oneDNN's products have no rules for those."""
     return torch_private.transforms_are_active() or any(unpack_dual(each).tangent is not None for each in tensors)
 
 
@@ -112,7 +113,7 @@ class OneDNNProduct(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         gradient = given[0].contiguous()  # that of a sum is one number with strides of 0
         of_rows, of_weight, of_bias = ctx.needs_input_grad
-        product = F.linear if _is_followed(gradient, rows, weight) else _product
+        product = F.linear if _is_transformed(gradient, rows, weight) else _product
         return (
             product(gradient, weight.t()) if of_rows else None,
             product(gradient.t(), rows.t()) if of_weight else None,

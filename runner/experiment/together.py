@@ -177,13 +177,13 @@ class CommonRows:
 
     def __init__(self) -> None:
         self._source: Source | None = None  # of the first of them
-        self._asked: Any = None  # what it was read by
+        self._was_read_by: Any = None  # what it was read by
         #: on the device: by "train" all that is cut, by the others what came split already
         self._rows: dict[str, Any] = {}
 
     def read(self, cfg: DictConfig) -> Data | None:
         """What a run learns from, where the first one has read the same by the same words; None where it has to read itself."""
-        if self._source is None or (asked := _asked(cfg)) is None or asked != self._asked:
+        if self._source is None or (words := _read_by(cfg)) is None or words != self._was_read_by:
             return None
         return Data(self._source, split(self._source, seed=cfg.seed, **validate.how_to_cut(cfg)), "", {})
 
@@ -196,7 +196,7 @@ class CommonRows:
         chosen = {name: rows for name, rows in chosen.items() if len(rows) < num_rows(parts.source.rows)}
         if self._source is None and _is_worth_it(parts, chosen):
             rows = map_tensors(parts.source.rows, Tensor.contiguous)
-            self._source, self._asked = replace(parts.source, rows=rows), _asked(cfg)
+            self._source, self._was_read_by = replace(parts.source, rows=rows), _read_by(cfg)
             self._rows = map_tensors({"train": rows, **parts.source.given}, partial(brought, device=parts.device))
         first = self._source
         if first is None or not _are_alike(parts.source, first):
@@ -212,7 +212,7 @@ class CommonRows:
         return replace(parts, source=source, splits=replace(parts.splits, **splits))
 
 
-def _asked(cfg: DictConfig) -> Any:
+def _read_by(cfg: DictConfig) -> Any:
     """All that decides which rows are read; None where somebody else's function reads them, which may draw."""
     shared, node = validate.shared_data_settings(cfg), resolved(cfg, "data")
     is_ours = all(str(inner["_target_"]).startswith("runner.data.") for _, inner in targets(node, "data"))

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
-from page import ROOT, add_write, section
+from page import add_write, section
+from recipes import summary_of
 from table import header, orders
 
 ROWS = "data=synthetic data.num_rows=20000 data.shape=[1,16,16] data.val_fraction=0.01 data.test_fraction=0.01"
@@ -28,21 +24,8 @@ BY = {"MKL": "false", "oneDNN": "true"}
 
 def ms(words: str, by: str) -> float:
     """A step of one run."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment names a text there
-        command = [sys.executable, "-m", "runner", *words.split(), f"backends.cpu.onednn={BY[by]}", "device=cpu"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            [*command, "tracking.enabled=false", "hydra.run.dir=run"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=folder,
-            check=False,
-        )
-        if done.returncode:
-            sys.exit(f"{words} failed:\n{done.stdout}{done.stderr}")
-        return 1000 / float(json.loads((Path(folder) / "run" / "summary.json").read_text())["steps_per_second"])
+    found = summary_of(*words.split(), f"backends.cpu.onednn={BY[by]}", "device=cpu")
+    return 1000 / float(found["steps_per_second"])
 
 
 def main() -> None:

@@ -16,20 +16,19 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from page import add_write, section
-
-ROOT = Path(__file__).resolve().parents[2]
+from page import ROOT, add_write, section
 
 
-def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
-    """What one run reached, by the weights that validation chose, and the seconds from its start to its end."""
+def summary_of(*words: str) -> dict[str, Any]:
+    """summary.json of a run with these words, in a folder and a process of its own, tracked nowhere."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tests").symlink_to(ROOT / "tests")  # an experiment names a text there
-        command = [sys.executable, "-m", "runner", f"experiment={name}", f"seed={seed}", "tracking.enabled=false"]
+        command = [sys.executable, "-m", "runner", *words, "tracking.enabled=false", "hydra.run.dir=run"]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            [*command, "hydra.run.dir=run", *words],
+            command,
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": path},
@@ -37,8 +36,14 @@ def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
             check=False,
         )
         if done.returncode:
-            sys.exit(f"{name} with seed={seed} failed:\n{done.stdout}{done.stderr}")
-        found = json.loads((Path(folder) / "run" / "summary.json").read_text())
+            sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+        found: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        return found
+
+
+def run(name: str, seed: int, words: list[str]) -> dict[str, float]:
+    """What one run reached, by the weights that validation chose, and the seconds from its start to its end."""
+    found = summary_of(f"experiment={name}", f"seed={seed}", *words)
     return {
         "test": found["metrics"]["test/accuracy"],
         "val": found["best"]["value"],

@@ -19,7 +19,8 @@ GROUP_BYTES = 2**30
 #: such processes on one GPU at the most; what each has to have of its free memory, in a part of which its data lies, too, and of
 #: the machine's
 MOST_ON_GPU, GPU_BYTES, HOST_BYTES = 4, 8 * 2**30, 4 * 2**30
-#: jobs of each of several groups on one GPU, at the least: with fewer together its kernels grow too short
+#: jobs of each of several groups on one GPU, at the least: of fewer the kernels are short, and several processes bring more of them
+#: (reasoned, not measured on a GPU)
 FEWEST_ON_GPU = 16
 #: a policy and the machine that asks → the devices that a job may take where it runs
 DevicesFor = Callable[[tuple[str, ...], Hardware], tuple[str, ...]]
