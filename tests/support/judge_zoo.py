@@ -100,6 +100,7 @@ def compare(_, names):
     found = {}
     for name, precision in names:
         cfg = configured(case_of(name), precision)
+        cfg.backends.cpu.onednn = False  # a simulated device takes torch's own products
         found[f"{name}, {precision}"] = {"real": real_steps(cfg.copy()), "real_bytes": measure(cfg.copy())}
     with simulated_device("cpu", has_numbers=False) as device:
         for name, precision in names:
