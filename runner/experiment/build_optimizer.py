@@ -11,7 +11,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -75,37 +75,111 @@ def schedule_of(cfg: DictConfig, optimizer: Optimizer, *, mode: str) -> LRSchedu
     if not cfg.scheduler.get("_target_"):
         return None
     node = _node(cfg, "scheduler", mode=mode)
+    if (fault := _equal_rates(node, optimizer)) is not None:
+        raise RunnerError(fault)
     try:
         return _checked(node.make(optimizer, **node.given), mode)
     except RunnerError:
         raise
     except OF_CODE as error:
-        raise RunnerError(*(rehearsed(cfg, mode=mode) or [_of_target(node, error)])) from error
+        fault, rates = _of_target(node, error), [group["lr"] for group in optimizer.param_groups]
+        if len(rates) > 1:
+            problem = f"{fault.problem}; the optimizer has {len(rates)} groups, with the rates {_text(rates)}"
+            fault = replace(fault, problem=problem)
+        raise RunnerError(*(rehearsed(cfg, mode=mode) or [fault])) from error
 
 
 def rehearsed(cfg: DictConfig, *, mode: str = "min") -> list[Fault]:
-    """What is wrong with the optimizer and its schedule, as far as steps of one parameter show it. Takes milliseconds.
+    """Try the optimizers and the schedule with one parameter for each group, and return what is wrong. Takes milliseconds.
 
-    What follows from facts that are not known yet is left to optimizer_of() and schedule_of().
+    What depends on facts that are not known yet is left to optimizer_of() and schedule_of().
     """
-    if turns := turns_of(cfg):
-        return list(
-            dict.fromkeys(_of_turn(fault, cfg, name) for name in turns for fault in rehearsed(turns[name], mode=mode))
-        )
+    found: list[Fault] = []
+    makers: dict[str, Callable[[], Optimizer]] = {}
+    turns = turns_of(cfg)
+    for name, one in (turns or {"": cfg}).items():
+        faults, makers[name] = _rehearsed_optimizers(one)
+        found += [_of_turn(fault, cfg, name) if turns else fault for fault in faults]
+    if cfg.scheduler.get("_target_"):
+        with _standing_in(cfg) as unknown, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself gives them
+            try:
+                schedule = _node(cfg, "scheduler", but=unknown, mode=mode)
+                has_groups = bool(turns or cfg.optimizer.get("groups") or cfg.optimizer.get("no_decay"))
+                num_steps = min(NUM_STEPS, cfg.facts.num_steps)
+                lists = [len(value) for value in schedule.given.values() if has_groups and isinstance(value, list)]
+
+                def attempt(given: Mapping[str, Any]) -> BaseException | None:
+                    """With the number of groups that a list is for: the model may make more or fewer of them."""
+                    counts, try_it = (0, *lists), partial(_rehearse_schedule, schedule, given, mode, num_steps)
+                    errors = [try_it(_all(makers, count)) for count in counts]
+                    return None if None in errors else errors[0]
+
+                blamed = _blamed(schedule, attempt)
+                found += blamed or filter(None, [_equal_rates(schedule, _all(makers))])
+            except RunnerError as error:
+                found += error.faults
+    return list(dict.fromkeys(found))
+
+
+def _rehearsed_optimizers(cfg: DictConfig) -> tuple[list[Fault], Callable[[], Optimizer]]:
+    """What is wrong with one optimizer, and what makes it with its groups; Adam where it can't be tried."""
     with _standing_in(cfg) as unknown, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself will give them
+        warnings.simplefilter("ignore")
         try:
             node = _node(cfg, "optimizer", but=unknown)
             node = replace(node, given=_of_any_kernel(node.given))
             found = _optimizer_faults(node, cfg)
-            if cfg.scheduler.get("_target_"):
-                steps = _rehearse_optimizer(node, node.given) is None  # else it may be one for sparse gradients alone
-                make = partial(_rehearsed_optimizer, node) if steps else _any_optimizer
-                schedule = _node(cfg, "scheduler", but=unknown, mode=mode)
-                found += _blamed(schedule, lambda given: _rehearse_schedule(schedule, given, make(), mode))
         except RunnerError as error:
-            return list(error.faults)
-    return found
+            return list(error.faults), _any_optimizer
+        if _rehearse_optimizer(node, node.given) is not None:  # it may be only for sparse gradients
+            return found, _any_optimizer
+        groups = split_settings(resolved(cfg, "optimizer"), "optimizer")[1].get("groups") or []
+        own = [{"lr": group["lr"]} if "lr" in group else {} for group in (_numbers(one, node.usual) for one in groups)]
+
+    def make() -> Optimizer:
+        optimizer = _rehearsed_optimizer(node)
+        for group in own:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], **group})
+        return optimizer
+
+    return found, _any_optimizer if found else make
+
+
+def _all(makers: Mapping[str, Callable[[], Optimizer]], count: int = 0) -> Optimizer:
+    """The optimizers that take turns as one, or the only one. count: its number of groups (0: as configured)."""
+    each = {name: make() for name, make in makers.items()}
+    one = _unwrapped(Turns)(each, dict.fromkeys(each, 1)) if len(each) > 1 else next(iter(each.values()))
+    del one.param_groups[count or len(one.param_groups) :]
+    for _ in range(len(one.param_groups), count):
+        one.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
+    return one
+
+
+def _equal_rates(node: _Node, optimizer: Optimizer) -> Fault | None:
+    """An error for a schedule that gives the same rate to groups with different rates. Tried on a copy of the groups."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    if len(set(rates)) == 1:
+        return None
+
+    def num_rates(given: Mapping[str, Any]) -> int:
+        """The most that differ at one of the first steps; 0 where the schedule can't be made."""
+        most, groups = 0, [{**group, "params": [nn.Parameter(torch.ones(2, 2))]} for group in optimizer.param_groups]
+        copied: Optimizer = _unwrapped(Optimizer)(groups, optimizer.defaults)
+        with warnings.catch_warnings(), suppress(*OF_CODE):  # a schedule may end after one step
+            warnings.simplefilter("ignore")
+            schedule = node.make(copied, **given)
+            for _ in range(NUM_STEPS):
+                most = max(most, len({float(group["lr"]) for group in copied.param_groups}))
+                schedule.step(1.0) if wants_metric(schedule) else schedule.step()
+        return most
+
+    if num_rates(node.given) != 1:
+        return None
+    numbers = [name for name, value in node.given.items() if _is_number(value)]
+    fixes = [f"scheduler.{name}={_text(rates)}" for name in numbers if num_rates({**node.given, name: rates}) > 1]
+    problem = f"{node.name} gives all groups of the optimizer one rate, and their own rates are {_text(rates)}"
+    return Fault(f"scheduler._target_={node.target}", problem, " or ".join([*fixes[:1], "scheduler=cosine"]))
 
 
 def turns_of(cfg: DictConfig) -> dict[str, DictConfig]:
@@ -338,11 +412,13 @@ def _any_optimizer() -> Optimizer:
     return optimizer
 
 
-def _rehearse_schedule(node: _Node, given: Mapping[str, Any], optimizer: Optimizer, mode: str) -> BaseException | None:
-    """What a few steps of the schedule raise."""
+def _rehearse_schedule(
+    node: _Node, given: Mapping[str, Any], mode: str, num_steps: int, optimizer: Optimizer
+) -> BaseException | None:
+    """What the first steps of the schedule raise."""
     try:
         schedule = _checked(node.make(optimizer, **given), mode)
-        for _ in range(NUM_STEPS):
+        for _ in range(num_steps):
             with torch.no_grad():
                 optimizer.step()
             schedule.step(1.0) if wants_metric(schedule) else schedule.step()  # type: ignore[arg-type]

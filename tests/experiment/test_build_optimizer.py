@@ -22,6 +22,9 @@ from runner.tracking.journal_reader import read_points
 SMALL = ["data=synthetic", "data.num_rows=40", "data.num_features=3", "model=mlp", "device=cpu"]
 LR = "optimizer.lr=0.001"
 SCHEDULES = "+scheduler._target_=torch.optim.lr_scheduler"
+ONE_CYCLE = f"{SCHEDULES}.OneCycleLR +scheduler.total_steps=${{facts.num_steps}} +scheduler.max_lr="
+GROUP = "optimizer.groups=[{match:'output.*',lr:0.5}]"
+TURNS = "optimizer.turns={a:{params:'hidden.*'},b:{params:'output.*',lr:0.5}}"
 
 
 @functools.cache
@@ -85,6 +88,9 @@ def faults(*words):
         ("scheduler=plateau scheduler.mode=max", "scheduler.mode=max", "is less", "scheduler.mode=min"),
         (f"{SCHEDULES}.StepLR +scheduler.step_size=a", "scheduler.step_size=a", "TypeError", "another value"),
         (f"{SCHEDULES}.CosineAnnealingLR +scheduler.T_max=0", "scheduler.T_max=0", "ZeroDivision", "another value"),
+        (f"{ONE_CYCLE}0.1 {GROUP}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5] or"),
+        (f"{ONE_CYCLE}0.1 {TURNS}", "OneCycleLR", "own rates are [0.001,0.5]", "scheduler.max_lr=[0.001,0.5] or"),
+        (f"{ONE_CYCLE}[0.1,0.2]", "scheduler.max_lr=[0.1,0.2]", "OneCycleLR does not take it", "another value"),
     ],
 )  # fmt: skip
 def test_what_they_do_not_take_is_told_by_its_key(words, asked, so, write, monkeypatch):
@@ -120,7 +126,12 @@ def test_all_that_is_wrong_is_told_at_once():
         "optimizer=adamw optimizer.groups=[{match:'*',capturable:true}] scheduler=cosine",
         "optimizer._target_=torch.optim.SparseAdam ~model +model._target_=torch.nn.Embedding +model.num_embeddings=5"
         " +model.embedding_dim=3 scheduler=cosine",
-        f"{SCHEDULES}.OneCycleLR +scheduler.max_lr=0.1 +scheduler.total_steps=${{facts.num_steps}}",
+        f"{ONE_CYCLE}0.1 train.num_steps=1",
+        f"{ONE_CYCLE}[0.1,0.2] {GROUP}",
+        f"{ONE_CYCLE}[0.1,0.2] {TURNS}",
+        f"{ONE_CYCLE}[0.1,0.2,0.3,0.4] {GROUP} optimizer=adamw optimizer.no_decay=norms_and_biases",
+        f"{SCHEDULES}.StepLR +scheduler.step_size=1 {GROUP}",
+        f"scheduler=cosine {TURNS}",
         f"{SCHEDULES}.PolynomialLR +scheduler.total_iters=1",  # it ends at 0
         f"{SCHEDULES}.LinearLR +scheduler.total_iters=5 +scheduler._partial_=true",
     ],
@@ -159,6 +170,16 @@ def test_a_number_that_only_the_data_tells_is_looked_at_when_it_is_known():
     cfg.facts.num_steps = -5
     with pytest.raises(RunnerError, match=r"scheduler\.total_steps=-5"):
         schedule_of(cfg, optimizer, mode="min")
+
+
+@pytest.mark.parametrize(
+    ("max_lr", "said"), [("0.1", "own rates are \\[0.1,0.2\\]"), ("[1,2,3]", "2 groups, with the rates \\[0.1,0.2\\]")]
+)
+def test_schedule_of_unequal_groups_is_refused(max_lr, said):
+    groups = [{"params": [nn.Parameter(torch.ones(2))], "lr": rate} for rate in (0.1, 0.2)]
+    cfg = composed(f"{SCHEDULES}.OneCycleLR", "+scheduler.total_steps=9", f"+scheduler.max_lr={max_lr}", GROUP)
+    with pytest.raises(RunnerError, match=said):
+        schedule_of(cfg, torch.optim.Adam(groups), mode="min")
 
 
 OWN = """
