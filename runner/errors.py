@@ -25,11 +25,21 @@ SHORTEST_SECRET = 4  # letters: a shorter one stands in every other word
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake: what was asked, what is so instead, and what to write."""
+    """One error: the arguments it is about, the problem, and the fix.
+
+    suggestions: text for a shell that replaces those arguments; a whole command begins with `python -m runner`.
+    """
 
     asked: str
     problem: str
     fix: str
+    suggestions: tuple[str, ...] = ()
+
+    @classmethod
+    def suggest(cls, asked: str, problem: str, suggestions: Iterable[str], otherwise: str) -> Fault:
+        """Make an error with up to three suggestions as its fix; without one, the fix is `otherwise`."""
+        found = tuple(dict.fromkeys(suggestions))[:3]
+        return cls(asked, problem, " or ".join(found) or otherwise, found)
 
     def __str__(self) -> str:
         parts = (("asked", self.asked), ("so", self.problem), ("write", for_a_shell(self.fix)))
@@ -75,9 +85,19 @@ def at_once(*checks: Callable[[], Any]) -> list[Any]:
     return given
 
 
-def as_facts(error: RunnerError) -> dict[str, list[dict[str, str]]]:
-    """All that is wrong, for a program."""
-    return {"faults": [{"asked": fault.asked, "so": fault.problem, "write": fault.fix} for fault in error.faults]}
+def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
+    """Return all errors for a program."""
+    return {
+        "faults": [
+            {
+                "asked": fault.asked,
+                "so": fault.problem,
+                "write": fault.fix,
+                "suggestions": [for_a_shell(text) for text in fault.suggestions],
+            }
+            for fault in error.faults
+        ]
+    }
 
 
 def on_a_line(error: RunnerError) -> str:

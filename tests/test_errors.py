@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.identity import as_typed
-from runner.errors import Fault, RunnerError, first_line, for_a_shell, nearest, nearest_files
+from runner.errors import Fault, RunnerError, as_facts, first_line, for_a_shell, nearest, nearest_files
 
 
 def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
@@ -72,3 +72,10 @@ def test_nearest_ignores_case_and_keeps_the_real_spelling():
 )
 def test_the_first_line_of_what_an_error_says(error, line):
     assert first_line(error) == line
+
+
+def test_suggestions_can_be_typed_in_a_shell():
+    fault = Fault.suggest("a", "b", ["model.hidden_sizes=[8]", "x=1", "x=1", "y=2", "z=3"], "c")
+    assert fault.fix == "model.hidden_sizes=[8] or x=1 or y=2" and Fault.suggest("a", "b", [], "c").fix == "c"
+    (found,) = as_facts(RunnerError(fault))["faults"]
+    assert found["suggestions"] == ["'model.hidden_sizes=[8]'", "x=1", "y=2"]

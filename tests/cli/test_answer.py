@@ -59,7 +59,7 @@ def test_what_cant_be_run(answer):
     code, found, said = answer("modle=mlp", "device=cuda:99", "sed=1")
     assert code == 2 and "this can't be run, for" in said
     assert {fault["asked"] for fault in found["faults"]} >= {"modle=mlp", "sed=1"}
-    assert all(set(fault) == {"asked", "so", "write"} for fault in found["faults"])
+    assert all(set(fault) == {"asked", "so", "write", "suggestions"} for fault in found["faults"])
     code, found, _ = answer(*SHORT, "device=cuda:99")
     assert code == 2 and found["faults"][0]["asked"] == "device=cuda:99"
     assert answer("evaluate", "nowhere")[1]["faults"][0]["asked"].endswith("nowhere")
