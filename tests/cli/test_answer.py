@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from runner import cli
 from runner.cli import commands
 from runner.cli.answer import asked_for, give
+from runner.cli.arguments import NAMES
 from runner.cli.options import FORMS
 from runner.errors import SECRETS
 from runner.version import PACKAGES
@@ -79,6 +81,15 @@ def test_help_is_an_answer_too(verb, answer):
     assert code == 0 and found["text"].startswith(f"python -m runner {verb}")
     assert answer("--cfg", "job")[1]["text"].startswith("device: auto")
     assert answer("--cfg=job")[1]["text"].startswith("device: auto")
+
+
+def test_help_lists_every_command(answer):
+    text = answer("--help")[1]["text"]
+    lines = dict(re.findall(r"^  ([\w-]+)  +(.+)$", text, re.MULTILINE))
+    assert set(NAMES) <= set(lines)
+    for line in map(lines.get, NAMES):
+        assert len(line) < 60 and line[0].isupper() and line[-1] != "."
+    assert "dropout" not in text and len(text.splitlines()) < 70  # no dump of keys
 
 
 def test_a_password_is_masked_in_texts_alone(monkeypatch, capsys):
