@@ -21,10 +21,9 @@ from runner.experiment.provenance import TRIES
 from runner.experiment.terminal import short
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
+from runner.sweep.mlflow_parent import acks
 from runner.sweep.progress_table import Table
 from runner.tracking import stores
-from runner.tracking.ack import read_ack
-from runner.tracking.journal_records import FILE, has_records
 
 MOST_LINES = 24
 
@@ -95,20 +94,25 @@ def to_resume(folder: str) -> str:
     return shlex.quote("sweep.resume=" + as_read(folder, '"'))
 
 
+def where(table: Table, sweep: Sweep) -> None:
+    """Print where the sweep's files are."""
+    table.say(f"folder  {short(sweep.folder)}")
+    table.say(f"report  {short(sweep.folder)}/report.html")
+
+
 def what_next(table: Table, sweep: Sweep, config: DictConfig) -> None:
-    """Where everything lies and what to type next."""
+    """Print what MLflow has of the sweep, why it lacks the rest, and what to type next."""
     states = [job.state for job in sweep.jobs.values()]
     folder = short(sweep.folder)
     again = to_resume(folder)
-    table.say(f"folder  {folder}")
-    table.say(f"report  {folder}/report.html")
     if config.tracking.enabled:
         uri = str(config.tracking.uri)
-        runs = [path for path in (sweep.folder, *map(sweep.folder_of, sweep.jobs.values())) if has_records(path / FILE)]
-        left = sum(not read_ack(path).is_complete for path in runs)
-        where = (
-            f"{left} of {len(runs)} runs are not whole in {without_password(uri)}" if left else without_password(uri)
-        )
+        found = acks(sweep)
+        left = [ack for ack in found if not ack.is_complete]
+        where = without_password(uri)
+        if left:
+            reason = next((f" ({ack.error})" for ack in left if ack.error), "")
+            where = f"{len(left)} of {len(found)} runs are not complete in {where}{reason}"
         verb = f"sync {shlex.quote(folder)}" if left else "ui"
         table.say(f"MLflow  {where}: {f'python -m runner {verb} {stores.words_for(uri)}'.rstrip()}")
     if Path(folder).is_relative_to(TRIES):  # a try is not gone on with

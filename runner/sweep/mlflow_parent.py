@@ -7,7 +7,7 @@ of the best job: outcome.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,15 +22,19 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.report.report import Report
 from runner.sweep.report.stored import MAX_SEEDS
 from runner.tracking import store_uri
-from runner.tracking.ack import read_ack
+from runner.tracking.ack import Ack, read_ack
 from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events
 from runner.tracking.journal_records import FILE, has_records
 from runner.tracking.publisher import Publisher
+from runner.training.signals import Stop
 from runner.version import __version__
 
 ARTIFACTS = ("report.html", "report.csv", "report.json")
 RUN_SECONDS = 30.0  # for the best job's run to be there: a short sweep ends before MLflow is imported
+QUIET_SECONDS = 2.0  # a wait for MLflow that is shorter is not mentioned
+STOPPED_SECONDS = 5.0  # what a sweep that a signal has stopped waits for MLflow
+REMIND_SECONDS = 60.0
 
 
 class Parent:
@@ -95,21 +99,31 @@ class Parent:
                 ack = read_ack(folder)
                 note_tracker(folder, run_id=ack.run_id, tracker=ack.counts)
 
-    def end(self, status: str, report: Report) -> None:
-        """The best job, the report's files and the status; waits for MLflow as a run does at its end."""
+    def end(self, status: str, report: Report, *, stop: Stop, say: Callable[[str], None]) -> None:
+        """Journal the best job, the report's files and the status, then wait for MLflow.
+
+        A signal ends the wait and the process that sends: what MLflow lacks is left to `sync`.
+        """
         if not self._follows:
             self._take_up()
         run_id = None
+        waiting = _Waiting(self._sweep, stop, say)
         if report.best is not None and self.publisher is not None:
-            seconds = 0.0 if status == "KILLED" else RUN_SECONDS  # who stops a sweep does not wait for its table
-            run_id = self.publisher.wait_for_run(self._sweep.folder / report.best.folder, seconds=seconds).run_id
+            best = self._sweep.folder / report.best.folder
+            seconds = 0.0 if status == "KILLED" else RUN_SECONDS
+            run_id = self.publisher.wait_for_run(best, seconds=seconds, keeps_waiting=waiting.continues).run_id
         outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id)
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")
         self._journal.event("end", status=status, end_ms=int(time.time() * 1000))
         if self.publisher is not None:
-            self.publisher.finish()
+            try:
+                self.publisher.finish(keeps_waiting=waiting.continues)
+            except KeyboardInterrupt:  # the second Ctrl-C
+                self.publisher.stop()
+            if stop.signal is not None:
+                self.publisher.stop()
 
     def _take_up(self) -> None:
         """What earlier jobs of this sweep have not delivered yet, and what came home from machines without its store."""
@@ -122,6 +136,32 @@ class Parent:
             if job.is_done and is_ours and has_records(folder / FILE) and not ack.is_complete:
                 self.publisher.follow(folder)
                 self.publisher.gone(folder)
+
+
+class _Waiting:
+    """Asked about once a second: says how many runs MLflow lacks, and ends the wait after a signal."""
+
+    def __init__(self, sweep: Sweep, stop: Stop, say: Callable[[str], None]) -> None:
+        self._sweep, self._stop, self._say = sweep, stop, say
+        now = time.monotonic()
+        self._says_at = now + QUIET_SECONDS
+        self._ends_at = None if stop.signal is None else now + STOPPED_SECONDS
+
+    def continues(self) -> bool:
+        now = time.monotonic()
+        if self._stop.signal is not None:
+            return self._ends_at is not None and now < self._ends_at
+        if now > self._says_at and (left := [ack for ack in acks(self._sweep) if not ack.is_complete]):
+            self._says_at = now + REMIND_SECONDS
+            whole = f"{len(left)} of {len(acks(self._sweep))} runs"
+            self._say(f"MLflow  {whole} are not complete there yet; Ctrl-C stops the wait, and `sync` sends the rest")
+        return True
+
+
+def acks(sweep: Sweep) -> list[Ack]:
+    """How far MLflow has the sweep's own run and each job that has a journal."""
+    folders = (sweep.folder, *map(sweep.folder_of, sweep.jobs.values()))
+    return [read_ack(folder) for folder in folders if has_records(folder / FILE)]
 
 
 def experiment_of(config: DictConfig) -> str:

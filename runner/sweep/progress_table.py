@@ -78,6 +78,10 @@ class Table:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the live table; lines are printed below from here on."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -161,9 +161,8 @@ def run_sweep(plan: Plan, context: Any, config: DictConfig) -> Sweep:
                 limits = {name: config.sweep[name] for name in ("grace_seconds", "max_seconds")}
                 with _full_disk_told(sweep):
                     conduct(source, launcher, books, stop=stop, **limits)
-                    _end(sweep, parent, stop)
-    found = build.write(sweep.folder)
-    text.show(found, table.console)
+                    _end(sweep, parent, stop, table)
+    build.write(sweep.folder)  # again: it names the jobs' runs in MLflow
     messages.what_next(table, sweep, config)
     if stop.signal is not None:
         raise SystemExit(stop.exit_code)
@@ -360,12 +359,16 @@ def _enlist(prepared: list[Prepared], hands: Hands) -> list[Prepared]:
     return [found for found in prepared if found.missing is None]
 
 
-def _end(sweep: Sweep, parent: Parent, stop: Stop) -> None:
-    """Says in each job's summary where MLflow has it, writes the report, and ends the sweep's own run."""
+def _end(sweep: Sweep, parent: Parent, stop: Stop, table: Table) -> None:
+    """Write and print the report, then end the sweep's own run: nothing that MLflow does keeps the table back."""
     parent.tell_summaries(sweep)
     report = build.write(sweep.folder)
+    table.close()
+    text.show(report, table.console)
+    messages.where(table, sweep)
     jobs = sweep.jobs.values()
     is_cut_off = bool(stop.signal) or not all(job.is_done for job in jobs)  # by sweep.max_seconds, say
     failed = any(job.state in ("failed", "killed") for job in jobs)
-    parent.end("KILLED" if is_cut_off else "FAILED" if failed else "FINISHED", report)
+    status = "KILLED" if is_cut_off else "FAILED" if failed else "FINISHED"
+    parent.end(status, report, stop=stop, say=table.say)
     parent.tell_summaries(sweep)

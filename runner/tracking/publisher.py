@@ -13,6 +13,7 @@ import os
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from runner.tracking import pipe
@@ -28,6 +29,7 @@ __all__ = ["Publisher", "find_journals", "sync"]
 LOG = "journal/publish.log"  # in a run's folder
 NOT_DELIVERED = 3  # the process's exit code when the store has not everything
 STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not waited for; a big model may take minutes
+STOP_SECONDS = 3.0  # after SIGTERM; only while it creates a store does it ignore that
 
 
 class Publisher:
@@ -106,29 +108,52 @@ class Publisher:
             return dataclasses.replace(ack, error=ack.error or error)
         return ack
 
-    def wait_for_run(self, folder: Path, *, seconds: float) -> Ack:
-        """Its ack, once MLflow has a run for this journal or something is known to keep it from one."""
+    def wait_for_run(self, folder: Path, *, seconds: float, keeps_waiting: Callable[[], bool] = lambda: True) -> Ack:
+        """Wait until MLflow has a run for this journal, or the reason is known why it has none.
+
+        Returns: the run's ack.
+        """
         until = time.monotonic() + seconds
         while (ack := self.ack_of(folder)).state == "waiting" and (folder / JOURNAL).is_file():
-            if time.monotonic() > until:
+            if time.monotonic() > until or not keeps_waiting():
                 break
             time.sleep(0.2)  # each look counts the points of its journal
         return ack
 
-    def finish(self, *, grace_seconds: float | None = None, within: float = math.inf) -> Ack:
-        """Says goodbye and waits while the process makes progress with any run; what is left stays in the journals.
+    def finish(
+        self,
+        *,
+        grace_seconds: float | None = None,
+        within: float = math.inf,
+        keeps_waiting: Callable[[], bool] = lambda: True,
+    ) -> Ack:
+        """Announce the end and wait while the process sends anything of any run; the rest stays in the journals.
 
-        grace_seconds: instead of what start() was given. within: seconds to wait at most; then the process goes on alone.
-        Raises: KeyboardInterrupt at once; the process goes on by itself to the end of its patience.
+        Args:
+            grace_seconds: replaces the value that start() was given.
+            within: seconds to wait at most; then the process continues on its own.
+            keeps_waiting: called about once a second; False ends the wait, as `within` does.
+
+        Raises:
+            KeyboardInterrupt: at once; the process continues until it gives up.
         """
         self._say_goodbye(grace_seconds)
         if self._process is not None:
             try:
-                self._wait(self._process, within)
+                self._wait(self._process, within, keeps_waiting)
             except BaseException:
                 self._leave()
                 raise
         return self.ack()
+
+    def stop(self) -> None:
+        """End the process now, so that `sync` can send the rest at once: what it was sending is sent again, harmlessly."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:  # it is making a store
+                self._leave()
 
     def __enter__(self) -> Publisher:
         return self
@@ -145,10 +170,10 @@ class Publisher:
             self._process.wait()
             self._close_pipe()
 
-    def _wait(self, process: subprocess.Popen[bytes], within: float) -> None:
+    def _wait(self, process: subprocess.Popen[bytes], within: float, keeps_waiting: Callable[[], bool]) -> None:
         last, seen = time.monotonic(), -1.0
         deadline = last + within
-        while (now := time.monotonic()) - last < STUCK_SECONDS and now < deadline:
+        while (now := time.monotonic()) - last < STUCK_SECONDS and now < deadline and keeps_waiting():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=min(1.0, deadline - now))
                 self._close_pipe()

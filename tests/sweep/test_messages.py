@@ -98,7 +98,7 @@ def test_a_try_is_not_gone_on_with(own_folder):
         (True, "MLflow  http://there: python -m runner ui tracking.uri=http://there"),
         (
             False,
-            "MLflow  2 of 3 runs are not whole in http://there: python -m runner sync 'a b' tracking.uri=http://there",
+            "MLflow  2 of 3 runs are not complete in http://there (it is full): python -m runner sync 'a b' tracking.uri=http://there",
         ),
     ],
 )
@@ -111,7 +111,14 @@ def test_what_a_store_has_not_got_is_told_at_the_end(own_folder, has_all, line):
     for number, folder in enumerate((sweep.folder, *map(sweep.folder_of, list(sweep.jobs.values())[:2]))):
         with Journal(folder) as journal:
             journal.event("start", uid=str(number), experiment="e", run_name=None, start_ms=0)
-        write_ack(folder, Ack(offset=(folder / FILE).stat().st_size, ended=has_all or number == 0))
+        write_ack(
+            folder,
+            Ack(
+                offset=(folder / FILE).stat().st_size,
+                ended=has_all or number == 0,
+                error=None if has_all else "it is full",
+            ),
+        )
     on = OmegaConf.create({"tracking": {"enabled": True, "uri": "http://there"}})
     messages.what_next(SimpleNamespace(say=lines.append), sweep, on)
     assert line in lines

@@ -13,6 +13,7 @@ from runner.sweep.jobs.prepare import Prepared
 from runner.sweep.mlflow_parent import Parent
 from runner.sweep.report import build
 from runner.tracking.journal_reader import read_events
+from runner.training.signals import Stop
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypat
     cfg.tracking.enabled = False
     with Parent.open(sweep, cfg, [], follows=True) as parent:
         assert parent.publisher is None
-        parent.end("FINISHED", build.write(sweep.folder))
+        parent.end("FINISHED", build.write(sweep.folder), stop=Stop(), say=pytest.fail)
     events = read_events(sweep.folder)
     assert [event["kind"] for event in events] == ["start", "tags", "artifact", "artifact", "artifact", "end"]
     assert events[0]["uid"] == parent.assigned["uid"] and origin.store_of(sweep.folder) == ""

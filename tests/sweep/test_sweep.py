@@ -27,6 +27,7 @@ from runner.errors import RunnerError
 from runner.experiment.summary import read_summary
 from runner.sweep.jobs import ledger
 from runner.sweep.jobs.ledger import Job, Sweep
+from runner.sweep.progress_table import Table
 from runner.sweep.sweep import Hands, Plan, _end, _folder_faults, _full_disk_told, _jobs_to_run, _sweep_of
 from runner.tracking.journal import Journal, read_points
 from runner.tracking.journal_reader import read_events
@@ -129,10 +130,10 @@ def test_a_sweep_that_has_jobs_left_is_killed_in_mlflow(tmp_path, states, what, 
     for state in states:
         made.job((f"seed={made.number}",), state, summary={})
     ended = []
-    parent = SimpleNamespace(tell_summaries=lambda sweep: None, end=lambda status, report: ended.append(status))
+    parent = SimpleNamespace(tell_summaries=lambda sweep: None, end=lambda status, *_, **__: ended.append(status))
     stop = Stop()
     stop.signal = what
-    _end(ledger.read(made.close()), parent, stop)
+    _end(ledger.read(made.close()), parent, stop, Table())
     assert ended == [status]
 
 

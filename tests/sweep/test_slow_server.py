@@ -1,0 +1,62 @@
+"""Sweeps whose MLflow server takes its time: what it lacks never keeps the results back."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from fault_proxy import Proxy, Server, always
+from waiting import wait_for
+
+from runner import cli
+from runner.sweep.jobs import ledger
+from runner.sweep.mlflow_parent import acks
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
+
+SWEEP = Path("swept")
+WORDS = (
+    "-m",
+    "model=linear",
+    "data=synthetic",
+    "data.num_rows=500",
+    "device=cpu",
+    "train.num_steps=5",
+    "sweep.batch=off",
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store, warm):
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "mlflow.db").write_bytes(empty_store.read_bytes())
+    server = Server(folder, warm.program)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize(("what", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
+    words = (*WORDS, "seed=1,2,3", "sweep.slots.cpu=2", f"hydra.sweep.dir={SWEEP}")
+    with Proxy(server.port, always("delay"), delay_seconds=1.0) as proxy:
+        process = warm.command(own_folder, *words, f"tracking.uri={proxy.uri}")
+        said = ""
+        while "are not complete there yet" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        assert "report  swept/report.html\n" in said and "over seeds" in said
+        began = time.monotonic()
+        uploader = [child for child in psutil.Process(process.pid).children() if "runner.tracking" in child.cmdline()]
+        process.send_signal(what)
+        rest = process.communicate()[0]
+        assert time.monotonic() - began < 10
+        assert process.returncode == code
+        assert re.search(r"MLflow  \d of 4 runs are not complete in http://.*: python -m runner sync swept", rest), rest
+        wait_for(lambda: not any(map(psutil.Process.is_running, uploader)))
+        proxy.choose = always("pass")
+        assert cli.main(["sync", "swept", f"tracking.uri={proxy.uri}"]) == 0
+    assert len(found := acks(ledger.read(SWEEP.absolute()))) == 4 and all(ack.is_complete for ack in found)
