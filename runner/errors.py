@@ -182,6 +182,20 @@ def _hang(text: str) -> str:
     return text.strip().replace("\n", "\n" + " " * 9)
 
 
+_NO_SUCH_DEVICE = re.compile(
+    r"Torch not compiled with \w+ enabled|No CUDA GPUs|no NVIDIA driver|not linked with support for"
+)
+
+
+def moves_itself(error: BaseException) -> bool:
+    """Whether code asked torch for a device that is not here, by `.cuda()`, `.to("mps")` and the like."""
+    return bool(_NO_SUCH_DEVICE.search(str(error)))
+
+
+#: what to do about it
+NO_MOVES = "remove .cuda() and .to(...): device= places the model and each batch"
+
+
 def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 

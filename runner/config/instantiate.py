@@ -23,7 +23,7 @@ from typing import Any
 
 from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.packages import install
-from runner.errors import Fault, RunnerError, in_words, nearest, refuse
+from runner.errors import NO_MOVES, Fault, RunnerError, in_words, moves_itself, nearest, refuse
 from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
@@ -64,7 +64,7 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
 
 
 def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
-    """What a person's constructor raised, in their words: other arguments help only where it is about those."""
+    """What a constructor raised. Other arguments help only where the error is about those."""
     if node["_target_"] == PREPARED:  # what the data needs around it, which nobody wrote
         node = node["model"]
     where = own_line(cause)
@@ -72,7 +72,9 @@ def _not_built(node: dict[str, Any], key: str, cause: BaseException) -> Fault:
     if "before Module.__init__() call" in str(cause):
         fix = f"super().__init__() before the first line that sets something{where}"
     elif where and not isinstance(cause, TypeError | ValueError):
-        fix = f"the same once {where.strip(' ()')} is mended"
+        fix = f"the same command after {where.strip(' ()')} is fixed"
+    if moves_itself(cause):
+        fix = NO_MOVES
     problem = f"it failed with {in_words(cause)}{where}"
     return Fault(f"{key}._target_={node['_target_']}", problem, fix)
 
@@ -258,7 +260,11 @@ def _import_module(name: str, target: str, *, missing_is_fine: bool = False) -> 
         raise RunnerError(Fault(f"_target_={target}", problem, fix)) from error
     except Exception as error:
         problem = f"importing {name} failed with {in_words(error)}{own_line(error)}"
-        raise RunnerError(Fault(f"_target_={target}", problem, "the same once that line is mended")) from error
+        raise RunnerError(
+            Fault(
+                f"_target_={target}", problem, f"the same command after {own_line(error).strip(' ()') or name} is fixed"
+            )
+        ) from error
 
 
 def _no_module(name: str, target: str) -> Fault:

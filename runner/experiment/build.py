@@ -42,7 +42,7 @@ from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.experiment.last_batch import check_last_batch
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
-from runner.models.whole import check_trains, has_lazy, know_shapes
+from runner.models.whole import check_module, check_trains, has_lazy, know_shapes
 from runner.models.with_preprocessing import Prepared
 from runner.tasks.checks import check_turns, trains_nothing
 from runner.tasks.regression import Regression
@@ -152,12 +152,13 @@ def prepare_training(
         node, shared = split_settings(resolved(cfg, "model"), "model")
         model = build(with_preprocessing(node, around), key="model")
     inner, prefix = (model.model, "model.") if isinstance(model, Prepared) else (model, "")
+    check_module(inner, asked=(asked := f"model._target_={node['_target_']}"))
     task = build(resolved(cfg, "task"), key="task")
     if isinstance(task, Regression) and _is_scaled(around.after):
         task.learn_scaled(around.after["spreads"])
     if has_lazy(model):
         know_shapes(model, task, lambda: next(iter(loaders["train"].epoch(0))))
-    check_trains(inner, asked=f"model._target_={node['_target_']}")
+    check_trains(inner, asked=asked)
     weights = _start(inner, shared, goes_on=goes_on)
     if cfg.train.recompute:
         recompute(model, _patterns(cfg.train.recompute), device=device, prefix=prefix)

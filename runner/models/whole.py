@@ -11,9 +11,17 @@ from torch.nn.parameter import is_lazy
 
 from runner.device import backends
 from runner.device.placement import map_tensors
-from runner.errors import Fault, RunnerError, refuse
+from runner.errors import NO_MOVES, Fault, RunnerError, moves_itself, refuse
 from runner.inspection import call_site
 from runner.inspection.tensor_names import Names
+
+
+def check_module(model: object, *, asked: str) -> None:
+    """Raises: RunnerError for a model that torch can't train."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        problem = f"it makes a {kind}, which is not a torch.nn.Module"
+        raise RunnerError(Fault(asked, problem, f"class {kind}(nn.Module), with super().__init__() first in __init__"))
 
 
 def has_lazy(model: nn.Module) -> bool:
@@ -39,7 +47,7 @@ def know_shapes(model: nn.Module, call: Callable[[nn.Module, Any], Any], batch: 
         raise
     except Exception as error:
         problem = f"its first forward pass failed, which tells the lazy layers' shapes: {type(error).__name__}: {error}"
-        fix = f"the same once {call_site.line_of_error(error)} is mended"
+        fix = NO_MOVES if moves_itself(error) else f"the same command after {call_site.line_of_error(error)} is fixed"
         raise RunnerError(Fault("model", problem, fix)) from error
     finally:
         model.train(was_training)

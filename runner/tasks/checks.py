@@ -13,6 +13,8 @@ from runner.tasks.metric_names import PLOTS
 
 #: of a count that nobody told: the task was made in code, without the data's facts
 UNKNOWN = -1
+#: usual names of a model's argument for the number of its outputs
+OUTPUTS = ("out_features", "outputs", "num_classes", "n_classes", "num_outputs", "out_dim", "output_size", "num_labels")
 
 
 def one_of(value: Any, choices: Collection[str], *, key: str) -> str:
@@ -113,6 +115,17 @@ def output_of(found: Any, chosen: int | str | None, *, task: str) -> Tensor:
     hits = nearest(str(chosen), names) or names[:3]
     fix = " or ".join(f"task.output={hit}" for hit in hits) or fix
     raise RunnerError(Fault(asked, f"{problem}, and no tensor in it is called {chosen}", fix))
+
+
+def wider(model: nn.Module, count: int) -> str:
+    """What to write for a model whose number of outputs is wrong: its own argument for that, where it has one."""
+    if type(model).__name__ == "Prepared" and isinstance(model.model, nn.Module):  # tasks don't import models
+        model = model.model
+    arguments = inspect.signature(type(model)).parameters
+    if name := next((name for name in OUTPUTS if name in arguments), None):
+        is_ours = type(model).__module__.startswith("runner.")
+        return f"{'' if is_ours else '++'}model.{name}='${{facts.out_features}}'"
+    return f"a last layer with {count} outputs in {type(model).__name__}, e.g., nn.Linear(..., {count})"
 
 
 def described(found: Any) -> str:

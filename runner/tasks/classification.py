@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import Fault, RunnerError
-from runner.tasks.checks import UNKNOWN, fraction, inputs_of, one_of, output_of, plots_of
+from runner.tasks.checks import UNKNOWN, described, fraction, inputs_of, one_of, output_of, plots_of, wider
 from runner.tasks.metrics import make_metrics
 
 KINDS = ("auto", "multiclass", "multilabel")
@@ -61,13 +61,17 @@ class Classification(nn.Module):
 
     def outputs(self, model: nn.Module, batch: Any, /) -> Tensor:
         outputs = output_of(model(inputs_of(batch, task="classification")), self.output, task="classification")
+        if not outputs.is_floating_point():
+            problem = f"the model gives {described(outputs)} of {outputs.dtype}: argmax can't be trained"
+            fix = f"return the scores, ({len(outputs)}, {self.num_classes}), without argmax"
+            raise RunnerError(Fault("task=classification", problem, fix))
         is_one_logit = outputs.dim() == 1 or outputs.shape[1] == 1
         if self.kind == "multiclass" and self.num_classes == 2 and is_one_logit:
             logit = outputs.reshape(-1)  # its sigmoid is the softmax of (0, logit)
             return torch.stack([torch.zeros_like(logit), logit], dim=1)
         if self.num_classes != UNKNOWN and outputs.shape[1:2] != (self.num_classes,):
             problem = f"the model gives {tuple(outputs.shape)}, and the data has {self.num_classes} classes"
-            raise RunnerError(Fault("task=classification", problem, "model.out_features='${facts.out_features}'"))
+            raise RunnerError(Fault("task=classification", problem, wider(model, self.num_classes)))
         return outputs
 
     def judge(self, outputs: Tensor, batch: Any, /) -> dict[str, Tensor]:

@@ -132,7 +132,7 @@ def like(targets: Tensor, outputs: Tensor) -> Tensor:
     if targets.numel() != outputs.numel():
         given, wanted = tuple(outputs.shape), tuple(targets.shape)
         problem = f"the model gives {given}, and what it is compared with is {wanted}"
-        fix = f"model.out_features={math.prod(wanted[1:])}, or a model that gives as many numbers a row"
+        fix = f"a last layer that gives {(count := math.prod(wanted[1:]))} for each row, e.g., nn.Linear(..., {count})"
         raise RunnerError(Fault("task on this model", problem, fix))
     return targets.reshape(outputs.shape)
 

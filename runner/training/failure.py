@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import torch
 from torch import Tensor, nn
 
-from runner.errors import DeletedError, RunnerError, in_words, is_full_disk
+from runner.device.placement import tensors
+from runner.errors import NO_MOVES, DeletedError, RunnerError, in_words, is_full_disk, moves_itself
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
+from runner.inspection.in_place import find_change
+from runner.training.evaluate import Evaluation
 from runner.training.metric_buffer import NotFiniteError
 from runner.training.result import Result
 
@@ -51,25 +57,49 @@ def fail(result: Result, error: BaseException) -> None:
 
 
 def words_of(error: BaseException) -> str:
-    """What a person's code raised: its words, their last line that it passed through, the layer, and a mend where one is known.
+    """Say what your code raised, the last line of it that the error passed through, the layer, and a fix if one is known.
 
-    The runner's own lines and torch's are in the log alone: nobody can mend anything there.
+    Lines of the runner and of torch are only in the log.
     """
     stack = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
     own = next(((frame, line) for frame, line in stack if call_site.is_own(frame.f_code.co_filename)), None)
+    if "modified by an inplace operation" in str(error) and (words := _in_place(error, [frame for frame, _ in stack])):
+        return words
     layer = call_site.module([frame for frame, _ in stack]).removeprefix("Prepared.")
     line = f"{Path(own[0].f_code.co_filename).name}:{own[1]}" if own else ""
     place = " in ".join(filter(None, (line, layer)))
-    fix = _mend(error, [frame for frame, _ in stack])
+    fix = _fix(error, [frame for frame, _ in stack])
     return f"{in_words(error)}{f' ({place})' if place else ''}{f'; {fix}' if fix else ''}"
 
 
-def _mend(error: BaseException, stack: Sequence[FrameType]) -> str:
-    """For what torch says in words that lead nowhere."""
+def _in_place(error: BaseException, stack: Sequence[FrameType]) -> str:
+    """The line of the model that is to blame; "" where the forward pass can't be repeated, or doesn't show it."""
+    for frame in stack:  # of train_step.make_step()
+        if frame.f_code.co_name != "forward_backward" or torch.distributed.is_initialized():
+            continue
+        predict, batch = frame.f_locals["predict"], frame.f_locals["batch"]
+        device = next((tensor.device for tensor in tensors(batch)), torch.device("cpu"))
+        with suppress(Exception):  # it has failed once already
+            if change := find_change(partial(predict, batch), device, error):
+                problem = (
+                    f"{change.line} changes a tensor in place ({change.name}), and the gradient needs its old values"
+                )
+                made = f"{change.made_by} at {change.made_at} made it"
+                return f"{problem}: {made}; write: a new tensor at {change.line}, e.g., x = x + 1 instead of x += 1"
+    return ""
+
+
+def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
+    """For errors of torch that don't say what to do."""
     text = str(error)
+    if moves_itself(error):
+        return f"write: {NO_MOVES}"
+    if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
+        problem = "validation and test run under torch.no_grad(), and this task needs gradients"
+        return f"{problem}; write: with torch.enable_grad(): around torch.autograd.grad(...) in the task"
     if "does not require grad" in text and isinstance(error, RuntimeError):
         problem = (
-            "the loss has lost its way back to the weights in forward (.detach(), .numpy(), .item(), torch.no_grad())"
+            "nothing connects the loss with the weights: .detach(), .numpy(), .item() or torch.no_grad() cuts it off"
         )
         return f"{problem}; write: torch operations from the first layer to the loss"
     if isinstance(error, NotImplementedError) and "for the MPS device" in text:

@@ -29,6 +29,27 @@ def test_label_smoothing_is_passed_on():
     assert found == pytest.approx(F.cross_entropy(LOGITS, TARGETS, label_smoothing=0.2).item())
 
 
+class Wide(nn.Module):
+    def __init__(self, num_classes=2):
+        super().__init__()
+
+    def forward(self, inputs):
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs", "fix"),
+    [
+        (Wide(), LOGITS, "++model.num_classes='${facts.out_features}'"),
+        (nn.Identity(), LOGITS, "a last layer with 3 outputs in Identity, e.g., nn.Linear(..., 3)"),
+        (Wide(), LOGITS.argmax(1), "return the scores, (3, 3), without argmax"),
+    ],
+)
+def test_wrong_outputs_name_the_models_own_fix(model, outputs, fix):
+    (fault,) = faults_of(Classification(num_classes=3), model, (outputs, TARGETS))
+    assert fault.fix == fix
+
+
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["(B,)", "(B, 1)"])
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"class_weights": [0.5, 2.0]}])
 def test_one_logit_of_two_classes_is_the_same_as_two(shape, settings):

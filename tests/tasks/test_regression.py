@@ -85,7 +85,7 @@ def test_an_autoencoder_is_compared_with_its_inputs():
         (lambda: Regression(huber_delta=0), "task.huber_delta=1.0"),
         (lambda: Regression(plots=["roc"]), "task.plots=true"),
         (lambda: Autoencoding(vocab_size=50), "task=language"),
-        (lambda: Regression()(nn.Identity(), (torch.zeros(2, 3), torch.zeros(2, 2))), "model.out_features=2"),
+        (lambda: Regression()(nn.Identity(), (torch.zeros(2, 3), torch.zeros(2, 2))), "nn.Linear(..., 2)"),
         (lambda: Autoencoding()(nn.Linear(4, 3), torch.zeros(2, 4)), "model.out_features='${facts.in_features}'"),
         (lambda: Autoencoding()(nn.Identity(), torch.zeros(2, 4, dtype=torch.int64)), "a task of your own"),
     ],

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from runner import cli
 from runner.config.instantiate import build
 from runner.errors import RunnerError
 from runner.models.with_preprocessing import Prepared
@@ -56,6 +57,10 @@ class Argument(nn.Module):
 class Exits(nn.Module):
     def __init__(self, i):
         raise SystemExit
+class Moves(nn.Module):
+    def __init__(self, i):
+        super().__init__()
+        self.layer = nn.Linear(i, 2).to("cuda")
 """
 
 
@@ -63,9 +68,10 @@ class Exits(nn.Module):
     ("name", "write"),
     [
         ("NoSuper", r"super\(\).__init__\(\) before the first line that sets something \(failing_nets.py:5\)"),
-        ("Typo", "the same once failing_nets.py:9 is mended"),
-        ("Exits", "the same once failing_nets.py:15 is mended"),
+        ("Typo", "the same command after failing_nets.py:9 is fixed"),
+        ("Exits", "the same command after failing_nets.py:15 is fixed"),
         ("Argument", "other values for model.i"),
+        ("Moves", r"remove .cuda\(\) and .to\(...\): device= places the model and each batch"),
     ],
 )
 def test_a_constructor_that_fails(own_folder, name, write):
@@ -74,3 +80,61 @@ def test_a_constructor_that_fails(own_folder, name, write):
     for around in (node, {"_target_": "runner.models.Prepared", "model": node}):
         with pytest.raises(RunnerError, match=f"(?s)asked: model._target_=failing_nets.{name}.*write: {write}"):
             build(around, key="model")
+
+
+FORWARDS = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.last = nn.Linear(inputs, 8), nn.Linear(8, outputs)
+    def forward(self, x):
+        return self.last(self.first(x))
+class InPlace(Net):
+    def forward(self, x):
+        x = self.first(x).exp()
+        x += 1
+        return self.last(x)
+class Slice(Net):
+    def forward(self, x):
+        x = self.first(x).relu()
+        gate = x.sigmoid()
+        y = gate * x
+        gate[:, 0] = 0
+        return self.last(y)
+class Moves(Net):
+    def forward(self, x):
+        return self.last(self.first(x.cuda()))
+class NoModule:
+    def __init__(self, inputs, outputs): ...
+def gradients(model, batch):
+    x = batch[0].requires_grad_()
+    (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return {"loss": found.square().mean()}
+"""
+NET = ["data=iris", "device=cpu", "tracking.enabled=false", "~model", "+model.inputs=4", "+model.outputs=3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "said"),
+    [
+        ("+model._target_=forwards.InPlace", 1, "forwards.py:13 changes a tensor in place (add_)"),
+        ("+model._target_=forwards.Slice", 1, "forwards.py:20 changes a tensor in place (fill_)"),
+        ("+model._target_=forwards.Moves", 1, "write: remove .cuda() and .to(...): device= places the model"),
+        ("+model._target_=forwards.NoModule", 2, "it makes a NoModule, which is not a torch.nn.Module"),
+        (
+            "+model._target_=forwards.Net task=own task.function._target_=forwards.gradients",
+            1,
+            "this task needs gradients; write: with torch.enable_grad():",
+        ),
+    ],
+)
+def test_run_of_wrong_code_names_the_fix(own_folder, capsys, words, exit_code, said):
+    (own_folder / "forwards.py").write_text(FORWARDS)
+    assert cli.main([*NET, *words.split(), "train.num_steps=2", "hydra.run.dir=run"]) == exit_code
+    found = capsys.readouterr()
+    assert said in found.out + found.err
+    if "in place" in said:
+        assert cli.main(["explain", "run"]) == 2
+        assert f"it failed in its first step: {said}" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from runner.errors import Fault, RunnerError
+from runner.experiment.summary import read_summary
 from runner.tracking.journal_reader import read_series
 
 LOSS = "train/loss"
@@ -52,8 +53,12 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
     """
     series = read_series(folder).get(LOSS)
     if series is None:
-        fix = f"resume {shlex.quote(wanted)}, or another run"
-        raise RunnerError(Fault(f"explain {wanted}", "it has taken no step", fix))
+        error, _, fix = str(read_summary(folder).get("error") or "").partition("; write: ")
+        problem = f"it failed in its first step: {error}" if error else "it has taken no step"
+        fix = fix or (
+            f"fix that and train again, or resume {shlex.quote(wanted)}" if error else f"resume {shlex.quote(wanted)}"
+        )
+        raise RunnerError(Fault(f"explain {wanted}", problem, fix))
     last = dict(zip(series[0].tolist(), series[2].tolist(), strict=True))  # one that went on has steps twice
     by_step = {number: last[number] for number in sorted(last)}
     newest = max(by_step)
