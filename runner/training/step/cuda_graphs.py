@@ -5,8 +5,10 @@ on_device.py hands it the steps. It keeps a graph for each size of batch and num
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -82,10 +84,10 @@ class Capture(NamedTuple):
 
 
 def cuda_graphs() -> Capture:
-    """What captures a run of kernels on the current CUDA device, and what runs them before; all graphs share their memory.
+    """Return what captures kernels on the current CUDA device. All its graphs share one memory pool.
 
-    Capturing waits for the device. It raises what the step raised, not what CUDA makes of that at the capture's end, and
-    the current stream is then the one that it was; and HostDrawError.
+    Capturing waits for the device. It raises the step's own error instead of CUDA's at the end of the capture, and
+    restores the current stream. It also raises HostDrawError.
     """
     pool: Any = None
     side = torch.cuda.Stream()
@@ -94,18 +96,19 @@ def cuda_graphs() -> Capture:
         nonlocal pool
         graph, current, failed = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), []
         before = host_generators(CUDA)
+        if pool is None:
+            gc.collect()  # an earlier run's graphs are in reference cycles
         try:
-            # thread_local: the thread that waits for the metrics' copies may go on meanwhile. side: torch's own is made once
-            # a process, on the device of the first run that captures, and the next run may be on another (torch 2.13)
-            with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+            # thread_local: the background thread may use the device. side: torch's default stream is created once per
+            # process, on the device of the first run that captures (torch 2.13)
+            with _uncollected(), torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                 try:
                     run()
                 except BaseException as error:
                     failed.append(error)
                     raise
         except Exception:
-            # torch leaves the capture's where ending it fails, too (torch 2.13, graphs.py)
-            torch.cuda.set_stream(current)
+            torch.cuda.set_stream(current)  # torch does not if the end of the capture fails (torch 2.13, graphs.py)
             if failed:
                 raise failed[0] from None
             raise
@@ -124,3 +127,15 @@ def cuda_graphs() -> Capture:
         torch.cuda.current_stream().wait_stream(side)
 
     return Capture(capture, warm)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Destroying a dead graph or kernel during a capture is an error of CUDA (pytorch#161037), so turn Python's gc off."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -5,8 +5,10 @@ On real hardware (`--device cuda:0`) the graphs are real ones.
 
 from __future__ import annotations
 
+import gc
 import random
-from contextlib import contextmanager
+import weakref
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -124,6 +126,7 @@ class FakeCuda:
 
     @contextmanager
     def graph(self, graph, *, pool, stream=None, capture_error_mode):
+        assert not gc.isenabled()
         self.captured_on.append(stream)
         self.current = "the capture's stream"
         try:
@@ -161,6 +164,21 @@ def test_a_run_on_another_gpu_captures_there(monkeypatch):
         graphs.capture(lambda: None)
         graphs.capture(lambda: None)
     assert cuda.captured_on == ["a side stream of cuda:0"] * 2 + ["a side stream of cuda:1"] * 2
+
+
+@pytest.mark.parametrize("run", [lambda: None, reads, random.random])
+def test_a_capture_destroys_no_dead_graph(run, monkeypatch):
+    class Cycle:
+        pass
+
+    cuda, cycle = FakeCuda(monkeypatch), Cycle()
+    cycle.own, dead = cycle, weakref.ref(cycle)
+    del cycle
+    seen = []
+    monkeypatch.setattr(torch.cuda, "graph", lambda *args, **more: seen.append(dead()) or cuda.graph(*args, **more))
+    with suppress(RuntimeError, HostDrawError):
+        cuda_graphs().capture(run)
+    assert seen == [None] and gc.isenabled()
 
 
 @pytest.mark.parametrize(
