@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +62,28 @@ class Size:
     compiled: Compiled | None = None
 
 
+@contextmanager
+def _without_cudnn_trials() -> Iterator[None]:
+    """cuDNN would try its algorithms again for each size, which takes longer than the steps."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@_without_cudnn_trials()
 def choose_size(
     step: StackedStep, batches: Sequence[Any], *, drawn: Callable[[], list[Tensor]], worth: float = WORTH
 ) -> Size:
-    """The number of members that takes the least time for each; one, unless more of them take clearly less.
+    """Choose how many members compute together: one, unless a larger number clearly takes less time per member.
 
-    Tries one, by its own model, then 2, 4, 8, ... together, until that gains no more or the memory ends: forward and backward
-    of that many, some times, which leave nothing behind. drawn: where the generators stand. worth: see WORTH.
+    It times forward and backward of one member by its own model, then of 2, 4, 8, ... members, until more members gain
+    nothing or the memory ends, and undoes them. The first call of a size is not timed: it loads kernels.
+
+    Args:
+        drawn: Returns the states of the generators.
+        worth: See WORTH.
     """
     whole, states, began = len(step.stack), drawn(), time.monotonic()
     times: dict[int, float] = {}
@@ -82,9 +98,14 @@ def choose_size(
     while True:
         step.divide(-(-whole // size))
         try:
+            first = time.monotonic()
+            step.of_first(batches)
+            _synchronize(step)
+            step.undo(states)
+            began += time.monotonic() - first
             times[size] = _seconds(step, batches, states) / size
         except RuntimeError as error:
-            step.undo(states)
+            step.undo(states, frees=True)
             if not times or not backends.is_out_of_memory(error):
                 raise
             break
@@ -104,14 +125,18 @@ def choose_size(
     return Size(best, words, times[best], times[1])
 
 
+def _synchronize(step: StackedStep) -> None:
+    if step.device.type != "cpu":
+        torch.accelerator.synchronize(step.device)
+
+
 def _seconds(step: StackedStep, batches: Sequence[Any], states: Sequence[Tensor]) -> float:
-    """Of forward and backward of the first piece; the least of some."""
+    """Time forward and backward of the first piece; return the minimum of several."""
     least = float("inf")
     for _ in range(REPEATS):
         began = time.perf_counter()
         step.of_first(batches)
-        if step.device.type != "cpu":
-            torch.accelerator.synchronize(step.device)
+        _synchronize(step)
         least = min(least, time.perf_counter() - began)
         step.undo(states)
         if least > LONG_STEP:

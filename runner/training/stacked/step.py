@@ -215,7 +215,7 @@ class StackedStep:
             draws_now = not self._needs_functions and "randomness error mode" in str(error)
             if not draws_now and (not backends.is_out_of_memory(error) or self.num_pieces >= len(self.stack)):
                 raise
-        self.undo(drawn)
+        self.undo(drawn, frees=not draws_now)
         if draws_now:
             self._needs_functions = True
         else:
@@ -226,8 +226,13 @@ class StackedStep:
             self._say(f"out of memory: {members} of {len(self.stack)} members at a time now")
         return None
 
-    def undo(self, drawn: Sequence[Tensor] = ()) -> None:
-        """After a forward pass that is to count for nothing. drawn: where the generators stood."""
+    def undo(self, drawn: Sequence[Tensor] = (), *, frees: bool = False) -> None:
+        """Undo a forward and backward pass.
+
+        Args:
+            drawn: States of the generators before it.
+            frees: Whether the allocator also returns its cached memory, after an allocation failed.
+        """
         for parameters in [self.stack.parameters, *(weights.parameters for weights in self._weights)]:
             for parameter in parameters.values():
                 parameter.grad = None
@@ -237,7 +242,8 @@ class StackedStep:
             generator.set_state(state)
         if self._buffers:
             foreach_copy_(self._buffers, self._before)
-        backends.empty_cache(self.device)
+        if frees:
+            backends.empty_cache(self.device)
 
 
 def _accumulated(

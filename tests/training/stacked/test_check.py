@@ -170,6 +170,13 @@ def all_together(monkeypatch):
     monkeypatch.setattr(check, "choose_size", lambda step, *rest, **more: choose(step, *rest, **more) and Size(len(step.stack), "", 0, 0))  # fmt: skip
 
 
+def test_choosing_a_size_keeps_the_allocators_cache(tmp_path, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(backends, "empty_cache", emptied.append)
+    check_alike(members(tmp_path), is_asked=True)
+    assert emptied == []
+
+
 @pytest.mark.usefixtures("all_together")
 @pytest.mark.parametrize("make", CANNOT)
 def test_what_can_not_be_trained_together_is_named(tmp_path, make):

@@ -1,5 +1,7 @@
 """How many members compute together, by the times of some sizes."""
 
+import time
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ class Step:
     def of_first(self, batches):
         pass
 
-    def undo(self, states):
+    def undo(self, states, *, frees=False):
         pass
 
 
@@ -51,3 +53,20 @@ def test_any_number_of_members_has_a_size(monkeypatch, whole, best):
     assert (
         size.choose_size(step, [], drawn=list).num_together <= 7 and len(tried) == len(set(tried)) and max(tried) <= 7
     )
+
+
+def test_first_call_of_a_size_is_not_timed(monkeypatch):
+    """It may load kernels and choose algorithms for longer than all the others take."""
+    called, algorithms = set(), []
+
+    class SlowAtFirst(Step):
+        def of_first(self, batches):
+            time.sleep(1e-3 if self.together in called else 0.05)
+            called.add(self.together)
+            algorithms.append(torch.backends.cudnn.benchmark)
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(size, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(size, "free_bytes", lambda device: None)
+    assert size.choose_size(SlowAtFirst(64), [], drawn=list).num_together == 64
+    assert not any(algorithms) and torch.backends.cudnn.benchmark
