@@ -100,6 +100,7 @@ class OnDevice:
         num_rows, batch_size = batches.num_rows, batches.batch_size
         sizes = [min(batch_size, num_rows - start) for start in range(0, num_rows, batch_size)]
         self._steps = [tuple(sizes[at : at + accumulate_steps]) for at in range(0, len(sizes), accumulate_steps)]
+        self._num_alike = self._steps.count(self._steps[0])  # all but a smaller last one
         self._rows_a_step = batch_size * accumulate_steps
         self._places = torch.arange(min(self._rows_a_step * MOST_AT_ONCE, num_rows), device=device)
         self._place = torch.zeros((), dtype=torch.int64, device=device)  # of the next step's first row in the order
@@ -128,7 +129,7 @@ class OnDevice:
             self._place.fill_(at * self._rows_a_step)
         while not self._is_left and at < len(self._steps):
             sizes = self._steps[at]
-            alike = self._steps.count(sizes) - at if sizes == self._steps[0] else 1
+            alike = self._num_alike - at if sizes == self._steps[0] else 1
             room = min(alike, self._buffer.room, self._limits.room(self._progress.step), MOST_AT_ONCE)
             try:
                 num = self._take(sizes, room)
