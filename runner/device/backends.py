@@ -273,12 +273,16 @@ def empty_cache(device: torch.device) -> None:
 
 
 def free_memory_bytes(device: torch.device, *, memory_fraction: float | None = None) -> int | None:
-    """What a data set may be measured against: the device's free memory; None where it can't be asked for.
+    """Return the memory that this process can still use on the device; None if the device can't be asked.
 
-    memory_fraction: of a GPU, what this process may take of it at most.
+    On CUDA that includes what torch's allocator holds in reserve.
+
+    Args:
+        memory_fraction: Maximum part of the GPU's memory for this process.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return min(host_memory.own_part(free), int(total * (memory_fraction or 1.0)))
     if device.type == "mps":
         import psutil

@@ -170,8 +170,11 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
     told = _told_of_gpus()
     for index, gpu in enumerate(found):
         free, is_exclusive = told.get(gpu.uuid, (0, False))
-        # mem_get_info makes a context of some 400 MB on the GPU that it asks: only where the driver tells nothing of it
-        found[index] = replace(gpu, free_bytes=free or torch.cuda.mem_get_info(index)[0], is_exclusive=is_exclusive)
+        # mem_get_info creates a context of some 400 MB on the GPU, so it is the last resort
+        free = free or torch.cuda.mem_get_info(index)[0]
+        if gpu.total_bytes is not None:
+            free = min(free, gpu.total_bytes)  # for a MIG slice the driver may report the whole GPU's memory
+        found[index] = replace(gpu, free_bytes=free, is_exclusive=is_exclusive)
     return tuple(found)
 
 

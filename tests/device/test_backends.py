@@ -163,7 +163,10 @@ def test_a_deterministic_run_may_follow_another(fake_cuda, monkeypatch):
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=True)
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # a person's own
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"  # the user's
+    assert torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.deterministic
+    backends.set_switches(torch.device("cuda:1"), precision="fp32", deterministic=False)
+    assert not torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.deterministic
 
 
 def test_another_thread_has_the_runs_gpu(monkeypatch):
@@ -188,7 +191,9 @@ def test_a_macs_memory_is_the_whole_machines(available, fraction, free, monkeypa
     ("num_processes", "fraction", "free"), [(1, None, 40), (4, None, 10), (4, 0.1, 8), (2, 0.5, 20)]
 )
 def test_processes_that_share_a_gpu_have_equal_parts_of_what_is_free(num_processes, fraction, free, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 80))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 15)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)  # 10 are cached
     monkeypatch.setattr(host_memory, "_num_processes", 1)  # it is put back
     host_memory.share(num_processes)
     assert backends.free_memory_bytes(torch.device("cuda"), memory_fraction=fraction) == free

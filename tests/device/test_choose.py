@@ -339,6 +339,12 @@ def test_free_memory_is_asked_of_the_driver_and_makes_no_context(num_gpus, two_g
     assert contexts == [0]  # whose memory nobody else tells
 
 
+def test_free_memory_of_a_slice_is_its_own(two_gpus, monkeypatch):
+    two_gpus[0][0].total_memory = 2 * GIB  # the driver reports what the whole GPU has
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert [gpu.free_bytes for gpu in looking._cuda_gpus()] == [2 * GIB, 5 * GIB]
+
+
 def test_a_gpu_that_tells_no_mode_tells_its_memory_nevertheless(two_gpus, monkeypatch):
     def refused(uuid):
         raise library.NVMLError("Not Supported")
