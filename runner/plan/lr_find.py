@@ -9,6 +9,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from runner.data.loading.loaders import Batches
-from runner.device import probe
+from runner.device import backends, probe
 from runner.errors import Fault, RunnerError
 from runner.experiment import build
 from runner.experiment.check import check
@@ -110,7 +111,7 @@ def _tried(
         if not np.isfinite(windows[-1]).all() or suggest_is_over(np.concatenate(windows)):
             is_away.set()
 
-    background = Background()
+    background = Background(begin=partial(backends.use_in_thread, made.device))
     buffer = MetricBuffer(made.device, take, background=background, pull_every=PULL_EVERY, watch="")
     made.model.train()
     try:

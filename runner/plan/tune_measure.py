@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -51,7 +52,8 @@ class Candidate:
         began = time.perf_counter()
         self._cfg, self._windows = cfg, list[Window]()
         self.parts = parts = build.prepare(cfg, device, read=read)
-        self.threads, self._background = torch.get_num_threads(), Background()
+        self.threads = torch.get_num_threads()
+        self._background = Background(begin=partial(backends.use_in_thread, device))
         self._wait = waiter(device)
         self._progress = Progress(best=parts.best)
         self._buffer = MetricBuffer(device, self._windows.append, background=self._background, pull_every=100, watch="")

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR, OneCycleLR
 
+from runner.device import backends
 from runner.errors import RunnerError
 from runner.plan.lr_curve import smoothed, suggest
 from runner.plan.lr_find import _moved
@@ -146,9 +147,11 @@ def test_it_stops_where_the_loss_runs_away(run, tmp_path):
 def test_the_device_is_read_in_batches_only(run, tmp_path, monkeypatch):
     from runner.training.metric_buffer import MetricBuffer
 
-    pulls = []
+    pulls, threads = [], []
+    monkeypatch.setattr(backends, "use_in_thread", threads.append)
     pull = MetricBuffer.pull
     monkeypatch.setattr(MetricBuffer, "pull", lambda self, **given: (pulls.append(self.step), pull(self, **given))[1])
     code, _, _ = run("lr-find", *WORDS, f"hydra.run.dir={tmp_path}/lr", "--steps", "50", "--to", "0.1")
     assert code == 0
     assert pulls == [10, 20, 30, 40, 50, 50]
+    assert threads == [torch.device("cpu")]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runner import run as run_experiment
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.data.own_loader import OwnLoader
+from runner.device import backends
 from runner.errors import Fault, RunnerError
 from runner.experiment.build import prepare, prepare_data
 from runner.plan import tune as command
@@ -150,8 +151,9 @@ def test_steps_that_take_longer_than_their_share_of_the_time_get_fewer_turns():
     assert len(compare(taking(1.0), taking(1.0), seconds=0.02).ratios) == 2
 
 
-def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps():
-    cfg = cfg_of()
+def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps(monkeypatch):
+    cfg, threads = cfg_of(), []
+    monkeypatch.setattr(backends, "use_in_thread", threads.append)
     data = prepare_data(cfg, torch.device("cpu"))
     one, other = (tune_measure.Candidate(cfg, torch.device("cpu"), read=data) for _ in range(2))
     try:
@@ -160,6 +162,7 @@ def test_what_is_tried_has_the_same_rows_and_losses_of_its_first_steps():
         assert tune_measure.FIRST <= len(one.losses) <= len(other.losses) == tune_measure.NUM_LOSSES
         assert np.array_equal(one.losses, other.losses[: len(one.losses)])
         assert difference(one.losses, other.losses) == 0
+        assert threads == [torch.device("cpu")] * 2
     finally:
         one.close()
         other.close()
