@@ -128,11 +128,8 @@ def environment_of(place: Slot, *, visible: str | None) -> dict[str, str]:
 
 
 def taking_turns(order: Iterable[Slot], *, pipes: Path) -> str:
-    """What to do where jobs share an NVIDIA GPU without overlapping on it; "" where none do. pipes: of NVIDIA's MPS."""
-    if (
-        not any(place.kind == "cuda" and place.number and not place.for_groups for place in order)
-        or (pipes / "control").exists()
-    ):
+    """Return a hint if jobs or groups share an NVIDIA GPU without NVIDIA's MPS, else "". pipes: MPS's directory."""
+    if not any(place.kind == "cuda" and place.number for place in order) or (pipes / "control").exists():
         return ""
     return "; jobs on one GPU take turns: nvidia-cuda-mps-control -d, before the sweep, lets them overlap"
 
