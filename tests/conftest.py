@@ -163,7 +163,6 @@ tracking/test_mlflow_model.py::test_a_model_of_the_current_folder_travels_with_i
 plan/test_command.py::test_what_does_not_fit_is_told_with_what_would
 whole_runs/test_where_time_went.py::test_jobs_that_are_trained_together
 tracking/test_sweeps.py::test_eight_jobs_at_once_arrive_through_one_process
-runs/test_diff.py::test_the_first_operation_that_parts
 plan/simulator/test_simulator.py::test_a_program_runs_under_the_device_as_it_is
 sweep/search/test_sweeper.py::test_a_sweep_is_gone_on_with_only_as_what_it_was
 """
@@ -173,7 +172,7 @@ def pytest_collection_modifyitems(config, items):
     if not any("::" in word for word in config.args):
         drawn_from = {name: ([item for item in items if _of(item, name)], num) for name, num in DRAWN_TESTS.items()}
         names = [f"tests/{name}" for name in ONE_OF_THREE.split()]
-        threes = zip(names[::3], names[1::3], names[2::3], strict=True)
+        threes = zip(names[::3], names[1::3], names[2::3], strict=False)  # the rest always runs
         others = {
             name for three in threes for name in set(three).difference(seeded.drawn("three" + three[0], three, 1))
         }

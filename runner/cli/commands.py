@@ -24,7 +24,7 @@ from runner.cli.arguments import MULTIRUN, ONE_RUN, refuse_flags, sorted_words
 from runner.cli.check_first import CheckFirst, check
 from runner.cli.options import is_a_runs_path
 from runner.cli.train import refuse_check, train, train_composed
-from runner.config import override_errors, untrusted, validate
+from runner.config import override_errors, validate
 from runner.config.compose import CONF, Compose, composed_with, composer, hydra_session
 from runner.config.identity import key_of
 from runner.config.importing import loading
@@ -246,24 +246,18 @@ def _say_not_asked(words: list[str], *, is_asked: bool) -> None:
 
 
 def diff(words: list[str]) -> int:
-    """What differs between runs: configuration, code, data, versions, machine, and where their curves part."""
+    """Show differences between runs: configuration, code, data, versions, machine, and where their curves diverge."""
     from runner.cli import diff as showing
     from runner.runs import diff as comparing
 
-    with_ops = "--ops" in words
     runs = [word for word in words if _may_be_a_folder(word)]
-    rest = [word for word in words if word not in (*runs, "--ops") and not word.startswith("tracking.uri=")]
-    if not with_ops or any(word.startswith("-") for word in rest):
-        options.refuse_others("diff", rest)
+    options.refuse_others("diff", [word for word in words if word not in runs and not word.startswith("tracking.uri=")])
     wanted, uri = showing.runs_of(runs), stores.named(words) or stores.USUAL
-    with comparing.opened(wanted, uri=uri, trusted=not with_ops or untrusted.is_trusted()) as originals:
+    with comparing.opened(wanted, uri=uri) as originals:
         found = comparing.diff(originals)
         _say_not_asked(words, is_asked=any(each.store for each in originals))
         showing.show(found)
-        told = comparing.as_values(found)
-        if with_ops:
-            told["first_operation"] = showing.show_operation(originals, found, rest)
-    answer.give(told)
+    answer.give(comparing.as_values(found))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -13,11 +12,10 @@ from runner.cli.compare import sweep_folder
 from runner.config.trust import check_folder
 from runner.errors import Fault, RunnerError
 from runner.experiment.readable_numbers import readable
-from runner.experiment.terminal import Terminal, say
+from runner.experiment.terminal import Terminal
 from runner.runs.diff import Diff
 from runner.runs.reproduce.compare import where_parted
 from runner.runs.reproduce.making import Difference
-from runner.runs.reproduce.recorded import Original
 from runner.sweep.jobs import ledger
 
 FORMS = "diff A B, each a run's folder, a sweep's, an id in MLflow, or last"
@@ -53,31 +51,6 @@ def show(found: Diff) -> None:
     terminal.print(_curves(found) if len(found.runs) == 2 else _of_several(found, names))
     if len(found.runs) == 2:
         terminal.print(Text(found.sentence), soft_wrap=True)
-
-
-def show_operation(originals: Sequence[Original], found: Diff, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Replays the two, and prints the first operation that parts; returns it as values, None for none. Raises: RunnerError."""
-    from runner.runs import first_operation  # torch
-
-    if len(originals) != 2:
-        raise RunnerError(Fault(f"diff --ops of {len(originals)} runs", "two are replayed beside each other", FORMS))
-    configurations = [first_operation.composed(each, overrides) for each in originals]
-    parted = where_parted(found.curves[0])
-    last = min(run.original.last_step for run in found.runs)
-    until = parted.parted_step if parted and parted.parted_step else min(last, first_operation.FEW_STEPS)
-    parting = first_operation.find(*configurations, until=until)
-    values = first_operation.as_values(parting) if parting else None
-    print()
-    if values is not None:
-        say(first_operation.in_words(values))
-    else:
-        of = (
-            ""
-            if parted is None
-            else ": what differs is not in their configurations, but in code, data, versions or machine"
-        )
-        say(f"replayed here, all operations of the first {until:,} steps gave the same{of}")
-    return values
 
 
 def _jobs(word: str) -> list[str]:

@@ -23,14 +23,14 @@ FORMS = {
     "report": "report [SWEEP]",
     "compare": "compare A B | SWEEP [metric=NAME] [tracking.uri=URI]",
     "try": "try [KEY=VALUE ...] [--against RUN|best] [--budget SECONDS] [metric=NAME]",
-    "diff": "diff A B [...] [--ops] [tracking.uri=URI]",
+    "diff": "diff A B [...] [tracking.uri=URI]",
     "watch": "watch [RUN|SWEEP]",
     "history": "history [RUN] [--output FILE] [tracking.uri=URI]",
     "schema": "schema [--output FILE]",
     "sync": "sync [DIR] [tracking.uri=URI]",
     "ui": "ui [tracking.uri=URI] [--port PORT]",
 }
-#: in a form: --output FILE, --ops, metric=NAME
+#: in a form: --output FILE, --bench, metric=NAME
 TAKEN = re.compile(r"(--[\w-]+|[\w.]+=)( ?)([A-Z]+(?:\|\w+)?)?")
 JSON = "--json: the answer as one JSON document on stdout, and what a person reads on stderr"
 

@@ -62,10 +62,10 @@ class Diff:
 
 
 @contextmanager
-def opened(wanted: Sequence[str], *, uri: str, trusted: bool) -> Iterator[list[Original]]:
-    """The runs, of which each is a folder, `last` or an id in MLflow. Raises: RunnerError."""
+def opened(wanted: Sequence[str], *, uri: str) -> Iterator[list[Original]]:
+    """Open runs, each a directory, `last` or an MLflow run id. Raises: RunnerError."""
     with ExitStack() as stack:
-        yield [stack.enter_context(original(word, uri=uri, trusted=trusted, verb="diff")) for word in wanted]
+        yield [stack.enter_context(original(word, uri=uri, trusted=True, verb="diff")) for word in wanted]
 
 
 def diff(originals: Sequence[Original]) -> Diff:

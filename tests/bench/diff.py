@@ -126,7 +126,7 @@ def begin() -> None:
 
 
 def beside(*folders: Path) -> Diff:
-    with opened([str(each) for each in folders], uri="sqlite:///mlflow.db", trusted=True) as originals:
+    with opened([str(each) for each in folders], uri="sqlite:///mlflow.db") as originals:
         return diff(originals)
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from runner.device import linear
-from runner.inspection.host_reads import HostReads
 from runner.inspection.not_finite import Watch
-from runner.inspection.results import Results
 from runner.inspection.tensor_names import Names
 
 
@@ -138,19 +136,6 @@ def test_onednns_product_has_the_line_of_the_forward_pass(monkeypatch):
     assert not origin.is_own_function
     line = test_onednns_product_has_the_line_of_the_forward_pass.__code__.co_firstlineno + 7
     assert line_of(origin) == line
-
-
-def test_onednns_product_is_of_the_forward_pass(monkeypatch):
-    """As diff --ops tells it: gradients are off in the function."""
-    monkeypatch.setattr(linear, "LEAST", 0)
-    monkeypatch.setattr(linear, "LEAST_SHARED", 0)
-    net = nn.Sequential(nn.Linear(3, 4))
-    linear.take_onednn(net, asked=True)
-    results = Results(Names(), place=0)
-    with HostReads("cpu", observers=[results]):
-        net(rows())
-    assert (results.held.name, results.held.phase) == ("_linear_pointwise", "forward")
-    assert results.held.module == "Sequential.0"
 
 
 @pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"foreach": False}])

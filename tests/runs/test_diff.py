@@ -56,10 +56,10 @@ def train(name, *words):
     assert cli.main(["model=net", *WORDS, *words, f"hydra.run.dir=outputs/{name}/run"]) == 0
 
 
-def differences(capfd, *names, words=()):
+def differences(capfd, *names):
     """What the command says as JSON, and the differences by their names."""
     capfd.readouterr()
-    assert cli.main(["diff", *(f"outputs/{name}/run" for name in names), *words, "--json"]) == 0
+    assert cli.main(["diff", *(f"outputs/{name}/run" for name in names), "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     return found, {each["what"]: each["values"] for each in (*found["configuration"], *found["made_with"])}
 
@@ -164,48 +164,6 @@ def test_several_show_only_what_differs(base, capfd):
     assert ["D", "nowhere"] in [line[:2] for line in said] and ["C", "step", "1"] in [line[:3] for line in said]
 
 
-def test_the_first_operation_that_parts(base, capfd):
-    for name, words in {"b": ["optimizer.lr=0.01"], "c": ["train.batch_size=16"], "d": ["scheduler=cosine"]}.items():
-        train(name, *words)
-    found, _ = differences(capfd, "a", "b", words=["--ops"])
-    first = found["first_operation"]
-    assert (first["step"], first["a"]["name"], first["b"]["phase"]) == (1, "_fused_adam_", "update")
-    assert first["settings"] == [{"what": "lr", "a": "0.001", "b": "0.01"}] and not first["given"]
-    assert first["gave"][0].endswith("values, by up to 9.0e-01")
-    first = differences(capfd, "a", "c", words=["--ops"])[0]["first_operation"]
-    assert first["b"]["phase"] == "forward" and "(32, 4) in A, float32 (16, 4) in B" in first["given"][0]["differs_by"]
-    assert not list(Path("outputs").glob("*/run/checkpoints/*.writing")) and len(list(Path("outputs").iterdir())) == 4
-    shutil.copytree("outputs/a", "outputs/e")
-    assert cli.main(["diff", "outputs/a/run", "outputs/e/run", "--ops"]) == 0
-    assert "all operations of the first 6 steps gave the same\n" in capfd.readouterr().out
-
-
-def test_in_a_long_replay_the_weights_say_which_step_is_watched(base, capfd, monkeypatch):
-    from runner.runs import first_operation
-
-    steps = []
-    watched = first_operation._watched
-    monkeypatch.setattr(first_operation, "FEW_STEPS", 2)
-    monkeypatch.setattr(
-        first_operation, "_watched", lambda *words, **more: steps.append(words[1:3]) or watched(*words, **more)
-    )
-    train("b", "optimizer.lr=0.01")
-    with Journal(Path("outputs/a/run")) as journal:
-        journal.points(("train/lr",), [1], [0], [[0.01]])  # the rate parts the curves first, and here only the loss
-    first = differences(capfd, "a", "b", words=["--ops", "optimizer.lr=0.01"])[0]["first_operation"]
-    assert first is None
-    steps.clear()
-    first_operation.find(*[first_operation.composed(each, []) for each in opened("a", "b")], until=5)
-    assert steps[0] == (1, 5)
-
-
-def opened(*names):
-    from runner.runs.diff import opened as opened_runs
-
-    with opened_runs([f"outputs/{name}/run" for name in names], uri="sqlite:///mlflow.db", trusted=True) as found:
-        return found
-
-
 def original(folder, series):
     return Original("a", None, folder, None, "finished", {}, {}, None, series)
 
@@ -239,8 +197,6 @@ def test_names_that_fall_together_on_a_store_are_told_apart_in_a_folder_as_there
         (["outputs/a/run", "nowhere"], "there is no folder nowhere"),
         (["outputs/a/run", "outputs/b/run", "--op"], "diff does not take --op"),
         (["outputs/a/run", "outputs/b/run", "seed=1"], "diff does not take seed=1"),
-        (["outputs/a/run", "outputs/b/run", "--ops", "sed=1"], "there is no key sed"),
-        (["outputs/a/run", "outputs/b/run", "outputs/c/run", "--ops"], "two are replayed"),
         (["outputs/a/run", "0" * 32, "tracking.uri=sqlite:///nowhere.db"], "there is no store sqlite:"),
     ],
 )
@@ -274,5 +230,3 @@ def test_a_folder_beside_a_store(base, capfd, warm_programs, empty_store):
     found = json.loads(capfd.readouterr().out)
     assert [each["what"] for each in found["configuration"]] == ["seed"] and not found["made_with"]
     assert found["sentence"].startswith("train/loss parts at step 1")
-    assert cli.main(["diff", "outputs/a/run", run_id, uri, "--ops"]) == 2
-    assert "--trust, when you have looked at the file" in capfd.readouterr().err
