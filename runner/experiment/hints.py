@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, MultiStepLR, StepLR
 
 from runner.config.settings import Settings
 from runner.data.split import rows_of
@@ -27,10 +28,16 @@ from runner.training.result import Result
 
 NUM_SAMPLED = 256  # values of each parameter that are kept from the start
 MOST_NAMED = 3
-#: steps after which a parameter without a gradient, and a loss that stays, are no accident
+#: steps after which a parameter without a gradient or a constant loss (10), or a poor regression (50), is no accident
 ENOUGH_STEPS, MANY_STEPS = 10, 50
 #: of the weights, below which nothing has moved: Adam's usual rate moves them by that in a step or two
 TINY_CHANGE = 1e-4
+#: times the loss of a constant prediction; of the first learning rate
+MUCH_WORSE, TINY_RATE = 2.0, 1e-6
+#: why a parameter has no gradient
+UNUSED = " (not used in forward()): use them, or write {freeze}"
+CUT = " (used, but cut off from the loss): remove the .detach() or torch.no_grad() after them"
+ZEROS = " (used, but multiplied by 0 later): look for weights that are all 0, or a ReLU that gives only 0"
 #: a target is far from where a model begins: so large, or so small
 FAR_AWAY = 100
 #: a class is rare with so many of the training rows, and so many of its even part
@@ -82,9 +89,9 @@ def sample(parts: Parts) -> dict[str, Tensor]:
 
 
 def find(run: Ended) -> list[str]:
-    """What is to be said of a run that has finished, in the order of its weight; a few reads of the device, some ms."""
+    """Return the hints for a finished run, the most important first. Reads the device a few times; takes some ms."""
     hints: list[str] = []
-    for look in (_softmax_twice, _without_gradients, _far_off, _stood_still, _rare_class, _learnt_by_heart):
+    for look in LOOKS:
         try:
             said = look(run)
         except Exception as error:  # of a model or an optimizer that nobody foresaw: then it is not sure
@@ -95,23 +102,20 @@ def find(run: Ended) -> list[str]:
     return hints
 
 
-def _softmax_twice(run: Ended) -> str | None:
-    """Probabilities where the loss takes logits."""
-    task, model = run.parts.task, run.parts.model
-    if not isinstance(task, Classification | Language) or run.parts.shards is not None or run.rows is None:
+def _wrong_outputs(run: Ended) -> str | None:
+    """Probabilities where the loss takes logits, a softmax over the wrong dimension, or a ReLU as the last layer."""
+    task = run.parts.task
+    if not isinstance(task, Classification | Language) or (outputs := _outputs(run)) is None:
         return None
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.enable_grad(), run.parts.precision.autocast():
-            outputs = task.outputs(model, (run.rows, run.rows))  # of which it takes the inputs alone
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     last, found = _last_operation(outputs), outputs.detach().float()
     classes = -1 if task.kind == "language" else 1
-    sums = found.sum(classes)
+    probabilities = found.exp() if last == "LogSoftmax" else found
+    sums = probabilities.sum(classes)
     least, most, away = torch.stack([found.min(), found.max(), (sums - 1).abs().max()]).tolist()
+    if last in ("Softmax", "LogSoftmax") and task.kind != "multilabel" and away > LOOSE:
+        return f"the model's {last.lower()} is not over the classes; write dim={classes} for it, or leave it out"
+    if last == "Relu":
+        return "the model ends in a ReLU, so no score is below 0; write the model without its last relu"
     if least < 0 or most > 1:
         return None
     if last == "Sigmoid" and task.kind == "multilabel":
@@ -125,6 +129,67 @@ def _softmax_twice(run: Ended) -> str | None:
     else:
         return None
     return f"the model's outputs are a {last.lower()}'s, and {problem}; write the model without its last {last.lower()}"
+
+
+def _random_forward(run: Ended) -> str | None:
+    """A layer that is made in forward(), or random numbers in eval mode."""
+    if (first := _outputs(run)) is None or (second := _outputs(run)) is None:
+        return None
+    known = set(map(id, run.parts.model.parameters()))
+    if made := [value for value in _leaves(first) if id(value) not in known]:
+        shape = tuple(max(made, key=Tensor.numel).shape)
+        return (
+            f"forward() makes a layer with weights {shape}, new at each step and never trained; make it in __init__()"
+        )
+    apart = float((first - second).abs().max())
+    if not apart > EXACT * float(first.abs().max()):
+        return None
+    problem = f"two passes over the same rows differ by up to {apart:.2g} in eval mode, so the validation is random"
+    return f"{problem}; write F.dropout(x, training=self.training), or nn.Dropout in __init__()"
+
+
+def _worse_than_constant(run: Ended) -> str | None:
+    """A loss above that of always predicting the same."""
+    task, facts = run.parts.task, run.parts.card.facts
+    losses = _values(run, "train/loss")[1]
+    if len(losses) < ENOUGH_STEPS:
+        return None
+    constant, last = math.inf, float(losses[-max(5, len(losses) // 5) :].mean())
+    if isinstance(task, Classification) and task.class_weights is None:
+        constant = math.log(2) if task.kind == "multilabel" else math.log(max(2, task.num_classes))
+    elif isinstance(task, Language) and facts.get("vocab_size"):
+        constant = math.log(facts["vocab_size"])
+    elif (
+        isinstance(task, Regression) and task.loss == "mse" and last > MUCH_WORSE * losses[0]
+    ):  # else it may only need more steps
+        rows = rows_of(run.parts.splits.val)
+        is_pair = isinstance(rows, tuple) and len(rows) == 2 and isinstance(rows[1], Tensor)
+        constant = (
+            float(rows[1].double().reshape(len(rows[1]), -1).var(0, correction=0).mean()) if is_pair else math.inf
+        )
+    if not last > MUCH_WORSE * constant:
+        return None
+    rate = _rate(run)
+    return (
+        f"train/loss is {last:.4g} at the end, and always predicting the same costs {constant:.4g}: the rate is too high; "
+        f"write optimizer.lr={rate / 10:g}, or find one with python -m runner lr-find"
+    )
+
+
+def _vanished_rate(run: Ended) -> str | None:
+    """A schedule written for epochs, which advances at each step."""
+    schedule, steps = run.parts.schedule, -(-run.parts.train.num_batches // run.settings.train.accumulate_steps)
+    rates = [float(group["lr"]) / (_rate(run) or 1.0) for group in run.parts.optimizer.param_groups[:1]]
+    if not isinstance(schedule, StepLR | MultiStepLR | ExponentialLR) or not rates[0] < TINY_RATE:
+        return None
+    if isinstance(schedule, StepLR):
+        fix = f"scheduler.step_size={schedule.step_size * steps}"
+    elif isinstance(schedule, MultiStepLR):
+        fix = f"scheduler.milestones=[{','.join(str(at * steps) for at in sorted(schedule.milestones.elements()))}]"
+    else:
+        fix = f"scheduler.gamma={schedule.gamma ** (1 / steps):.6g}"
+    problem = f"{type(schedule).__name__} lowered the learning rate to {rates[0]:.0e} of its start"
+    return f"{problem}: it advances at each optimizer step, {steps} times an epoch; for the same by epochs write {fix}"
 
 
 def _without_gradients(run: Ended) -> str | None:
@@ -150,12 +215,37 @@ def _without_gradients(run: Ended) -> str | None:
     if not left or len(left) == len(trained):
         return None
     prefix = "model." if isinstance(model, Prepared) else ""
-    shown = [names.get(value, "?").removeprefix(prefix) for value in left]
-    listed = ", ".join(shown[:MOST_NAMED]) + (f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else "")
-    return (
-        f"{len(left)} of {len(trained)} parameters never got a gradient other than 0 in {run.result.num_steps:,} steps: {listed}; "
-        f"use them in forward(), or write model.freeze=[{','.join(shown[:MOST_NAMED])}]"
-    )
+    causes: dict[str, list[str]] = {}
+    for value, cause in zip(left, _causes(run, [names.get(value, "?") for value in left]), strict=True):
+        causes.setdefault(cause, []).append(names.get(value, "?").removeprefix(prefix))
+    found = []
+    for cause, shown in causes.items():
+        more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+        frozen = f"model.freeze=[{','.join(shown[:MOST_NAMED])}]"
+        found.append(f"{', '.join(shown[:MOST_NAMED])}{more}{cause.format(freeze=frozen)}")
+    steps = f"in {run.result.num_steps:,} steps"
+    return f"{len(left)} of {len(trained)} parameters never got a gradient other than 0 {steps}: {'; '.join(found)}"
+
+
+def _causes(run: Ended, names: Sequence[str]) -> list[str]:
+    """Why each of these parameters got no gradient, and what to do."""
+    model, called = run.parts.model, set[nn.Module]()
+    hooks = [one.register_forward_pre_hook(lambda module, _: called.add(module)) for one in model.modules()]
+    try:
+        outputs = _outputs(run)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if outputs is None:
+        return [UNUSED] * len(names)
+    parameters, modules = dict(model.named_parameters()), dict(model.named_modules())
+    reached, found = set(map(id, _leaves(outputs))), []
+    for name in names:
+        owner = modules.get(name.rpartition(".")[0])
+        is_cut = owner in called and owner is not None and not list(owner.children())
+        is_cut = is_cut and not any(id(value) in reached for value in owner.parameters())  # type: ignore[union-attr]
+        found.append(ZEROS if id(parameters.get(name)) in reached else CUT if is_cut else UNUSED)
+    return found
 
 
 def _far_off(run: Ended) -> str | None:
@@ -186,9 +276,7 @@ def _far_off(run: Ended) -> str | None:
 def _stood_still(run: Ended) -> str | None:
     """A learning rate at which nothing moved."""
     losses = _values(run, "train/loss")[1]
-    group = run.parts.optimizer.param_groups[0]
-    rate = float(group.get("initial_lr", group["lr"]))
-    if run.result.num_steps < MANY_STEPS or len(losses) < ENOUGH_STEPS or run.parts.precision.scaler:
+    if len(losses) < ENOUGH_STEPS or run.parts.precision.scaler:
         return None
     num = max(5, len(losses) // 5)
     first, last = losses[:num], losses[-num:]
@@ -205,7 +293,7 @@ def _stood_still(run: Ended) -> str | None:
         return None
     return (
         f"nothing has moved: in {run.result.num_steps:,} steps the weights changed by {change:.0e} of themselves, and train/loss "
-        f"stayed at {last.mean():.4g}; a larger rate than optimizer.lr={rate:g}: python -m runner lr-find tells one"
+        f"stayed at {last.mean():.4g}; use a larger rate than optimizer.lr={_rate(run):g}: python -m runner lr-find finds one"
     )
 
 
@@ -249,6 +337,56 @@ def _learnt_by_heart(run: Ended) -> str | None:
         f"val/loss rose from {lowest:.4g} (step {best_step:,}, whose weights are kept) to {now:.4g}, and train/loss is {train:.4g}: "
         "it learns the rows by heart; write train.early_stopping.patience=5, and more optimizer.weight_decay, dropout or data"
     )
+
+
+#: in the order in which they are given
+LOOKS = (
+    _random_forward,
+    _wrong_outputs,
+    _without_gradients,
+    _vanished_rate,
+    _worse_than_constant,
+    _far_off,
+    _stood_still,
+    _rare_class,
+    _learnt_by_heart,
+)
+
+
+def _outputs(run: Ended) -> Tensor | None:
+    """The outputs for a few rows in eval mode, with their graph; None for tasks and models that are not looked at."""
+    task, model = run.parts.task, run.parts.model
+    is_known = isinstance(task, Classification | Language | Regression)
+    if not is_known or run.parts.shards is not None or run.rows is None:
+        return None
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.enable_grad(), run.parts.precision.autocast():
+            return task.outputs(model, (run.rows, run.rows))  # of which it takes the inputs alone
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _leaves(outputs: Tensor) -> list[Tensor]:
+    """The tensors with gradients that the outputs depend on."""
+    nodes: list[Any] = [outputs.grad_fn] if outputs.grad_fn is not None else []
+    seen, found = set(nodes), []
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        more = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= more
+        nodes += more
+    return found
+
+
+def _rate(run: Ended) -> float:
+    """The learning rate of the first group at the start."""
+    group = run.parts.optimizer.param_groups[0]
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def _values(run: Ended, name: str) -> tuple[Any, Any]:

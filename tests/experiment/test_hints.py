@@ -16,16 +16,17 @@ from torch import nn
 from torch.nn import functional as F
 
 class Net(nn.Module):
-    def __init__(self, inputs=4, outputs=3, last=None, unused=False, detached=False):
+    def __init__(self, inputs=4, outputs=3, last=None, unused=False, detached=False, cut=False):
         super().__init__()
-        self.last, self.detached = last, detached
+        self.last, self.detached, self.cut = last, detached, cut
         self.inner, self.out = nn.Linear(inputs, 16), nn.Linear(16, outputs)
         if unused:
             self.unused = nn.Linear(3, 3)
             self.aside = nn.Linear(inputs, outputs)
 
     def forward(self, inputs):
-        found = self.out(self.inner(inputs).relu())
+        inner = self.inner(inputs).relu()
+        found = self.out(inner.detach() if self.cut else inner)
         if self.detached:
             found = found + 0 * self.aside(inputs)
         return found if self.last is None else getattr(self, self.last)(found)
@@ -41,6 +42,18 @@ class Net(nn.Module):
 
     def log_softmax(self, found):
         return F.log_softmax(found, 1)
+
+    def over_rows(self, found):
+        return F.log_softmax(found, 0)
+
+    def relu(self, found):
+        return found.relu()
+
+    def fresh(self, found):
+        return nn.Linear(3, 3)(found)
+
+    def dropout(self, found):
+        return F.dropout(found, 0.5)
 
     def gate(self, found):
         return 4 * torch.sigmoid(found)
@@ -76,7 +89,11 @@ def hints(own_folder, monkeypatch):
     (own_folder / "my_parts.py").write_text(PARTS)
     (own_folder / "text.txt").write_text("a line of text.\n" * 100)
     for group, name, lines in (
-        ("model", "net", "_target_: my_parts.Net\nlast: null\nunused: false\ndetached: false\noutputs: 3\n"),
+        (
+            "model",
+            "net",
+            "_target_: my_parts.Net\nlast: null\nunused: false\ndetached: false\ncut: false\noutputs: 3\n",
+        ),
         ("model", "words", "_target_: my_parts.Words\nvocab: ${facts.vocab_size}\nlast: false\n"),
         (
             "data",
@@ -100,6 +117,7 @@ def hints(own_folder, monkeypatch):
     return of
 
 
+SCHEDULE = "+scheduler._target_=torch.optim.lr_scheduler"
 NUMBERS = "data=numbers task=regression model.outputs=1"
 TWO = "data.classes=2 model.outputs=1"
 HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
@@ -132,10 +150,27 @@ HEAVY = "data.num=200 data.noise=true optimizer.lr=0.03 data.val_fraction=0.4"
             12,
             "4 of 8 parameters never got a gradient other than 0 in 12 steps: unused.weight, unused.bias,",
         ),
-        ("model.unused=true model.detached=true", 12, "write model.freeze=[unused.weight,unused.bias,aside.weight]"),
-        ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more; use them in forward()"),
+        (
+            "model.unused=true model.detached=true",
+            12,
+            "model.freeze=[unused.weight,unused.bias]; aside.weight, aside.bias (used, but multiplied by 0 later)",
+        ),
+        ("model.unused=true optimizer=sgd", 12, "aside.weight and 1 more (not used in forward()): use them, or write"),
+        ("model.cut=true", 12, "inner.weight, inner.bias (used, but cut off from the loss): remove the .detach()"),
+        ("model.last=over_rows", 12, "the model's logsoftmax is not over the classes; write dim=1"),
+        ("model.last=relu", 12, "the model ends in a ReLU"),
+        ("model.last=fresh", 12, "forward() makes a layer with weights (3, 3), new at each step"),
+        ("model.last=dropout", 12, "two passes over the same rows differ by up to"),
+        ("optimizer.lr=100", 12, "always predicting the same costs 1.099: the rate is too high; write optimizer.lr=10"),
+        (f"{NUMBERS} optimizer.lr=30", 12, "the rate is too high; write optimizer.lr=3"),
+        (f"{SCHEDULE}.StepLR +scheduler.step_size=1 +scheduler.gamma=0.1", 12, "write scheduler.step_size=10"),
+        (
+            f"{SCHEDULE}.ExponentialLR +scheduler.gamma=0.1",
+            12,
+            "10 times an epoch; for the same by epochs write scheduler",
+        ),
         ("data.num=1000 data.rare=5", 12, "class 2 is in 5 of 800 training rows (0.62%)"),
-        ("optimizer.lr=1e-9", 60, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
+        ("optimizer.lr=1e-9", 12, "a larger rate than optimizer.lr=1e-09: python -m runner lr-find"),
         ("optimizer.lr=0", 60, "in 60 steps the weights changed by 0e+00 of themselves"),
         (
             "optimizer.lr=1e-9 scheduler=cosine optimizer=sgd",
@@ -169,7 +204,8 @@ def test_a_planted_cause_is_told(hints, words, num_steps, said):
         ("data.num=1000 data.rare=5 task.metrics=[f1]", 12),
         ("data.num=1000 data.rare=40", 12),
         ("data=synthetic data.num_rows=3000 data.num_classes=100 model=linear", 12),  # each has a hundredth
-        ("optimizer.lr=1e-9", 30),
+        ("optimizer.lr=1e-9", 5),
+        (f"{SCHEDULE}.StepLR +scheduler.step_size=10 +scheduler.gamma=0.1", 12),
         ("data.noise=true", 60),  # there is nothing to learn, and the weights move
         (NUMBERS, 60),
         (f"{NUMBERS} data.unit=1e3 optimizer.lr=0.3", 300),
