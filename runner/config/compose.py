@@ -9,19 +9,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException
+from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +31,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner.config import logs, other_target, schema, secrets, trust, untrusted, validate
 from runner.config.defaults import CONF as CONF
-from runner.errors import RunnerError, harmless, refuse
+from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
+from runner.errors import Fault, RunnerError, harmless, refuse
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -73,10 +76,11 @@ def hydra_session(argv: list[str]) -> Iterator[None]:
     schema.register()
     if OwnConf not in Plugins.instance().discover(SearchPathPlugin):
         Plugins.instance().register(OwnConf)
+        SourcesRegistry.instance().types["file"] = CheckedFiles  # register() replaces none
     once = _Once(completes=bool(COMPLETE & {*argv}))
     before = sys.argv, ConfigLoaderImpl.load_configuration, Hydra.get_mode
-    with restored("HYDRA_FULL_ERROR"), _help_made_when_shown():
-        sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    with restored("HYDRA_FULL_ERROR"), _help_made_when_shown(), _searching(argv) as words:
+        sys.argv, os.environ["HYDRA_FULL_ERROR"] = words, "1"
         ConfigLoaderImpl.load_configuration = (  # type: ignore[method-assign]  # Hydra has no place for it
             lambda loader, *settings, **more: once.compose(loader, *settings, **more)
         )
@@ -150,6 +154,7 @@ class _Once:
 
     def _leave_out(self, cfg: DictConfig, loader: ConfigLoaderImpl, overrides: list[str]) -> None:
         """What another target does not take, said once."""
+        other_target.name_data(cfg, lambda name: _file_of(loader, name))
         for line in other_target.leave_out(cfg, overrides, lambda name: _file_of(loader, name)):
             if line not in self._said:
                 print(harmless(line), file=sys.stderr)  # stdout may be a file that --cfg job is kept in
@@ -219,14 +224,13 @@ def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
 
     mode: MULTIRUN for what a sweep's jobs have in common; its words with several values are left out.
     """
-    values = dict(pairwise(flags))
-    name = values.get("--config-name") or values.get("-cn") or "config"
-
     schema.register()
 
     def compose(overrides: list[str]) -> DictConfig:
         with _initialized(flags) as composing:
-            return composing.compose_config(name, overrides, mode, from_shell=False, with_log_configuration=False)
+            return composing.compose_config(
+                _name(flags), overrides, mode, from_shell=False, with_log_configuration=False
+            )
 
     return compose
 
@@ -234,16 +238,41 @@ def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
 @contextmanager
 def _initialized(flags: list[str]) -> Iterator[Hydra]:
     """Hydra with the folders that flags name among those that it searches."""
-    values = dict(pairwise(flags))
-    folder = values.get("--config-dir") or values.get("-cd")
-    OwnConf.given = Path(folder).absolute() if folder else None
+    with _searching(flags), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composing = GlobalHydra.instance().hydra
+        assert composing is not None
+        yield composing
+
+
+@contextmanager
+def _searching(words: list[str]) -> Iterator[list[str]]:
+    """Searches the directory of --config-dir first; yields the arguments without it, as Hydra searches it after conf/."""
+    rest, directory = _split_off(words, "-cd", "--config-dir")
+    before = OwnConf.named, OwnConf.is_data
+    if directory is None or not Path(directory).is_dir():  # which Hydra reports
+        rest, OwnConf.named = words, None
+    else:
+        OwnConf.named, OwnConf.is_data = Path(directory).absolute(), _name(words) == trust.RERUN
     try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            composing = GlobalHydra.instance().hydra
-            assert composing is not None
-            yield composing
+        yield rest
     finally:
-        OwnConf.given = None
+        OwnConf.named, OwnConf.is_data = before
+
+
+def _name(words: list[str]) -> str:
+    return (_split_off(words, "-cn", "--config-name")[1] or "config").removesuffix(".yaml")
+
+
+def _split_off(words: list[str], *flags: str) -> tuple[list[str], str | None]:
+    """The other words, and the last value of a flag."""
+    rest, value, given = [], None, iter(words)
+    for word in given:
+        name, equals, text = word.partition("=")
+        if name in flags:
+            value = text if equals else next(given, None)
+        else:
+            rest.append(word)
+    return rest, value
 
 
 @contextmanager
@@ -278,14 +307,27 @@ def name_data(cfg: DictConfig, hydra: DictConfig | None = None) -> None:
         cfg.data.name = (hydra or HydraConfig.get()).runtime.choices.get("data")
 
 
-class OwnConf(SearchPathPlugin):
-    """The current folder's conf/ comes before the built-in one, so that a person's file of the same name wins (hydra#2758)."""
+class CheckedFiles(FileConfigSource):
+    """Hydra's reader of files, without those whose aliases would never be written out."""
 
-    given: Path | None = None  # --config-dir, which hydra.compose() has no word for
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path, self._normalize_file_name(config_path))
+        if why := yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
+            raise RunnerError(Fault(str(file), why, f"the values in {file.name} instead of aliases"))
+        return super().load_config(config_path)
+
+
+class OwnConf(SearchPathPlugin):
+    """Searches the directory of --config-dir first, then the current one's conf/, then the built-in one (hydra#2758)."""
+
+    named: Path | None = None
+    is_data = False  # a run's directory: files of that name in conf/ win
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if self.given is not None:
-            search_path.append("command-line", f"file://{self.given}")
+        if self.named is not None and self.is_data:
+            search_path.append("command-line", f"file://{self.named}")
+        elif self.named is not None:
+            search_path.prepend("command-line", f"file://{self.named}", anchor="main")
         own = Path.cwd() / "conf"
         if own.is_dir() and not own.samefile(CONF):
             search_path.prepend("own", f"file://{own}", anchor="main")

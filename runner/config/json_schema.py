@@ -24,6 +24,7 @@ from runner.config.allowed import is_part
 from runner.config.compose import CONF
 from runner.config.instantiate import HYDRA_KEYS, locate
 from runner.config.json_types import LATER, Json, Told, described, of_arguments, of_dataclass, value_of
+from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
 from runner.config.schema import Config, Data, Grid, Model, Optimizer, Search, Tracking, Train
 from runner.config.validate import PARTIAL
 from runner.errors import Fault, RunnerError, finite
@@ -151,6 +152,8 @@ def _options(folder: Path) -> Iterator[Option]:
         group = file.parent.relative_to(folder).as_posix().removeprefix(".")
         try:
             text = file.read_text(encoding="utf-8")
+            if yaml_refusal(file, max_values=MAX_ALIASED_VALUES):
+                continue
             yield Option(group, file.stem, dict(_told(text, yaml.compose(text), yaml.safe_load(text), "")))
         except (OSError, UnicodeError, yaml.YAMLError):  # a run tells it
             continue

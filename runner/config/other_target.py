@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from runner.config import validate
+from runner.config import defaults, validate
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, locate
@@ -47,6 +47,16 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: Callable[[str], Pa
         if gone:
             lines.append(f"{group}._target_={target}: it takes no {', '.join(gone)}, left out of {group}={option}")
     return lines
+
+
+def name_data(cfg: DictConfig, file_of: Callable[[str], Path | None]) -> None:
+    """Names data after its target, where that is not the target of the chosen file: unrelated data would share its name."""
+    target, option = validate.value(cfg, "data._target_"), cfg.hydra.runtime.choices.get("data")
+    file = file_of(f"data/{option}") if option else None
+    if file is None or not isinstance(target, str) or validate.value(cfg, "data.name") is not None:
+        return
+    if defaults.values_of(file).get("_target_", target) != target:
+        cfg.data.name = target.rpartition(".")[2]
 
 
 def _unchanged(node: DictConfig, file: Path) -> list[str]:

@@ -13,6 +13,7 @@ import yaml
 MOST_BYTES = 64 * 2**20  # of JSON: a model.json with 100,000 categories has a few MB
 MOST_YAML_BYTES = 2**20  # a rerun.yaml has a few thousand
 MOST_DEPTH = 100
+MAX_ALIASED_VALUES = 10_000  # of a file in conf/
 
 
 def read(path: Path, *, most: int = MOST_BYTES) -> str:
@@ -23,7 +24,7 @@ def read(path: Path, *, most: int = MOST_BYTES) -> str:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is no file")
         if found.st_size > most:
-            raise OSError(f"{path} has {found.st_size:,} bytes, and a run writes no more than {most:,}")
+            raise OSError(f"{path} has {found.st_size:,} bytes, and no more than {most:,} are read")
         return file.read(most).decode("utf-8")
 
 
@@ -47,24 +48,44 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def yaml_refusal(path: Path) -> str:
-    """Why a rerun.yaml is not built of its text; "" where it may be, or its reader tells what is wrong with it.
+def yaml_refusal(path: Path, *, max_values: int = 0) -> str:
+    """Explains why a YAML file is not read; "" where it can be, or where its reader reports the error.
 
-    Nine levels of nine aliases are nine to the ninth values, in 200 bytes.
+    Nine levels of nine aliases each are 9**9 values, in 200 bytes.
+
+    Args:
+        path: The file.
+        max_values: How many values its aliases may write out. 0: no aliases, as a run writes none.
     """
     try:
-        text = read(path, most=MOST_YAML_BYTES)
+        text = read(path, most=MOST_BYTES if max_values else MOST_YAML_BYTES)
     except OSError as error:
         return "" if isinstance(error, FileNotFoundError) else str(error)
     except ValueError:
         return ""
-    depth = 0
+    sizes: dict[str | None, int] = {}
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values
+    last_alias = ""
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if isinstance(event, yaml.AliasEvent):
-                return f"it holds aliases (*{event.anchor}), and a run writes its values out"
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, 0))
+            elif isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+                size = 1
+                if isinstance(event, yaml.CollectionEndEvent):
+                    anchor, size = open_nodes.pop()
+                    sizes[anchor] = size
+                elif isinstance(event, yaml.AliasEvent):
+                    if not max_values:
+                        return f"it holds aliases (*{event.anchor}), and a run writes its values out"
+                    last_alias = event.anchor
+                    size = sizes.get(last_alias, max_values + 1)  # one that is not complete contains itself
+                else:
+                    sizes[event.anchor] = size
+                open_nodes[-1] = open_nodes[-1][0], open_nodes[-1][1] + size
+            if last_alias and open_nodes[-1][1] > max_values:
+                return f"its aliases (*{last_alias}) write out more than {max_values:,} values"
+            if len(open_nodes) > MOST_DEPTH + 1:
                 return f"it is more than {MOST_DEPTH} levels deep"
     except yaml.YAMLError:
         return ""

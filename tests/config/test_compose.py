@@ -1,5 +1,7 @@
 """Hydra's two compositions of a run are one, and the same."""
 
+import json
+
 import hydra
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -84,3 +86,97 @@ def test_what_failed_is_not_composed_again_to_be_explained(composed, words, coun
     assert cli.main(words) == 2
     assert "write: " in capfd.readouterr().err
     assert len(composed.calls) == count
+
+
+EXPERIMENTS = {
+    "slurm": "defaults: [override /hydra/launcher: slurm]\nhydra: {launcher: {partition: gpu}}\n",
+    "search": "defaults: [override /hydra/sweeper: optuna]\n"
+    "hydra: {sweeper: {n_trials: 2, direction: minimize, params: {optimizer.lr: 'interval(0.01,0.1)'}}}\n",
+}
+
+
+@pytest.fixture
+def experiments(own_folder):
+    (own_folder / "conf/experiment").mkdir(parents=True)
+    for name, text in EXPERIMENTS.items():
+        (own_folder / f"conf/experiment/{name}.yaml").write_text(f"# @package _global_\n{text}")
+    return own_folder
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "sweeper"),
+    [
+        ([], "slots", "grid"),
+        (["experiment=slurm"], "slurm", "grid"),
+        (["experiment=search"], "slots", "optuna"),
+        (["+experiment@_global_=search", "experiment=slurm"], "slurm", "optuna"),
+        (["experiment=slurm", "hydra/launcher=slots", "~hydra.launcher.partition"], "slots", "grid"),
+    ],
+)
+def test_experiment_overrides_launcher_and_sweeper(experiments, words, launcher, sweeper):
+    with compose.hydra_session(["runner"]):
+        choices = compose.composer([])(words).hydra.runtime.choices
+    assert (choices["hydra/launcher"], choices["hydra/sweeper"]) == (launcher, sweeper)
+
+
+def test_rerun_has_our_launcher_and_sweeper(own_folder):
+    (own_folder / "rerun.yaml").write_text("defaults: [schema, base, _self_]\n")
+    with compose.hydra_session(["runner"]):
+        choices = compose.composer(["-cd", ".", "-cn", "rerun"])([]).hydra.runtime.choices
+    assert (choices["hydra/launcher"], choices["hydra/sweeper"]) == ("slots", "grid")
+
+
+def test_experiment_with_optuna_runs_a_search(experiments):
+    small = ["data=iris", "model=linear", "train.num_epochs=1", "tracking.enabled=false", "device=cpu"]
+    assert cli.main(["-m", "experiment=search", *small, "hydra.sweep.dir=sweep"]) == 0
+    jobs = json.loads((experiments / "sweep/report.json").read_text())["jobs"]
+    rates = {word for job in jobs for word in job["overrides"] if word.startswith("optimizer.lr=")}
+    assert len(rates) == 2
+
+
+@pytest.mark.parametrize("flag", [["-cd", "named"], ["--config-dir=named"]])
+def test_named_directory_is_searched_first(composed, own_folder, flag):
+    for place, seed in (("named", 1), ("conf", 2)):
+        (own_folder / place / "model").mkdir(parents=True)
+        (own_folder / place / "config.yaml").write_text(f"defaults: [schema, base, model: mlp, _self_]\nseed: {seed}\n")
+        (own_folder / place / "model/mlp.yaml").write_text(f"_target_: nets.Net\nwidth: {seed}\n")
+    for words, seed in ((flag, 1), ([], 2), ([*flag, "-cn", "config"], 1)):
+        (cfg, _), *others = composed([*words, *QUIET])
+        assert (cfg["seed"], cfg["model"]["width"], others) == (seed, seed, [])
+
+
+def test_run_directory_replaces_no_built_in_file(own_folder):
+    (own_folder / "run/hydra/launcher").mkdir(parents=True)
+    (own_folder / "run/rerun.yaml").write_text("defaults: [schema, base, _self_]\n")
+    (own_folder / "run/hydra/launcher/slots.yaml").write_text("_target_: runner.sweep.Slots\nsetup: [rm -r x]\n")
+    with compose.hydra_session(["runner", "-cd", "run", "-cn", "rerun"]):
+        cfg = compose.composer(["-cd", "run", "-cn", "rerun"])([])
+    assert "setup" not in cfg.hydra.launcher
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["data._target_=sets.toy"], "toy"),
+        (["experiment=toy"], "toy"),
+        (["data._target_=sets.toy", "data.name=mine"], "mine"),
+        (["data=iris"], "iris"),
+    ],
+)
+def test_data_is_named_after_its_target(experiments, words, name):
+    (experiments / "conf/experiment/toy.yaml").write_text("# @package _global_\ndata: {_target_: sets.toy}\n")
+    with compose.hydra_session(["runner"]):
+        assert compose.composed_with(compose.composer([]), words).data.name == name
+
+
+def test_file_whose_aliases_explode_is_refused(own_folder, capfd):
+    values = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
+    values += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    (own_folder / "conf/model").mkdir(parents=True)
+    (own_folder / "conf/model/bomb.yaml").write_text("\n".join(["_target_: nets.Net", *values]))
+    (own_folder / "conf/model/loop.yaml").write_text("_target_: nets.Net\na: &a [*a]\n")
+    (own_folder / "conf/model/fine.yaml").write_text("_target_: nets.Net\na: &a {b: [1, 2]}\nc: {<<: *a, d: 3}\n")
+    for option in ("bomb", "loop"):
+        assert cli.main([f"model={option}"]) == 2
+        assert f"conf/model/{option}.yaml\n" in (told := capfd.readouterr().err) and "aliases" in told
+    assert cli.main(["model=fine", "--cfg", "job"]) == 0
