@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,37 @@ def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:
         there = sorted(each.name for each in place.iterdir() if is_wanted(each))
         found += [place / name for name in nearest(file.name, there) or (there if place == folder else [])]
     return found[:3]
+
+
+#: s3://bucket/key, also as a Path spells it; a drive of Windows has one letter
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+):/+(?P<rest>.*)")
+_COPY = {"s3": "aws s3 cp", "gs": "gcloud storage cp", "http": "curl -LO", "https": "curl -LO"}
+
+
+def path_faults(key: str, path: str, *, is_written: bool = False) -> list[Fault]:
+    """Explains why a path names no file or directory of this machine; empty where it can be one.
+
+    is_written: The run's files go there.
+    """
+    if (found := _ADDRESS.match(path)) is not None:
+        scheme, rest = found["scheme"].lower(), found["rest"]
+        problem = f"{scheme}:// is an address, and only files of this machine are read and written"
+        if scheme == "file":
+            fix = f"{key}=/{rest}"
+        elif is_written:
+            fix = f"{key}=PATH on this machine; copy it to {scheme}://{rest} afterwards"
+        else:
+            copy = f"{_COPY[scheme]} {scheme}://{rest}" if scheme in _COPY else f"copy {scheme}://{rest} here"
+            name = rest.partition("?")[0].rstrip("/").rpartition("/")[2] or "FILE"
+            fix = f"{copy}{' .' if scheme in ('s3', 'gs') else ''}, then {key}={name}"
+        return [Fault(f"{key}={path if '://' in path else f'{scheme}://{rest}'}", problem, fix)]
+    try:
+        mode = Path(path).expanduser().stat().st_mode
+    except (OSError, RuntimeError, ValueError):  # who reads it reports that
+        return []
+    if is_written or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return []
+    return [Fault(f"{key}={path}", "that is a pipe or a device, which can't be read twice", f"{key}=FILE")]
 
 
 def _hang(text: str) -> str:

@@ -3,7 +3,16 @@ from pathlib import Path
 import pytest
 
 from runner.config.identity import as_typed
-from runner.errors import Fault, RunnerError, as_facts, first_line, for_a_shell, nearest, nearest_files
+from runner.errors import (
+    Fault,
+    RunnerError,
+    as_facts,
+    first_line,
+    for_a_shell,
+    nearest,
+    nearest_files,
+    path_faults,
+)
 
 
 def test_a_fault_says_what_was_asked_what_is_so_and_what_to_write():
@@ -79,3 +88,19 @@ def test_suggestions_can_be_typed_in_a_shell():
     assert fault.fix == "model.hidden_sizes=[8] or x=1 or y=2" and Fault.suggest("a", "b", [], "c").fix == "c"
     (found,) = as_facts(RunnerError(fault))["faults"]
     assert found["suggestions"] == ["'model.hidden_sizes=[8]'", "x=1", "y=2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "is_written", "fix"),
+    [
+        ("s3://lab/data/people.csv", False, "aws s3 cp s3://lab/data/people.csv ., then data.path=people.csv"),
+        ("https://x.org/w.pt?download=1", False, "curl -LO https://x.org/w.pt?download=1, then data.path=w.pt"),
+        ("az://lab/sets/", False, "copy az://lab/sets/ here, then data.path=sets"),
+        ("file:///tmp/a.csv", False, "data.path=/tmp/a.csv"),
+        (str(Path("s3://lab/1")), True, "data.path=PATH on this machine; copy it to s3://lab/1 afterwards"),
+        ("/dev/zero", False, "data.path=FILE"),
+        *((path, False, None) for path in ("a.csv", "C:/a.csv", "sets/*.csv", "/dev", "../a:b/c")),
+    ],
+)
+def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
+    assert [fault.fix for fault in path_faults("data.path", path, is_written=is_written)] == [fix] * (fix is not None)

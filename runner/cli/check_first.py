@@ -18,7 +18,7 @@ from runner.config import logs, validate
 from runner.config.compose import name_data
 from runner.config.importing import loading
 from runner.config.trust import RERUN
-from runner.errors import Fault, RunnerError, first_line, refuse
+from runner.errors import Fault, RunnerError, first_line, path_faults, refuse
 from runner.experiment import claim
 from runner.experiment.given import Checked
 from runner.experiment.summary import read_summary
@@ -56,9 +56,10 @@ def check_folder(folder: Path, *, key: str) -> None:
 
 
 def folder_of(cfg: DictConfig, key: str) -> Path:
-    """The folder that a key of Hydra's names. Raises a RunnerError where its ${...} lead nowhere."""
+    """The folder that a key of Hydra's names. Raises: RunnerError for an address, and where its ${...} lead nowhere."""
     try:
-        return Path(OmegaConf.select(cfg, key))
+        refuse(path_faults(key, folder := str(OmegaConf.select(cfg, key)), is_written=True))
+        return Path(folder)
     except OmegaConfBaseException as error:
         above, _, name = key.rpartition(".")
         asked = f"{key}={validate.written(OmegaConf.select(cfg, above), name)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.cli.answer import FLAG
 from runner.cli.verbs import ANY_KEY, VERBS
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Fault, RunnerError, nearest, path_faults, refuse
 
 HELP = {"--help", "-h"}
 #: how those are called that are not in VERBS and compose no configuration of their own
@@ -95,6 +95,8 @@ def parse(verb: str, words: Sequence[str]) -> ParsedWords:
                 rest = rest[int(not equals and rest[:1] == [""]) :]
                 continue
             flags[name] = value if equals else rest.pop(0)
+            if name in ("--input", "--output"):
+                faults += path_faults(name, flags[name], is_written=name == "--output")
         elif word.startswith("-") and takes.is_of_a_run and name != "--allow":
             meant = nearest(name, [*VERBS[verb].flags, *VERBS[verb].switches, FLAG])
             # else its value would be told to be a run, and the flag to be missing

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from runner.cli import answer, completion, notebook, unexpected
 from runner.cli.arguments import MULTIRUN, NAMES, ONE_RUN, refuse_misspelt, sorted_words
-from runner.cli.check_first import CheckFirst, check, check_folder
+from runner.cli.check_first import CheckFirst, check, check_folder, folder_of
 from runner.config import override_errors, validate
 from runner.config.compose import (
     CONF,
@@ -33,7 +33,7 @@ from runner.config.importing import loading
 from runner.config.instantiate import ALLOW_VARIABLE
 from runner.config.logs import logging_to
 from runner.distributed.environment import RankInfo, rank_here
-from runner.errors import SECRETS, Fault, RunnerError
+from runner.errors import SECRETS, Fault, RunnerError, path_faults, refuse
 from runner.experiment import claim
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
@@ -196,7 +196,9 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
         with loading():
             from runner.experiment.run import run as run_experiment
 
-        folder = (folder or Path(cfg.hydra.run.dir)).absolute()  # its result is read after a chdir, too
+        if folder is not None:
+            refuse(path_faults("folder", str(folder), is_written=True))
+        folder = (folder or folder_of(cfg, "hydra.run.dir")).absolute()  # its result is read after a chdir, too
         check_folder(folder, key="hydra.run.dir")
         HydraConfig.instance().set_config(cfg)
         name_data(cfg)

@@ -19,7 +19,7 @@ from runner.config.nodes import SHARED, split_settings
 from runner.config.schema import PRECISIONS
 from runner.data.vision.augment_settings import strengths_of
 from runner.device import Choice, Hardware, check_precision, choose, parse, probe, resolve
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, path_faults
 from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_hooks import hook_faults
 from runner.experiment.build_optimizer import rehearsed, turn_faults
@@ -60,7 +60,8 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
                 schema, usual = SHARED[key]
                 found += validate.setting_faults(OmegaConf.create({**usual, **shared}), schema, key)
     found += (
-        _augment_faults(cfg)
+        _path_faults(cfg)
+        + _augment_faults(cfg)
         + hook_faults(cfg)
         + turn_faults(cfg)
         + metric_faults(cfg)
@@ -74,6 +75,19 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
     if precision != cfg.train.precision:
         cfg.train.precision = precision
     return choice
+
+
+def _path_faults(cfg: DictConfig) -> list[Fault]:
+    """Reports paths that are no files of this machine; a custom data set may read addresses."""
+    found = path_faults("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
+    keys = ["model.weights"]
+    if validate.value(cfg, "data._target_") in PARTS:
+        keys += [f"data.{name}" for name in map(str, cfg.data) if name == "path" or name.endswith("_path")]
+    for key in keys:
+        given = validate.value(cfg, key)
+        paths = [given] if isinstance(given, str) else given if OmegaConf.is_list(given) else []
+        found += [fault for path in paths for fault in path_faults(key, str(path))]
+    return found
 
 
 def _augment_faults(cfg: DictConfig) -> list[Fault]:
