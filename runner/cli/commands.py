@@ -29,10 +29,11 @@ from runner.config.compose import CONF, Compose, composed_with, composer, hydra_
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.logs import logging_to
-from runner.errors import Fault, RunnerError
+from runner.errors import Fault, RunnerError, nearest_files
 from runner.experiment.summary import is_over, length_key, read_summary
 from runner.experiment.terminal import short
 from runner.tracking import stores
+from runner.tracking.store_uri import sqlite_path
 
 #: settings that a trace may have otherwise than its run: the steps are the same
 OF_TRACES = ("train.compile", "train.cuda_graph")
@@ -302,8 +303,12 @@ def schema(words: list[str]) -> int:
     options.refuse_others("schema", rest)
     here = Path("conf")
     own = [here] if here.is_dir() and not here.samefile(CONF) else []
+    file = Path(output) if output else here / json_schema.FILE
+    if output and not file.parent.is_dir():
+        fix = shlex.join(["mkdir", "-p", str(file.parent)])
+        raise RunnerError(Fault(f"schema --output {output}", f"there is no directory {file.parent}", fix))
     with loading():  # torch, whose signatures are read
-        lines = json_schema.write(file := Path(output) if output else here / json_schema.FILE, *own)
+        lines = json_schema.write(file, *own)
     answer.give({"output": str(file), "lines": lines})
     print(f"{file}; an editor checks by it what has at its head")
     print("\n".join(f"  in {f'conf/{group}/':<22} {line}" for group, line in lines.items()))
@@ -349,6 +354,11 @@ def ui(words: list[str]) -> int:
 
     runs = resuming.newest_first()
     uri = stores.named(words) or stores.of_last(runs, asked="ui")
+    if (path := sqlite_path(uri)) is not None and not path.is_file():  # MLflow would create an empty one
+        there = nearest_files(path, lambda file: file.suffix == path.suffix)
+        near = [f"python -m runner ui tracking.uri=sqlite:///{short(file)}" for file in there]
+        problem, otherwise = f"there is no file {short(path)}", f"python -m runner tracking.uri={uri}, which creates it"
+        raise RunnerError(Fault.suggest(f"ui tracking.uri={uri}", problem, near, otherwise))
     page = stores.page_of(uri, runs)
     if uri.startswith("http"):
         print(f"it is a server already: open {validate.without_password(uri.rstrip('/'))}{page} in a browser")

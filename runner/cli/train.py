@@ -37,6 +37,7 @@ from runner.errors import SECRETS, Fault, RunnerError, path_faults, refuse
 from runner.experiment import claim
 from runner.experiment.given import Given
 from runner.experiment.summary import read_summary
+from runner.version import __version__
 
 RunOne = Callable[[DictConfig, Path], dict[str, Any]]
 
@@ -45,6 +46,9 @@ def train(words: list[str]) -> int:
     """One run or, with -m, several; whatever else Hydra offers (--cfg job, --help, ...) too."""
     if set(completion.FLAGS) & set(words):
         return completion.complete(words, NAMES, lambda: train_composed(words, []))
+    if "--version" in words:
+        print(f"runner {__version__} (Hydra {hydra.__version__})")
+        return 0
     refuse_misspelt(words)
     flags, overrides = sorted_words(words)
     place = rank_here(os.environ)  # of torchrun or srun

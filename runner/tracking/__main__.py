@@ -67,12 +67,16 @@ def _first_line(fd: int) -> bytes:
 
 
 def _publish(folder: Path, uri: str, line: Line) -> int:
-    _open_sqlite(uri)
+    path = store_uri.sqlite_path(uri)
+    if path is not None and path.exists():
+        _open_sqlite(uri)
     gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
 
     machine = Machine()
 
     def upload(folder: Path, lives: bool) -> Uploader:
+        if path is not None and not path.exists():  # a run with an error never gets here, and leaves no store behind
+            _open_sqlite(uri)
         return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
 
     try:
@@ -93,16 +97,15 @@ def _what_is_wrong(uri: str) -> str | None:
 
 
 def _open_sqlite(uri: str) -> None:
-    """Makes the store where there is none: 2 s, while the training is still reading its data."""
-    if store_uri.sqlite_path(uri):
-        ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave a store half made
-        try:
-            with loading():  # alembic imports 60 migrations
-                mlflow_store.open_store(uri)
-        except Exception as error:  # it is told when there is something to send
-            log.warning("the store does not open: %s", mlflow_store.explain(error, uri=uri))
-        finally:
-            signal.signal(signal.SIGTERM, ended)
+    """Opens a store in sqlite; a new one is created first, which takes 2 s."""
+    ended = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may leave an incomplete store
+    try:
+        with loading():  # alembic imports 60 migrations
+            mlflow_store.open_store(uri)
+    except Exception as error:  # reported when there is something to send
+        log.warning("the store does not open: %s", mlflow_store.explain(error, uri=uri))
+    finally:
+        signal.signal(signal.SIGTERM, ended)
 
 
 def _write_masked(uri: str) -> None:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import runner
 from runner import cli
-from runner.cli import check_first
+from runner.cli import check_first, commands
 from runner.cli.arguments import _has_bare_comma
 from runner.cli.options import parse
 from runner.errors import RunnerError
@@ -250,6 +250,28 @@ def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capf
         assert part in text
     assert mend in text
     assert not list(folder.glob("outputs/*/*")), "a mistake leaves no run behind"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data=table", "data.path=nofile.csv"],
+        ["model._target_=my_models.Broken"],
+        ["schema", "--output", "x/y/schema.json"],
+        ["ui", "tracking.uri=sqlite:///mlflow-2.db"],
+    ],
+)
+def test_error_leaves_nothing_on_disk(words, folder, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    monkeypatch.setattr(commands, "_become", lambda *_: pytest.fail("it starts a server"))
+    before = {*folder.rglob("*")}
+    assert cli.main(words) == 2
+    assert {path for path in folder.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_version_is_this_programs(capfd):
+    assert cli.main(["--version"]) == 0
+    assert capfd.readouterr().out.startswith(f"runner {runner.__version__} (Hydra ")
 
 
 def test_a_word_with_a_space_is_offered_in_quotes(own_folder, capfd):
