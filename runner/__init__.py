@@ -16,19 +16,35 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "history", "run"]
 
 
-def run(overrides: Sequence[str] = (), *, config_name: str = "config", folder: Path | str | None = None) -> Result:
-    """Runs what `overrides` describe, as `python -m runner OVERRIDES` would.
+def run(
+    overrides: str | Sequence[str] = (),
+    *,
+    config_name: str = "config",
+    folder: Path | str | None = None,
+    **values: object,
+) -> Result:
+    """Run what `overrides` describe, as `python -m runner OVERRIDES` would.
 
-    overrides: KEY=VALUE, and --allow PACKAGE; `model._target_=__main__.Net` is a class that a cell defines.
-    folder: where the run's files go (None: outputs/DATE/TIME, as on the command line).
-    Returns: a dict of what summary.json holds, with the run's `folder` and its `history`, a DataFrame of all points; as a
-        cell's last line it shows the picture of the loss.
-    Raises: RunnerError for a mistake in the configuration, KeyboardInterrupt once an interrupted run has saved where it
-        stands; a training that fails says so in the summary's `status`.
+    Args:
+        overrides: KEY=VALUE and --allow PACKAGE, in a list or as one line; `model._target_=__main__.Net` is a class
+            that a cell defines.
+        config_name: The main configuration, as -cn has it.
+        folder: The directory of the run (None: outputs/DATE/TIME, as on the command line).
+        values: Refused, with the override to write instead.
+
+    Returns:
+        A dict with the contents of summary.json, the run's `folder` and its `history`, a DataFrame of all points. As a
+        cell's last line it shows the plot of the loss. A training that fails reports it in the summary's `status`.
+
+    Raises:
+        RunnerError: The configuration has an error.
+        KeyboardInterrupt: The run was interrupted, and has saved a checkpoint.
     """
     from runner import cli  # heavy packages are loaded only when something runs
+    from runner.cli import notebook
 
-    return cli.run(list(overrides), config_name=config_name, folder=None if folder is None else Path(folder))
+    words = notebook.overrides_of(overrides, values)
+    return cli.run(words, config_name=config_name, folder=None if folder is None else Path(folder))
 
 
 def history(run: Path | str, *, uri: str | None = None) -> pandas.DataFrame:

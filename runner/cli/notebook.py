@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import sysconfig
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,15 @@ class Result(dict[str, Any]):
         """For IPython; None where nothing was drawn."""
         picture = self.folder / "plots" / "loss.png"
         return picture.read_bytes() if picture.is_file() else None
+
+
+def overrides_of(overrides: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """Split a line into its overrides. Raises: RunnerError for arguments that are no overrides."""
+    if values:
+        given = ", ".join(f"{key}={value!r}" for key, value in values.items())
+        fix = f"run({[f'{key}={value}' for key, value in values.items()]})"
+        raise RunnerError(Fault.suggest(f"run({given})", "run() takes overrides, KEY=VALUE in a list", [fix], fix))
+    return shlex.split(overrides) if isinstance(overrides, str) else list(overrides)
 
 
 def refuse_in_own_process() -> None:

@@ -154,6 +154,7 @@ class _Once:
 
     def _leave_out(self, cfg: DictConfig, loader: ConfigLoaderImpl, overrides: list[str]) -> None:
         """What another target does not take, said once."""
+        other_target.simplify(cfg)
         other_target.name_data(cfg, lambda name: _file_of(loader, name))
         for line in other_target.leave_out(cfg, overrides, lambda name: _file_of(loader, name)):
             if line not in self._said:

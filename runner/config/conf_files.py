@@ -19,6 +19,8 @@ from runner.errors import Fault, nearest
 
 #: how Hydra says it of a file's defaults
 NO_SUCH_DEFAULT = re.compile(r"In '(?P<name>.*)': Could not override '(?P<group>.*)'\. No match in the defaults list")
+#: of an override in a file without a package line, which looks below the name of its group
+WRONG_PACKAGE = re.compile(r"In '(?P<name>(?P<group>.+)/.*)': Could not override '[^@']*@(?P<package>[^']*)'")
 QUOTES = "\"'"
 OWN = "conf/ holds no keys of one's own; what a part of yours takes goes below " + ", ".join(validate.BUILT)
 
@@ -54,6 +56,10 @@ def defaults_fault(text: str, error: Exception) -> Fault | None:
         hits = " or ".join(f"{wanted}: {hit}" for hit in nearest(name, options) or options[:3])
         fix = hits or f"a file conf/{wanted}/{name}.yaml"
         return Fault(f"{wanted}: {name} in the defaults of {chosen}", problem, fix)
+    told = WRONG_PACKAGE.match(str(error))
+    if told and f"{told['package']}.".startswith(f"{told['group'].replace('/', '.')}."):
+        file = Path("conf", f"{told['name']}.yaml")
+        return _without_package(file if file.is_file() else None, told["name"], told["group"])
     if told := NO_SUCH_DEFAULT.match(str(error)):
         problem = f"the defaults before it choose no {told['group']}, which it would override"
         fix = "a group that --info defaults lists, or without override"
@@ -97,13 +103,20 @@ def _fault(error: WrongFile, text: str, key: str, value: Any, kind: str | None, 
 
 
 def _misplaced(error: WrongFile) -> Fault:
-    """A file that another one puts where nothing is: /group@place: name."""
+    """A file at a place where no key is: its group's own name, or as another file says, /group@place: name."""
     group, _, name = error.name.rpartition("/")
+    if error.package == group.replace("/", "."):
+        return _without_package(error.file, error.name, error.package)
     lines = _text(error.parent_file).splitlines()
     line = next((number for number, text in enumerate(lines, start=1) if f"{group}@{error.package}" in text), None)
-    by = f"{_shown_path(error.parent_file, error.parent)}{f', line {line}' if line else ''}"
-    asked = f"{group}@{error.package}: {name}" if error.package != group.replace("/", ".") else f"{group}: {name}"
-    return Fault(f"{asked} in {by}", f"there is no key {error.key}: {OWN}", f"{group}@model: {name}, say")
+    asked = f"{group}@{error.package}: {name} in {_shown_path(error.parent_file, error.parent)}"
+    asked += f", line {line}" if line else ""
+    return Fault(asked, f"there is no key {error.key}: {OWN}", f"{group}@model: {name}, say")
+
+
+def _without_package(file: Path | None, name: str, package: str) -> Fault:
+    problem = f"it has no package line, so its keys are below {package}, and there is no key {package}"
+    return Fault(_shown_path(file, name), problem, '"# @package _global_" as its first line')
 
 
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runner.config.allowed import public_name
+
 
 def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The package's `__getattr__` and `__dir__`. homes: public name -> the module below the package that defines it."""
@@ -24,3 +26,15 @@ def exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any
         return sorted({*vars(sys.modules[package]), *homes})
 
     return load, names
+
+
+def exported_name(path: str) -> str:
+    """The name that a package exports for the path of its definition; another path as it is.
+
+    runner.models.mlp.MLP is runner.models.MLP, which decides what a configuration may name.
+    """
+    public = public_name(path)
+    if public is None:
+        return path
+    package, _, name = public.rpartition(".")
+    return public if path == f"{package}.{importlib.import_module(package).HOMES[name]}.{name}" else path

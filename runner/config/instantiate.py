@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
+from runner.config.exports import exported_name
 from runner.config.packages import install
 from runner.errors import NO_MOVES, Fault, RunnerError, in_words, moves_itself, nearest, refuse
 from runner.version import HERE
@@ -109,12 +110,15 @@ def locate(target: str, *, own_code: bool = True, more: tuple[str, ...] = ()) ->
         raise RunnerError(Fault(f"_target_={target}", problem, _allowed_write(target, own_code)))
     thing, module = _import(target)
     home = str(getattr(thing, "__module__", None) or module)
+    own += own_prefixes(home) if own_code else ()  # a custom module may import from another one
     if not callable(thing) or inspect.ismodule(thing) or not (under(home, own) or is_part(thing, home)):
         # torch.nn.modules.linear.torch.os.system starts well and ends in the operating system
-        problem = (
-            f"it leads to {home}.{getattr(thing, '__name__', thing)}, which is not a part that a configuration may name"
-        )
-        raise RunnerError(Fault(f"_target_={target}", problem, _allowed_write(target, own_code)))
+        name = exported_name(f"{home}.{getattr(thing, '__qualname__', thing)}")
+        problem = f"it leads to {name}, which is not a part that a configuration may name"
+        fix = f"_target_={name}" if name in PARTS else _allowed_write(target, own_code)
+        if name in PARTS:
+            problem = f"the module {module} imports it; its name is {name}"
+        raise RunnerError(Fault(f"_target_={target}", problem, fix))
     return thing
 
 
@@ -295,11 +299,14 @@ def _refusal(target: str, own: tuple[str, ...]) -> str:
 
 
 def _allowed_write(target: str, own_code: bool) -> str:
-    hits = _in_files_like(target)[:1] if own_code else []
+    hits = [hit for hit in _in_files_like(target) if hit != target][:1] if own_code else []
     hits += [hit if hit in PARTS else f"{hit}..." for hit in nearest(target, (*PARTS, *LIBRARIES))[:1]]
     ways = [f"_target_={hit}" for hit in hits]
     ways.append("your own class in a file of the current folder (_target_=my_models.Net)")
-    if (first := target.split(".")[0]) not in OURS:  # of which it is said above what may be named
+    if (first := target.split(".")[0]) not in (
+        *OURS,
+        *own_prefixes(target),
+    ):  # the problem names what of them is allowed
         ways.append(f"--allow {first} if you trust it")
     return ", or ".join(ways)
 

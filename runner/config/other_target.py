@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config import defaults, validate
+from runner.config.exports import exported_name
 from runner.config.identity import key_of
 from runner.config.importing import loading
 from runner.config.instantiate import HYDRA_KEYS, locate
@@ -47,6 +49,29 @@ def leave_out(cfg: DictConfig, words: Sequence[str], file_of: Callable[[str], Pa
         if gone:
             lines.append(f"{group}._target_={target}: it takes no {', '.join(gone)}, left out of {group}={option}")
     return lines
+
+
+def simplify(cfg: DictConfig) -> None:
+    """Makes plain groups of structured configs, and names our parts as their package exports them, in place.
+
+    A class's own path, runner.models.mlp.MLP, is what hydra-zen writes.
+    """
+    for group in validate.BUILT:
+        node: Any = cfg._get_node(group, validate_access=False)
+        if OmegaConf.is_dict(node) and is_dataclass(OmegaConf.get_type(node)):
+            cfg[group] = OmegaConf.to_container(node, enum_to_str=True)
+        _use_public_names(cfg._get_node(group, validate_access=False))
+
+
+def _use_public_names(node: Any) -> None:
+    if not OmegaConf.is_config(node) or node._is_none() or node._is_missing() or node._is_interpolation():
+        return
+    for key in list(node) if OmegaConf.is_dict(node) else range(len(node)):
+        child = node._get_node(key)
+        if key == "_target_" and isinstance(child._value(), str):
+            node[key] = exported_name(child._value())
+        else:
+            _use_public_names(child)
 
 
 def name_data(cfg: DictConfig, file_of: Callable[[str], Path | None]) -> None:

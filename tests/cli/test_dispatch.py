@@ -205,7 +205,10 @@ MISTAKES = [
     ("hydra.run.dir=below/${nowhere}", "hydra.run.dir=FOLDER"),
     ("-m seed=1,2 hydra.sweep.dir=below/${nowhere}", "hydra.sweep.dir=FOLDER"),
     ("-m seed=1,2 hydra.sweep.dir=/dev/null/below", "hydra.sweep.dir=FOLDER"),
-    ("hydra.run.dir=s3://lab/1 model.weights=gs://lab/w.pt", "gcloud storage cp gs://lab/w.pt ., then model.weights=w.pt"),
+    (
+        "hydra.run.dir=s3://lab/1 model.weights=gs://lab/w.pt",
+        "gcloud storage cp gs://lab/w.pt ., then model.weights=w.pt",
+    ),
     ("data=table data.path=s3://lab/a.csv data.val_path=/dev/zero", "write: data.val_path=FILE"),
     ("-m seed=1,2 hydra.sweep.dir=s3://lab/1", "hydra.sweep.dir=PATH on this machine"),
     ("hydra.job.chdir=true", "hydra.job.chdir=false"),

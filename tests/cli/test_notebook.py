@@ -144,6 +144,12 @@ def test_run_takes_one_run(own_folder):
         with pytest.raises(RunnerError, match=r"run\(\) is one") as raised:
             runner.run([word])
         assert write in raised.value.faults[0].fix and "-m" not in str(raised.value)
+    with pytest.raises(RunnerError) as raised:  # a line is split, and has one error
+        runner.run("seed=1 modle='mlp'")
+    assert [fault.asked for fault in raised.value.faults] == ["modle=mlp"]
+    with pytest.raises(RunnerError, match=r"run\(\) takes overrides") as raised:
+        runner.run(["seed=1"], data="iris", seed=2)
+    assert raised.value.faults[0].suggestions == ("run(['data=iris', 'seed=2'])",)
     for words in (["-cd"], ["-cn", ""]):
         with pytest.raises(RunnerError, match="needs a value"):
             runner.run(words)

@@ -16,6 +16,8 @@ FILES = {
     "experiment/no_option.yaml": "# @package _global_\ndefaults:\n  - override /model: mlpp\n",
     "experiment/no_group.yaml": "# @package _global_\ndefaults:\n  - override /modell: mlp\n",
     "experiment/no_file.yaml": "# @package _global_\ndefaults:\n  - /nothing: mlp\n",
+    "experiment/no_package.yaml": "train: {num_epochs: 1}\n",
+    "experiment/no_package_either.yaml": "defaults:\n  - override /model: mlp\n",
     "experiment/hydras.yaml": "# @package _global_\nhydra:\n  jobb: {name: x}\n",
     "mygroup/fast.yaml": "a: 1\n",
     "train/mine.yaml": "defaults: [default]\nnum_epochs: 3\nclip_grad_nrm: 1\n",
@@ -37,6 +39,8 @@ TOLD = {
     "experiment=no_option": [("model: mlpp in the defaults of experiment/no_option", "model has no mlpp", "model: mlp")],
     "experiment=no_group": [("override modell in the defaults of experiment/no_group", "no modell", "--info defaults")],
     "experiment=no_file": [("nothing: mlp in the defaults", "no nothing/ in conf/", "conf/nothing/mlp.yaml")],
+    "experiment=no_package": [("conf/experiment/no_package.yaml", "no package line", "# @package _global_")],
+    "experiment=no_package_either": [("no_package_either.yaml", "no package line", "# @package _global_")],
     "experiment=hydras": [("hydras.yaml, line 3", "no setting hydra.jobb", "--cfg hydra")],
     "train=mine": [("clip_grad_nrm: 1 in conf/train/mine.yaml, line 3", "train.clip_grad_nrm", "clip_grad_norm: 1")],
 }  # fmt: skip

@@ -82,6 +82,27 @@ def test_what_the_persons_module_merely_imports_is_not_theirs(own_folder):
     assert "subprocess.run" in refused({"_target_": "my_models.run"})
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("Net", None),  # from another module of the current directory
+        ("MLP", "_target_=runner.models.MLP"),
+        ("save", "your own class in a file of the current folder (_target_=my_models.Net)"),
+    ],
+)
+def test_imported_class_is_taken_or_named(name, fix, own_folder):
+    (own_folder / "siam.py").write_text("class Net:\n    pass\n")
+    (own_folder / "imports.py").write_text(
+        "from numpy import save\nfrom siam import Net\nfrom runner.models import MLP\n"
+    )
+    if fix is None:
+        assert locate(f"imports.{name}").__module__ == "siam"
+        return
+    with pytest.raises(RunnerError) as raised:
+        locate(f"imports.{name}")
+    assert raised.value.faults[0].fix == fix
+
+
 def test_more_prefixes_come_from_the_command_line_alone(monkeypatch):
     node = {"_target_": "collections.OrderedDict"}
     assert "--allow collections" in refused(node)
