@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from runner.cli.answer import FLAG
 from runner.config import compose, override_errors, validate
+from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
-from runner.errors import Fault, RunnerError, nearest, refuse
+from runner.errors import Fault, RunnerError, nearest, refuse, without_password
 
 #: Hydra's flags that take a value of their own, with one that can be typed
 FLAGS_WITH_VALUE = {
@@ -127,6 +129,11 @@ def sorted_words(
         refuse(faults)
         return words, []  # these read their own words
     faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
+    values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
+    last = {key_of(word): word for word in values}
+    for word in values:
+        if (later := last[key_of(word)]) != word:
+            print(f"note: {without_password(word)} has no effect: {without_password(later)} follows", file=sys.stderr)
     several = [word for word in overrides if _has_several(word) or word.startswith(("sweep.zip={", "sweep.zip=["))]
     if several and not MULTIRUN & set(flags):
         if not faults and compose.asks_for_a_sweep(flags, overrides):
@@ -217,7 +224,6 @@ def _unknown_flag(name: str, value: str | None, takes: Sequence[str]) -> Fault:
 
 
 def _value_faults(name: str, value: str) -> list[Fault]:
-    """What is wrong with the value of a flag of Hydra's: Hydra ignores an empty one."""
     if not value or value.startswith("-"):
         return [Fault(name, "it needs a value", f"{name} {FLAGS_WITH_VALUE[name]}")]
     asked = f"{name} {value}"
@@ -243,7 +249,6 @@ def _not_a_setting(word: str) -> Fault:
 
 
 def _has_several(word: str) -> bool:
-    """Whether its values make a run each."""
     return _has_bare_comma(word) or override_errors.SEVERAL.match(word.partition("=")[2]) is not None
 
 
@@ -253,7 +258,6 @@ def _has_bare_comma(word: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas outside of quotes, brackets and parentheses."""
     parts, depth, quote, is_escaped = [""], 0, "", False
     for char in text:
         if is_escaped or char == "\\":  # the one behind it is taken as it is
@@ -274,7 +278,6 @@ def _parts(text: str) -> list[str]:
 
 
 def _allow(prefix: str) -> None:
-    """Adds to the prefixes that a `_target_` may have, for this process and those that it starts."""
     if not prefix or prefix.startswith("-") or "=" in prefix:
         raise RunnerError(Fault("--allow", "it needs the name of a package whose classes may be built", "--allow timm"))
     before = os.environ.get(ALLOW_VARIABLE)

@@ -89,7 +89,6 @@ def _check_words(overrides: list[str], cfg: DictConfig, *, compose: Compose) -> 
 
 
 def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
-    """Raises: RunnerError for a number of epochs that the run's number of steps would have nobody look at."""
     given = {key_of(word): word for word in overrides}
     num_steps = cfg.train.num_steps
     if "train.num_epochs" in given and "train.num_steps" not in given and num_steps is not None:
@@ -152,7 +151,6 @@ def plan(words: list[str]) -> int:
 
 
 def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, ...], str]]:
-    """Each job's overrides and name. master: what they have in common."""
     from hydra.core.global_hydra import GlobalHydra
 
     from runner.sweep.jobs.prepare import combinations, zips_of
@@ -382,7 +380,6 @@ def _free_port(first: int) -> int:
 
 
 def _after_training(verb: str, words: list[str]) -> int:
-    """evaluate, predict, export, serve, register, explain, lr-find, tune; see runner.cli.options."""
     from runner.cli import after_training as command
 
     if options.HELP & set(words):
@@ -400,7 +397,6 @@ def _become(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def _may_be_a_folder(word: str) -> bool:
-    """A word that names a run or a folder."""
     return word[:1] not in ("-", "~") and ("=" not in word or is_a_runs_path(word))
 
 

@@ -42,7 +42,7 @@ class Result(dict[str, Any]):
 
 
 def overrides_of(overrides: str | Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Split a line into its overrides. Raises: RunnerError for arguments that are no overrides."""
+    """Split a line into its overrides. Raises: RunnerError for keyword arguments."""
     if values:
         given = ", ".join(f"{key}={value!r}" for key, value in values.items())
         fix = f"run({[f'{key}={value}' for key, value in values.items()]})"

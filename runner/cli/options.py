@@ -183,7 +183,6 @@ def refuse_others(verb: str, words: Sequence[str]) -> None:
 
 
 def _with_value(name: str, kind: str, value: str) -> str:
-    """A flag or a key as it is typed."""
     text = shlex.quote(value) if value else kind
     return f"{name}{text}" if name.endswith("=") else f"{name} {text}" if kind else name
 

@@ -62,7 +62,6 @@ def train(words: list[str]) -> int:
 
 
 def _follow(flags: list[str], overrides: list[str], place: RankInfo) -> int:
-    """A process beside the first one of a run: no folder and no log of Hydra's."""
     compose = composer(flags)
     with hydra_session(["runner"]):
         cfg = composed_with(compose, overrides)
@@ -226,7 +225,6 @@ def _run_one(flags: list[str], overrides: list[str], folder: Path | None) -> not
 
 
 def _say_what_fits(cfg: DictConfig) -> None:
-    """The plan's numbers for a run that the memory did not take."""
     from runner.plan.command import what_fits
 
     print("plan    of this run, on the whole of that memory:")

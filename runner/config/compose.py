@@ -153,7 +153,6 @@ class _Once:
         return found
 
     def _leave_out(self, cfg: DictConfig, loader: ConfigLoaderImpl, overrides: list[str]) -> None:
-        """What another target does not take, said once."""
         other_target.simplify(cfg)
         other_target.name_data(cfg, lambda name: _file_of(loader, name))
         for line in other_target.leave_out(cfg, overrides, lambda name: _file_of(loader, name)):
@@ -196,7 +195,6 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
 def _with_its_file(
     error: ConfigCompositionException, loader: ConfigLoaderImpl, config_name: str | None, *settings: Any, **more: Any
 ) -> ConfigCompositionException:
-    """The error with the place of the file that it is about, when it is about what stands in one."""
     told, cause = IN_A_FILE.match(str(error)), error.__context__
     if told is None or not isinstance(cause, OmegaConfBaseException):
         return error
@@ -238,7 +236,6 @@ def composer(flags: list[str], *, mode: RunMode = RunMode.RUN) -> Compose:
 
 @contextmanager
 def _initialized(flags: list[str]) -> Iterator[Hydra]:
-    """Hydra with the folders that flags name among those that it searches."""
     with _searching(flags), hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         composing = GlobalHydra.instance().hydra
         assert composing is not None
@@ -265,7 +262,7 @@ def _name(words: list[str]) -> str:
 
 
 def _split_off(words: list[str], *flags: str) -> tuple[list[str], str | None]:
-    """The other words, and the last value of a flag."""
+    """Split off a flag: the rest of the arguments, and its last value."""
     rest, value, given = [], None, iter(words)
     for word in given:
         name, equals, text = word.partition("=")

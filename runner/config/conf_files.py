@@ -120,7 +120,6 @@ def _without_package(file: Path | None, name: str, package: str) -> Fault:
 
 
 def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:
-    """Every value of the file with its dotted key in the whole configuration."""
     content = yaml.safe_load(text) or {}
     for name in content if isinstance(content, dict) else ():
         if name not in ("defaults", "hydra"):
@@ -128,7 +127,6 @@ def _leaves(text: str, package: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refused(key: str, value: Any) -> tuple[str, Any, str | None] | None:
-    """What the schema has against a value: the key that there is not, or the type that its key has."""
     node = value
     for word in reversed(key.split(".")):
         node = {word: node}

@@ -222,14 +222,12 @@ def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, ta
 
 
 def _part(target: str) -> Any:
-    """One of our own, from the module that its package says."""
     package, _, name = target.rpartition(".")
     home = _import_module(package, target).HOMES[name]
     return getattr(_import_module(f"{package}.{home}", target), name)
 
 
 def _import(target: str) -> tuple[Any, str]:
-    """Imports the longest module that the path begins with and follows the rest by attribute."""
     words = target.split(".")
     if not all(word.isidentifier() for word in words):
         raise RunnerError(Fault(f"_target_={target}", "that is no dotted path", "_target_=package.module.Name"))

@@ -85,7 +85,6 @@ def name_data(cfg: DictConfig, file_of: Callable[[str], Path | None]) -> None:
 
 
 def _unchanged(node: DictConfig, file: Path) -> list[str]:
-    """The keys that a group has as its file has them; ${...} are not followed."""
     values, written = OmegaConf.to_container(node), OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(values, dict) and isinstance(written, dict)  # a file that is none does not compose
     return [str(name) for name, value in written.items() if name in values and values[name] == value]

@@ -86,9 +86,11 @@ def explain(
     # groups first: keys below depend on them
     for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):
         singles = list(_singles(text))
-        if text.startswith("hydra") and len(singles) > 1:
-            key = text.partition("=")[0]
-            faults.append(Fault(text, f"{key} is the same for all jobs of a sweep", f"{key}=... with one value"))
+        if text.lstrip("+").startswith("hydra") and len(singles) > 1:
+            key, _, several = text.lstrip("+").partition("=")
+            is_param = key.startswith("hydra.sweeper.params.")  # a text, which the sweeper reads
+            fix = shlex.quote(f'++{key}="{several}"') if is_param else f"{key}=... with one value"
+            faults.append(Fault(text, f"{key} is the same for all jobs of a sweep", fix))
             continue
         for single in singles:
             try:
@@ -130,7 +132,6 @@ def _bare_key(text: str) -> str:
 
 
 def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, compose: Compose) -> list[Fault]:
-    """Why one override is refused. accepted, cfg: the overrides that were accepted, and what they compose."""
     if isinstance(error, RunnerError):
         return list(error.faults)
     if text.startswith("hydra."):
@@ -232,7 +233,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return ambiguous(text)
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _missing_option(text, bare, value, list(error.options))
-    if ("add" in message and "already" in message) or "Could not append" in message:
+    is_there = key.startswith("+") and not key.startswith("++") and bare in known
+    if is_there or ("add" in message and "already" in message) or "Could not append" in message:
         return Fault(text, f"{bare} is there already; + only adds what is not", f"{bare}={value}")
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
@@ -270,8 +272,6 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
 
 
 def _options_with(text: str, group: str, compose: Compose) -> list[str]:
-    """Those of a group that take an override; 0.1 s each."""
-
     def takes_it(option: str) -> bool:
         try:
             compose([f"{group}={option}", text])
@@ -356,7 +356,6 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _options(group: str, compose: Compose) -> list[str]:
-    """The files of a group: Hydra lists them when it is asked for one that can't be."""
     from hydra.errors import MissingConfigException
 
     try:

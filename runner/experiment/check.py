@@ -78,7 +78,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
 
 
 def _path_faults(cfg: DictConfig) -> list[Fault]:
-    """Reports paths that are no files of this machine; a custom data set may read addresses."""
+    """Reports paths that are not on this machine; a custom data set may read addresses."""
     found = path_faults("hydra.run.dir", str(validate.value(cfg, "hydra.run.dir")), is_written=True)
     keys = ["model.weights"]
     if validate.value(cfg, "data._target_") in PARTS:

@@ -144,6 +144,7 @@ def test_of_a_process_and_those_that_it_starts(own_folder):
 def test_the_page_takes_a_port_that_nobody_answers_at(own_folder, capfd, monkeypatch):
     """AirPlay answers at a Mac's 5000."""
     became = []
+    Path("a.db").touch()
     monkeypatch.setattr(commands, "_become", lambda command, environment: became.append(command) or 0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

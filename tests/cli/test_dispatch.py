@@ -211,6 +211,8 @@ MISTAKES = [
     ),
     ("data=table data.path=s3://lab/a.csv data.val_path=/dev/zero", "write: data.val_path=FILE"),
     ("-m seed=1,2 hydra.sweep.dir=s3://lab/1", "hydra.sweep.dir=PATH on this machine"),
+    ("-m +hydra.sweeper.params.seed=1,2", "write: '++hydra.sweeper.params.seed=\"1,2\"'"),
+    ("model._target_=torch.nn.Linear +model.out_features=1", "write: model.out_features=1"),
     ("hydra.job.chdir=true", "hydra.job.chdir=false"),
     ("name=\udcc3\udca9t\udcc3\udca9", "PYTHONUTF8=1"),
     ("-m seed=1,2 hydra.mode=RUN", "one of them"),
@@ -270,6 +272,13 @@ def test_error_leaves_nothing_on_disk(words, folder, monkeypatch):
     before = {*folder.rglob("*")}
     assert cli.main(words) == 2
     assert {path for path in folder.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_override_without_effect_is_noted(own_folder, capfd):
+    words = ["data=digits", "~model.dropout", "data=iris", "+model.dropout=1", "seed=1", "seed=1", "--cfg", "job"]
+    assert cli.main(words) == 0
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note:")]
+    assert notes == ["note: data=digits has no effect: data=iris follows"]
 
 
 def test_version_is_this_programs(capfd):

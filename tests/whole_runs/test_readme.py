@@ -131,6 +131,7 @@ def a_run(own_folder):
     """A run in the folder that the pages write of, beside what is one's own."""
     write_guides(own_folder)
     assert cli.main(["hydra.run.dir=outputs/DATE/TIME", "model=linear", "task.plots=false", *SHORT]) == 0
+    (own_folder / "mlflow.db").touch()
 
 
 def test_every_command_is_one(a_run, own_folder, monkeypatch):
