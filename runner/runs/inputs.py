@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from runner.data import array_data
 from runner.data.array_files import ENDINGS as OF_ARRAYS
 from runner.data.tables.example import made_up
 from runner.data.tables.node import columns_in
+from runner.data.tables.reader import TableReader
 from runner.data.vision.reader import named_images
 from runner.device.placement import map_tensors, num_rows, tensors
 from runner.errors import Fault, RunnerError, first_line, nearest, nearest_files
@@ -41,13 +42,18 @@ def existing(path: str) -> Path:
     raise RunnerError(Fault(f"--input {path}", problem, fix))
 
 
-def chunks(trained: Trained, file: Path) -> Iterator[Any]:
-    """Trees of tensors that share their first dimension, rows in the file's order; by the run's own reader where it has one.
+def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | None = None) -> Iterator[Any]:
+    """Yield trees of tensors that share their first dimension, in the file's order, read by the run's own reader if any.
 
-    Raises: RunnerError for a file that can't be read, has no rows, or has rows that the model does not take.
+    Args:
+        counts: Receives `unknown` and `missing`, the rows with unknown categories and without a value, by column.
+
+    Raises:
+        RunnerError: The file can't be read, has no rows, or has rows that the model does not accept.
     """
     asked = f"--input {file}"
-    found = _read(trained, file)
+    reader = reader_of(trained) if _needs_reader(trained, file) else None
+    found = _read(trained, file, reader)
     count = 0
     for chunk in iter([found]) if tensors(found) else iter(found):
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors(chunk)}
@@ -59,6 +65,8 @@ def chunks(trained: Trained, file: Path) -> Iterator[Any]:
             yield chunk
     if not count:
         raise RunnerError(Fault(asked, "it has no rows", "a file with rows in it"))
+    if counts is not None and isinstance(reader, TableReader):
+        counts |= {"unknown": reader.unknown, "missing": reader.missing}
 
 
 def files_of(trained: Trained, file: Path) -> list[str] | None:
@@ -95,12 +103,15 @@ def example(trained: Trained) -> Any:
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _read(trained: Trained, file: Path) -> Any:
-    node, asked = trained.card.reader, f"--input {file}"
-    is_plain = node is None or node.get("_target_") == ARRAYS
-    if not is_plain or (node is not None and not input_tables.is_table(file)):
-        reader = reader_of(trained)
-        assert reader is not None
+def _needs_reader(trained: Trained, file: Path) -> bool:
+    node = trained.card.reader
+    return node is not None and (node.get("_target_") != ARRAYS or not input_tables.is_table(file))
+
+
+def _read(trained: Trained, file: Path, reader: Callable[[str], Any] | None) -> Any:
+    asked = f"--input {file}"
+    if reader is not None:
+        is_plain = (trained.card.reader or {}).get("_target_") == ARRAYS
         try:
             rows = reader(str(file))
         except RunnerError:

@@ -59,9 +59,10 @@ def predict(
     for note in trained.notes:
         say(f"note    {note}")
     began, count = time.perf_counter(), 0
+    counts: dict[str, dict[str, int]] = {}
     with writing(target) as write:
         kept, files = Kept(file, trained) if keep else None, files_of(trained, file)
-        for found in told(trained, chunks(trained, file), batch_size):
+        for found in told(trained, chunks(trained, file, counts), batch_size):
             num_rows = len(next(iter(found.values())))
             beside = kept.take(num_rows, found) if kept else {}
             if files is not None:
@@ -72,7 +73,7 @@ def predict(
             kept.finish(count)
     seconds = time.perf_counter() - began
     say(f"written {count:,} rows to {short(target.absolute())} in {seconds:.1f} s: {count / seconds:,.0f} rows/s")
-    return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device}
+    return {"path": str(target), "num_rows": count, "seconds": seconds, "device": trained.choice.device, **counts}
 
 
 def _check_keep(keep: bool, inputs: str) -> None:

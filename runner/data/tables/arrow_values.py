@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,16 @@ LIKE_A_DATE = r"^\d{4}-\d{2}-\d{2}([T ].*)?$"
 DAY = 86_400_000_000
 
 
-class BadValue(Exception):
-    """A value that its column can't take."""
+#: bad values of a column that an error lists
+MOST_NAMED = 10
 
-    def __init__(self, row: int, value: Any) -> None:
+
+class BadValue(Exception):
+    """A value that its column can't hold; others: further rows and values of the same batch."""
+
+    def __init__(self, row: int, value: Any, others: Sequence[tuple[int, Any]] = ()) -> None:
         super().__init__(row, value)
-        self.row, self.value = row, value
+        self.row, self.value, self.others = row, value, others
 
 
 class UnknownType(Exception):
@@ -170,10 +174,11 @@ def is_too_large(value: Any) -> bool:
         return False
 
 
-def first_not(values: Any, pattern: str) -> tuple[int, Any]:
-    """Row and value of the first text that the pattern does not match."""
+def first_not(values: Any, pattern: str) -> tuple[int, Any, list[tuple[int, Any]]]:
+    """Return row and value of the first text that the pattern does not match, and up to nine more of them."""
     import pyarrow.compute as pc
 
     fits = pc.match_substring_regex(values, pattern).fill_null(True).to_numpy(zero_copy_only=False)
-    row = int(fits.argmin())
-    return row, values[row].as_py()
+    rows = np.flatnonzero(~fits)[:MOST_NAMED].tolist() or [0]
+    (row, value), *others = [(row, values[row].as_py()) for row in rows]
+    return row, value, others

@@ -62,7 +62,11 @@ def choose(
     max_categories: int,
     drop_missing_targets: bool = False,
 ) -> Table:
-    """What each column is: reads the files whole. Raises: RunnerError for what the table or the settings have wrong."""
+    """Choose the kind of each column; reads the files completely.
+
+    Raises:
+        RunnerError: For every error in the table or the settings.
+    """
     _check(missing, max_categories)
     targets = _texts(target) if target is not None else list(names[-1:])
     inputs = _inputs(names, targets, columns, drop, categorical, file=files[0])
@@ -73,8 +77,13 @@ def choose(
         problem = f"all of its {num_left_out:,} rows lack the target" if num_left_out else "it has no rows"
         raise RunnerError(Fault(files[0].asked, problem, "a file with rows below its column names"))
     asked = f"data.target={targets[0] if len(targets) == 1 else '[' + ','.join(targets) + ']'}"
-    found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
-    notes = [f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}"]
+    faults: list[Fault] = []
+    notes: list[str] = []
+    try:
+        found, why = find_target([tallies[name] for name in targets], kind, asked=asked)
+        notes.append(f"target {', '.join(targets)}{' (the last column)' if target is None else ''}: {why}")
+    except RunnerError as error:
+        faults += error.faults
     if num_left_out:
         notes.append(f"left out, since they have no {' or '.join(targets)}: {num_left_out:,} rows")
     notes += _on_the_header(names, files[0])
@@ -84,7 +93,11 @@ def choose(
     wanted = {*forced, *_texts(columns)}
     for name in inputs:
         tally = tallies[name]
-        what = "category" if name in forced else _kind(tally, files[0])
+        try:
+            what = "category" if name in forced else _kind(tally, files[0])
+        except RunnerError as error:
+            faults += error.faults
+            continue
         if what == "category" and name not in wanted and _is_a_key(tally, max_categories):
             left_out.append(name)
             hints += _on_the_form(tally, "left out")
@@ -94,10 +107,17 @@ def choose(
         if missing == "refuse" and tally.first_missing is not None:
             place, row = tally.first_missing
             problem = f"{place.of(row)}, column {name!r}, is missing"
-            raise RunnerError(Fault("data.missing=refuse", problem, f"data.missing=mean, or data.drop=[{name}]"))
+            faults.append(Fault("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]"))
+            continue
         kept.append(tally.column(what, most=max_categories))
+    refuse(faults)
     if left_out:
-        notes.append(f"left out, since nearly all their texts differ: {listed(left_out)}")
+        notes.append(f"left out, because nearly all their texts differ: {listed(left_out)}")
+    if gaps := [column.name for column in kept if column.has_missing]:
+        shares = [f"{name} {1 - tallies[name].present / tallies[name].rows:.0%}" for name in gaps]
+        notes.append(f"missing values: {listed(shares)}; numbers become the training mean")
+    if counters := [column.name for column in kept if column.kind == "number" and tallies[column.name].is_row_number()]:
+        notes.append(f"{listed(counters)} only counts the rows; data.drop=[{','.join(counters)}] leaves it out")
     if cut := [column.name for column in kept if len(tallies[column.name].texts) > len(column.categories) > 0]:
         notes.append(f"the {max_categories} most frequent categories of {listed(cut)}; others are as unknown")
     notes += [taken_less(column.name, column.offset) for column in kept if column.offset][:MOST_HINTS]
@@ -107,8 +127,7 @@ def choose(
         _check_used(used, tallies, files[0])
     notes += hints[:MOST_HINTS]
     if not kept:
-        problem = f"no column is left to learn from beside {', '.join(targets)}"
-        raise RunnerError(Fault(files[0].asked, problem, "more columns"))
+        raise RunnerError(_nothing_left(targets, [tallies[name] for name in left_out], files[0]))
     return Table(Columns(tuple(kept), missing == "refuse"), found, tallies[targets[0]].rows, tuple(notes), bool(cut))
 
 
@@ -143,6 +162,22 @@ def _inputs(
     refuse(faults)
     taken = {*targets, *_texts(drop)}
     return [name for name in (_texts(columns) if columns is not None else names) if name not in taken]
+
+
+def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: TableFile) -> Fault:
+    """Say why no input column is left, and how to use one of those that were left out."""
+    problem = f"no input column is left next to {', '.join(targets)}"
+    if not left_out:
+        return Fault(file.asked, f"{problem}: the table has no other column", "data.target=... another column")
+    names = ", ".join(tally.name for tally in left_out)
+    problem += f": {names} {'is' if len(left_out) == 1 else 'are'} left out, because nearly all the texts differ"
+    first = left_out[0]
+    texts = list(itertools.islice(first.texts, MOST_LOOKED_AT))
+    fix = suggested(texts)
+    if not fix and sum(" " in text.strip() for text in texts) * 2 > len(texts):
+        words = f"data.data_files={file.path} data.inputs={first.name} data.target={targets[0]} model=transformer"
+        fix = f"data=huggingface data.path={'csv' if file.is_csv else 'parquet'} {words}"
+    return Fault(file.asked, problem, fix or f"data.categorical=[{first.name}]")
 
 
 def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Fault:

@@ -20,7 +20,6 @@ from runner.data.tables.arrow_values import (
     as_numbers,
     is_too_large,
     tidy,
-    type_of,
 )
 from runner.data.tables.files import TableFile
 from runner.data.tables.frame import TableFrame
@@ -92,12 +91,13 @@ def columns_of(node: Sequence[dict[str, Any]], *, refuses_missing: bool) -> Colu
 
 
 class Encoder:
-    """Rows of float32 from a table's files; counts the categories it does not know."""
+    """Encode rows of a table's files as float32; count unknown categories and missing values by column."""
 
     def __init__(self, columns: Columns, *, fix: str) -> None:
         self.columns = columns
         self.unknown: dict[str, int] = {}  # by column: rows with a category that the training table does not have
-        self._fix = fix  # what a person does about a value that does not fit; {column} is its name
+        self.missing: dict[str, int] = {}  # by column: rows without a value
+        self._fix = fix  # help for a value that does not fit; {column} is the column's name
         self._numbers = [{text: index for index, text in enumerate(column.categories)} for column in columns.columns]
 
     def chunks(
@@ -126,8 +126,10 @@ class Encoder:
             except BadValue as bad:
                 raise RunnerError(bad_value(column.name, WORDS[column.kind], bad, place, self._fix)) from None
             rows[:, start:end] = found.reshape(num_rows, -1)
-            if self.columns.refuses_missing and (gone := np.isnan(rows[:, start])).any():
-                raise RunnerError(_missing_value(column.name, place, int(gone.argmax())))
+            if (is_missing := np.isnan(rows[:, start])).any():
+                if self.columns.refuses_missing:
+                    raise RunnerError(_missing_value(column.name, place, int(is_missing.argmax())))
+                self.missing[column.name] = self.missing.get(column.name, 0) + int(is_missing.sum())
             start = end
         return rows
 
@@ -180,8 +182,7 @@ def tidied_batches(
 
 def _tidied_at(values: Any, name: str, place: Place) -> Any:
     try:
-        found = tidy(values)
-        return place.file.form.tidied(found) if type_of(found) == "text" else found
+        return place.file.form.tidied(tidy(values))
     except UnknownType as error:
         problem = f"column {name!r} of {place.file.name} holds values of type {error}; numbers, texts, dates and booleans are read"
         raise RunnerError(Fault(place.file.asked, problem, f"data.drop=[{name}]")) from None
@@ -191,8 +192,17 @@ def bad_value(name: str, holds: str, bad: BadValue, place: Place, fix: str) -> F
     holds = f"that column holds {holds}"
     if is_too_large(bad.value):
         holds = f"float32, in which models compute, ends at {np.finfo(np.float32).max:.1e}"
-    problem = f"{place.of(bad.row)}, column {name!r}, is {_shown(bad.value)}, and {holds}"
-    return Fault(place.file.asked, problem, fix.format(column=name))
+    found = [(place, bad.row, bad.value), *((place, row, value) for row, value in bad.others)]
+    return Fault(place.file.asked, f"{bad_rows(name, found)}, and {holds}", fix.format(column=name))
+
+
+def bad_rows(name: str, found: Sequence[tuple[Place, int, Any]], num: int = 0) -> str:
+    """Name a column's bad values with their lines; num: how many there are. Reads a CSV file once per value."""
+    (place, row, value), *others = found
+    also = [f"{at.of(other).partition(', ')[2]}: {_shown(text)}" for at, other, text in others]
+    also += [f"{num - len(found):,} more"] * (num > len(found))
+    listed_too = f" (also {', '.join(also)})" if also else ""
+    return f"{place.of(row)}, column {name!r}, is {_shown(value)}{listed_too}"
 
 
 def check_names(wanted: Sequence[str], file: Rows) -> None:
@@ -213,7 +223,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _missing_value(name: str, place: Place, row: int) -> Fault:
     problem = f"{place.of(row)}, column {name!r}, is missing"
-    return Fault("data.missing=refuse", problem, f"data.missing=mean, data.drop=[{name}], or that line mended")
+    return Fault("data.missing=refuse", problem, f"data.missing=mean or data.drop=[{name}]")
 
 
 def _shown(value: Any) -> str:

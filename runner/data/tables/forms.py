@@ -1,4 +1,4 @@
-"""Rewrites the numbers and dates of a table's file in the one form that all readers here take: 3.5, 2026-11-21."""
+"""Rewrite a table's numbers, dates and missing values in one form: 3.5, 2026-11-21, null."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from runner.errors import Fault, refuse
 
-#: numbers that can't be meant otherwise: $5, $1,234.50 and 1,234.50
-GROUPED = r"^[+-]?(\$\d{1,3}(,\d{3})*(\.\d+)?|\$\d+(\.\d+)?|\d{1,3}(,\d{3})+\.\d+)$"
+#: unambiguous numbers: $5, €1,234.50 and 1,234.50
+GROUPED = r"^[+-]?([$€£¥]\d{1,3}(,\d{3})*(\.\d+)?|[$€£¥]\d+(\.\d+)?|\d{1,3}(,\d{3})+\.\d+)$"
 #: where a comma parts the decimals: 3,5 and 1.234 and 1.234,50
 WITH_COMMA = r"^[+-]?(\d+(,\d+)?|,\d+|\d{1,3}(\.\d{3})+(,\d+)?)([eE][+-]?\d+)?$"
 #: 1,234 and 12,345,678: thousands, or three decimals
@@ -23,22 +23,38 @@ FORMATS = (*DAYS, "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", *TIMES, *(f"{day} {time}" 
 
 @dataclass(frozen=True)
 class Form:
-    """decimal: with "," points are between thousands. header: False for files that begin with a row; their columns are
-    c0, c1 and so on. date_format: as strptime's, the first that fits a text."""
+    """How values are written in a file.
+
+    Args:
+        decimal: The decimal separator; with "," points separate thousands.
+        header: False if the first line is data; columns are then named c0, c1, ...
+        date_format: Formats of strptime; the first that fits a text is used.
+        missing_values: Texts or numbers that mark a missing value.
+    """
 
     decimal: str = "."
     header: bool = True
     date_format: tuple[str, ...] = ()
+    missing_values: tuple[str, ...] = ()
 
     def tidied(self, values: Any) -> Any:
-        """Arrow texts; what is neither a number nor a date of this form stays as it is."""
+        """Return Arrow values with missing values as null, and texts with numbers and dates rewritten."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
+        is_text = pa.types.is_string(values.type)
+        if self.missing_values and (is_text or pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
+            numbers_only = [float(mark) for mark in self.missing_values if _is_number(mark)]
+            marks = [*self.missing_values, *map(str, numbers_only)] if is_text else numbers_only  # -999 and -999.0
+            compared = values if is_text else values.cast(pa.float64(), safe=False)
+            is_missing = pc.is_in(compared, value_set=pa.array(marks, compared.type))
+            values = pc.if_else(is_missing, pa.scalar(None, values.type), values)
+        if not is_text:
+            return values
         for pattern in self.date_format:
             stamps = _as_dates(values, pattern)
             values = pc.coalesce(stamps.cast(pa.string()), values)
-        numbers, away = (WITH_COMMA, r"\.") if self.decimal == "," else (GROUPED, "[$,]")
+        numbers, away = (WITH_COMMA, r"\.") if self.decimal == "," else (GROUPED, "[$€£¥,]")
         fits = pc.match_substring_regex(values, numbers)
         if not pc.any(fits).as_py():
             return values
@@ -46,26 +62,41 @@ class Form:
         return pc.if_else(fits, pc.replace_substring(plain, ",", "."), values)
 
     def node(self) -> dict[str, Any]:
-        """Plain values, for form_of(); {} for the usual one."""
-        return {} if self == Form() else asdict(self) | {"date_format": list(self.date_format)}
+        """Return plain values for form_of(): the settings that are not the default."""
+        default = asdict(Form())
+        changed = {key: value for key, value in asdict(self).items() if value != default[key]}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}
 
 
-def form_of(decimal: str = ".", header: bool = True, date_format: str | Sequence[str] | None = None) -> Form:
-    """Raises: RunnerError for settings that are none."""
+def form_of(
+    decimal: str = ".",
+    header: bool = True,
+    date_format: str | Sequence[str] | None = None,
+    missing_values: Any = None,
+) -> Form:
+    """Return the form for a user's settings.
+
+    Raises:
+        RunnerError: A setting is not valid.
+    """
     faults = []
     if decimal not in (".", ","):
-        problem = "decimals stand behind a point or a comma"
+        problem = "the decimal separator is a point or a comma"
         faults.append(Fault(f"data.decimal={decimal}", problem, "data.decimal=. or \"data.decimal=','\""))
     if not isinstance(header, bool):
-        problem = "the first line has the columns' names (true), or is a row (false)"
+        problem = "the first line has the column names (true) or is data (false)"
         faults.append(Fault(f"data.header={header}", problem, "data.header=true or data.header=false"))
     patterns = [date_format] if isinstance(date_format, str) else list(date_format or ())
     for pattern in patterns:
         if "%" not in str(pattern):
-            problem = "a date's parts are written as strptime names them: %d %m %Y %H %M %S"
-            faults.append(Fault(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y', say"))
+            problem = "a date format uses the codes of strptime: %d %m %Y %H %M %S"
+            faults.append(Fault(f"data.date_format={pattern}", problem, "data.date_format='%d.%m.%Y'"))
+    marks = [missing_values] if isinstance(missing_values, str | int | float) else list(missing_values or ())
+    if any(isinstance(mark, bool) or not isinstance(mark, str | int | float) for mark in marks):
+        problem = "it is a list of texts and numbers"
+        faults.append(Fault(f"data.missing_values={missing_values}", problem, "\"data.missing_values=['-']\""))
     refuse(faults)
-    return Form(decimal, header, tuple(patterns))
+    return Form(decimal, header, tuple(patterns), tuple(map(str, marks)))
 
 
 def suggested(texts: Iterable[str]) -> str:
@@ -87,6 +118,13 @@ def suggested(texts: Iterable[str]) -> str:
         return "\"data.decimal=','\""
     fitting = [pattern for pattern in FORMATS if not _as_dates(values, pattern).null_count]
     return " or ".join(f"data.date_format='{pattern}'" for pattern in fitting[:2])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
 
 
 def _as_dates(values: Any, pattern: str) -> Any:

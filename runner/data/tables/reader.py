@@ -18,14 +18,14 @@ from runner.data.tables.target import Target, target_of
 from runner.errors import Fault, RunnerError
 
 log = logging.getLogger("runner")
-WRITE = "that line mended, or a file of the kind that was trained on"
+FIX = "a file like the one that the run was trained on"
 
 
 class TableReader:
-    """reader(path) -> (N, raw floats) float32 on the host, as the trained model takes it, without its targets.
+    """Read a file's rows as the trained model takes them: reader(path) -> (N, raw floats) float32 on the host.
 
-    The file's columns may stand in any order, beside others; its targets may be there. A category that training did not
-    know counts as unknown, and one warning says how many there are. unknown: the same, by column, after a call.
+    The file may have further columns, in any order. Categories that training did not know and missing values are
+    counted by column in `unknown` and `missing`, and reported with one warning each.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class TableReader:
         self.target: Target = target_of(visible(target))
         self.form = form_of(**visible(form or {}))
         self.unknown: dict[str, int] = {}
+        self.missing: dict[str, int] = {}
 
     def __call__(self, path: str, *, key: str = "--input") -> Tensor | Iterator[Tensor]:
         """All rows of the file; of one that memory has no room for, an iterator of some thousands at a time.
@@ -64,26 +65,33 @@ class TableReader:
         return self._all([TableFrame(frame, "predict(DataFrame)", self.form)])
 
     def _all(self, files: Sequence[Rows]) -> Tensor:
-        encoder = Encoder(self.columns, fix=WRITE)
+        encoder = Encoder(self.columns, fix=FIX)
         chunks = ((rows, rows[:, :0]) for rows, _, _ in encoder.chunks(files))
         rows, _ = gathered(chunks, num_floats=self.columns.num_floats)
-        self._tell(encoder)
+        self._report(encoder)
         return rows
 
     def _some(self, files: Sequence[TableFile]) -> Iterator[Tensor]:
         from torch import from_numpy
 
-        encoder = Encoder(self.columns, fix=WRITE)
+        encoder = Encoder(self.columns, fix=FIX)
         for rows, _, _ in encoder.chunks(files):
             yield from_numpy(rows)
-        self._tell(encoder)
+        self._report(encoder)
 
-    def _tell(self, encoder: Encoder) -> None:
-        self.unknown = encoder.unknown
-        tell_unknown(encoder)
+    def _report(self, encoder: Encoder) -> None:
+        self.unknown, self.missing = encoder.unknown, encoder.missing
+        report_unknown(encoder)
+        for name, count in encoder.missing.items():
+            kind = next(column.kind for column in self.columns.columns if column.name == name)
+            instead = "no category is set" if kind == "category" else "the training mean is used"
+            log.warning(
+                "column %r: %s no value; %s", name, "1 row has" if count == 1 else f"{count:,} rows have", instead
+            )
 
 
-def tell_unknown(encoder: Encoder) -> None:
+def report_unknown(encoder: Encoder) -> None:
+    """Warn of the categories that training did not know, once per column."""
     for name, count in encoder.unknown.items():
         rows = "1 row has a category" if count == 1 else f"{count:,} rows have categories"
-        log.warning("column %r: %s that training did not know; taken as unknown", name, rows)
+        log.warning("column %r: %s that training did not know", name, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from runner.data.tables.arrow_values import (
     DAY,
     LIKE_A_DATE,
     LIKE_A_NUMBER,
+    MOST_NAMED,
     NUMBER,
     BadValue,
     as_timestamps,
@@ -20,7 +22,7 @@ from runner.data.tables.arrow_values import (
     first_not,
     type_of,
 )
-from runner.data.tables.encoder import Column, Place, tidied_batches
+from runner.data.tables.encoder import Column, Place, bad_rows, tidied_batches
 from runner.data.tables.files import TableFile
 from runner.data.tables.forms import suggested
 from runner.errors import Fault, RunnerError
@@ -95,8 +97,10 @@ class Tally:
         self.is_cut = False  # some texts are forgotten
         self.has_times = False
         self.first_missing: tuple[Place, int] | None = None
-        self.odd: dict[str, tuple[Place, int, Any]] = {}  # by kind: the first value that is none of it
+        self.odd: dict[str, list[tuple[Place, int, Any]]] = {}  # by kind: the first values that are not of it
         self.moments = Moments(1)  # of its numbers
+        self.last_number: float | None = None
+        self.counts_rows = True  # 0, 1, 2, ... or 1, 2, 3, ...
 
     def update(self, values: Any, place: Place) -> None:
         if values.null_count and self.first_missing is None:
@@ -131,15 +135,32 @@ class Tally:
             if count == self.present:
                 return kind
             if (count + like) * 2 >= self.present and kind in self.odd:
-                place, row, value = self.odd[kind]
+                found = self.odd[kind]
+                asked, value = found[0][0].file.asked, found[0][2]
                 if form := suggested(self.texts):
                     means = "decimal commas" if "decimal" in form else "dates"
-                    problem = f"column {self.name!r} holds {means}, {value!r} for one"
-                    raise RunnerError(Fault(place.file.asked, problem, form))
-                fix = fix or f"data.categorical=[{self.name}] to take them as texts, or data.drop=[{self.name}]"
-                problem = f"{place.of(row)}, column {self.name!r}, is {value!r}, and most of that column are {words}"
-                raise RunnerError(Fault(place.file.asked, problem, f"that line mended (3.5, 2026-11-21), {fix}"))
+                    raise RunnerError(Fault(asked, f"column {self.name!r} has {means}, e.g., {value!r}", form))
+                num = self.present - count if kind == "number" else 0
+                problem = f"{bad_rows(self.name, found, num)}, and most values of that column are {words}"
+                raise RunnerError(
+                    Fault(
+                        asked,
+                        problem,
+                        f"{_marks(found)}{fix or f'data.categorical=[{self.name}] or data.drop=[{self.name}]'}",
+                    )
+                )
         return "boolean" if self.booleans == self.present else "category"
+
+    def is_category(self) -> bool:
+        """Return whether its kind is category, False for a mixture."""
+        try:
+            return self.kind() == "category"
+        except RunnerError:
+            return False
+
+    def is_row_number(self) -> bool:
+        """Return whether the numbers count the rows, as an id column does."""
+        return self.counts_rows and self.numbers == self.rows > 2
 
     def column(self, kind: str, *, most: int) -> Column:
         ranked = sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:most]
@@ -155,8 +176,12 @@ class Tally:
         import pyarrow as pa
 
         numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        fits = np.abs(numbers) <= np.finfo(np.float32).max  # what does not, or is no number, is told by the encoder
+        fits = np.abs(numbers) <= np.finfo(np.float32).max  # the encoder reports the others
         self.moments.update(np.where(fits, numbers, np.nan)[:, None])
+        before = [] if self.last_number is None else [self.last_number]
+        begins = bool(before) or (len(numbers) > 0 and numbers[0] in (0, 1))
+        self.counts_rows = self.counts_rows and begins and bool((np.diff([*before, *numbers]) == 1).all())
+        self.last_number = float(numbers[-1]) if len(numbers) else self.last_number
 
     def _look_at_texts(self, values: Any, place: Place) -> None:
         import pyarrow as pa
@@ -182,13 +207,14 @@ class Tally:
                 return
             except BadValue as bad:
                 self.like_dates += likely
-                self.odd.setdefault("date", (place, bad.row, bad.value))
+                self.odd.setdefault("date", [(place, bad.row, bad.value)])
         elif count and booleans < count:
             self._odd("date", values, LIKE_A_DATE, place)
 
     def _odd(self, kind: str, values: Any, pattern: str, place: Place) -> None:
-        if kind not in self.odd:
-            self.odd[kind] = (place, *first_not(values, pattern))
+        if len(found := self.odd.setdefault(kind, [])) < MOST_NAMED:
+            row, value, others = first_not(values, pattern)
+            found += [(place, row, value), *((place, *other) for other in others)][: MOST_NAMED - len(found)]
 
     def _look_at_times(self, stamps: Any) -> None:
         import pyarrow as pa
@@ -224,10 +250,19 @@ def scan(
             for name, tally in tallies.items():
                 tally.update(columns[name], place)
         missed = [tally for tally in tallies.values() if tally.counted < tally.present and tally.name not in always]
-        again = [tally.name for tally in missed if tally.kind() == "category"]
+        again = [tally.name for tally in missed if tally.is_category()]
         if not again:
             return tallies, num_left_out
         always.update(again)
+
+
+def _marks(found: Sequence[tuple[Place, int, Any]]) -> str:
+    """Suggest data.missing_values if the bad values are a few marks without digits, such as "-"."""
+    marks = list(dict.fromkeys(str(value) for _, _, value in found))
+    if len(marks) > 3 or any(len(mark) > 12 or re.search(r"[\d']", mark) for mark in marks):
+        return ""
+    quoted = ",".join(f"'{mark}'" for mark in marks)
+    return f'"data.missing_values=[{quoted}]", '
 
 
 def _matches(values: Any, pattern: str) -> int:

@@ -15,12 +15,12 @@ from runner.data.tables.encoder import Encoder, tidied_batches
 from runner.data.tables.files import TableFile, shared_names, table_files
 from runner.data.tables.forms import Form, form_of
 from runner.data.tables.node import reader_node
-from runner.data.tables.reader import TableReader, tell_unknown
+from runner.data.tables.reader import TableReader, report_unknown
 from runner.data.tables.rows import MappedRows, cache_key, fits_in_memory, gathered, mapped, remembered_plan
 from runner.data.tables.statistics import fit
 from runner.errors import Fault, RunnerError
 
-WRITE = "that line mended, data.categorical=[{column}] to take them as texts, or data.drop=[{column}]"
+FIX = "data.categorical=[{column}] or data.drop=[{column}]"
 
 
 def table(
@@ -40,6 +40,7 @@ def table(
     decimal: str = ".",
     header: bool = True,
     date_format: str | Sequence[str] | None = None,
+    missing_values: Sequence[str | float] | None = None,
     drop_missing_targets: bool = False,
     in_memory: str | bool = "auto",
     like: Mapping[str, Any] | TableReader | None = None,
@@ -59,6 +60,7 @@ def table(
     reader, too. Of a regression, a layer behind the model scales outputs back: losses are told in the target's own unit,
     and learnt in its spread.
 
+    missing_values are texts and numbers that mark a missing value, in addition to empty values, NA and the like.
     Texts like $1,234.50 are numbers, too. decimal="," is for numbers like 3,5 and 1.234,50; header=False for files that
     begin with a row, whose columns are then called c0, c1 and so on; date_format, as strptime's or a list of them, for
     dates and times that ISO 8601 does not write so. drop_missing_targets leaves rows without a target out.
@@ -69,7 +71,7 @@ def table(
     that is free, and what it does not take is read from a file in the cache, row by row.
     The file is read twice, a few MiB at a time. Raises: RunnerError with file, line and column for what is wrong in it.
     """
-    form = form_of(decimal, header, date_format)
+    form = form_of(decimal, header, date_format, missing_values)
     files = table_files(path, key="data.path", form=form)
     how: dict[str, Any] = {"target": target, "kind": kind, "columns": columns, "drop": drop, "categorical": categorical}
     how |= {"missing": missing, "max_categories": max_categories, "drop_missing_targets": drop_missing_targets}
@@ -140,11 +142,11 @@ def _place(files: Sequence[TableFile], targets: Sequence[str], row: int, *, comp
 
 
 def _chunks(files: Sequence[TableFile], found: Table, *, complete: bool) -> Iterator[tuple[Any, Any]]:
-    encoder = Encoder(found.columns, fix=WRITE)
+    encoder = Encoder(found.columns, fix=FIX)
     for rows, targets, place in encoder.chunks(files, found.target.names, complete=complete):
         yield rows, found.target.encode(targets, place)
     if not found.is_cut:  # else the rare categories are unknown in training, too
-        tell_unknown(encoder)
+        report_unknown(encoder)
 
 
 def _given(key: str, path: str, found: Table, asked: str | bool, *, form: Form, complete: bool) -> Any:

@@ -60,8 +60,7 @@ class Target:
         except BadValue as bad:
             holds = "labels, 0 or 1" if self.kind == "multilabel" else "the numbers of a regression"
             instead = "data.kind=classification" if len(self.names) == 1 else f"data.target=... without {name}"
-            fix = f"that line mended, or {instead}"
-            raise RunnerError(bad_value(name, holds, bad, place, fix)) from None
+            raise RunnerError(bad_value(name, holds, bad, place, instead)) from None
         return found.astype(np.float32)
 
 
@@ -109,7 +108,7 @@ def _guess(tallies: Sequence[Tally]) -> tuple[str, str]:
         are_labels = all(set(tally.texts) <= {"0", "1", "true", "false"} for tally in tallies)
         return ("multilabel", "all of them are 0 and 1") if are_labels else ("regression", "they hold numbers")
     (tally,) = tallies
-    kind = tally.kind(fix="or data.kind=classification to take them as classes")
+    kind = tally.kind(fix="data.kind=classification")
     if kind != "number":
         return "classification", f"they are {'texts' if kind != 'boolean' else 'true and false'}"
     are_whole = not tally.is_cut and all(text.lstrip("+-").isdecimal() for text in tally.texts)

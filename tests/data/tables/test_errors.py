@@ -30,7 +30,11 @@ def faults(*args, **settings):
     ("content", "so", "write"),
     [
         (GOOD.replace("3,a", "old,a"), "t.csv, line 4, column 'age', is 'old'", "data.categorical=[age]"),
-        (GOOD.replace("3,a", "-,a"), "line 4, column 'age', is '-'", "data.drop=[age]"),
+        (
+            GOOD.replace("3,a", "-,a"),
+            "line 4, column 'age', is '-'",
+            "\"data.missing_values=['-']\", data.categorical=[age]",
+        ),
         (GOOD.replace("3,a", '"3,5",a'), "line 4, column 'age', is '3,5'", "data.categorical=[age]"),
         (GOOD.replace("3,a", "inf,a"), "line 4, column 'age', is 'inf'", "data.drop=[age]"),
         (GOOD.replace("1,a", '1,"a\nb\n"').replace("3,a", "old,a"), "line 6, column 'age'", "data.drop"),
@@ -50,7 +54,7 @@ def faults(*args, **settings):
         ("", "t.csv is empty", "column names"),
         ("age,y\n", "no rows", "rows below"),
         ("age,y\n1,1\n", "in all 1 rows", "data.target"),
-        ("y\n1\n2\n", "no column is left to learn from", "more columns"),
+        ("y\n1\n2\n", "no input column is left next to y: the table has no other column", "data.target=..."),
     ],
 )
 def test_what_is_wrong_in_a_file(content, so, write, folder):
@@ -101,7 +105,7 @@ def test_what_is_wrong_in_a_file(content, so, write, folder):
             {"target": ["y", "age"], "kind": "multilabel"},
             "data.path=good.csv",
             "line 3, column 'age', is '2'",
-            "mended",
+            "data.target=... without age",
         ),
     ],
 )
@@ -110,6 +114,32 @@ def test_what_is_wrong_in_the_settings(settings, asked, so, write):
     assert fault.asked == asked
     assert so in fault.problem
     assert write in fault.fix
+
+
+def test_bad_values_of_all_columns_are_listed(folder):
+    values = [
+        f"{row},{'-' if row % 2 and row < 30 else row},{'?!' if row == 8 else row},{row % 2}" for row in range(60)
+    ]
+    (folder / "t.csv").write_text("\n".join(["a,b,c,y", *values]) + "\n")
+    first, second = faults("t.csv")
+    assert first.problem.startswith("t.csv, line 3, column 'b', is '-' (also line 5: '-', line 7: '-'")
+    assert "line 21: '-', 5 more)" in first.problem and first.fix.startswith("\"data.missing_values=['-']\"")
+    assert "line 10, column 'c', is '?!'" in second.problem
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        (lambda row: f"{row % 12 + 1}/{row % 28 + 1}/{2000 + row}", "data.date_format='%m/%d/%Y'"),
+        (lambda row: f"a review, number {row}", "data=huggingface data.path=csv data.data_files=t.csv data.inputs=x data.target=y model=transformer"),
+        (lambda row: f"key{row}", "data.categorical=[x]"),
+    ],
+)  # fmt: skip
+def test_table_without_usable_column_says_why(folder, value, fix):
+    (folder / "t.csv").write_text("x,y\n" + "".join(f'"{value(row)}",{row % 2}\n' for row in range(200)))
+    (fault,) = faults("t.csv")
+    assert fault.problem == "no input column is left next to y: x is left out, because nearly all the texts differ"
+    assert fault.fix == fix
 
 
 @pytest.mark.parametrize("kind", ["auto", "regression"])
@@ -129,15 +159,15 @@ def test_dates_are_no_target(kind, target, ending, folder):
 @pytest.mark.parametrize(
     ("target", "mend", "gone"),
     [
-        ("y", "or data.kind=classification to take them as classes", "categorical"),
-        (["y", "z"], "or data.target=... without y", "classification"),
+        ("y", "data.kind=classification", "categorical"),
+        (["y", "z"], "data.target=... without y", "classification"),
     ],
 )
 def test_a_text_among_the_numbers_of_a_target(folder, target, mend, gone):
     (folder / "t.csv").write_text("x,z,y\n" + "".join(f"{row},{row}.5,{row}.5\n" for row in range(9)) + "9,1,oops\n")
     (fault,) = faults("t.csv", target)
     assert "line 11, column 'y', is 'oops'" in fault.problem
-    assert "that line mended" in fault.fix and fault.fix.endswith(mend) and gone not in fault.fix
+    assert fault.fix.endswith(mend) and gone not in fault.fix
     if target == "y":
         assert table("t.csv", target, kind="classification").facts["num_classes"] == 10
 

@@ -76,7 +76,7 @@ def test_the_runs_reader_and_its_measuring_take_the_same_form():
     measured = table("german.csv", **SETTINGS, like=source.reader)
     assert torch.equal(measured.rows[0].nan_to_num(), source.rows[0].nan_to_num())
     usual = table("german.csv", columns=["Menge"], drop=["Preis", "Datum"], decimal=",")
-    assert usual.reader["form"] == {"decimal": ",", "header": True, "date_format": []}
+    assert usual.reader["form"] == {"decimal": ","}
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -112,9 +112,9 @@ def test_rows_without_a_target_are_left_out(folder, in_memory, monkeypatch):
 
 def test_a_file_of_another_form_is_told_as_one(folder):
     assert fault("german.csv").fix == "\"data.decimal=','\""
-    assert "column 'Preis' holds decimal commas" in fault("german.csv").problem
+    assert "column 'Preis' has decimal commas" in fault("german.csv").problem
     found = fault("german.csv", decimal=",")
-    assert (found.fix, "holds dates" in found.problem) == ("data.date_format='%d.%m.%Y'", True)
+    assert (found.fix, "has dates" in found.problem) == ("data.date_format='%d.%m.%Y'", True)
     (folder / "t.csv").write_text("day,y\n31/12/2024,0\n30/12/2024,1\n")
     (folder / "short.csv").write_text("day,y\n12/31/99,0\n01/01/01,1\n")
     (folder / "numbers.csv").write_text("x,y\n1,0\n2,1\n")
@@ -160,9 +160,34 @@ def test_what_is_suggested(texts, told):
     assert suggested(texts) == told
 
 
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_missing_values_are_marked_by_setting(folder, ending):
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {"x": [1.0, -999, 3, 4], "z": ["1", "-", "3", "4"], "c": ["a", "b", "-", "a"], "y": [0, 1, 0, 1]}
+    )
+    frame.to_csv("t.csv", index=False) if ending == "csv" else frame.to_parquet("t.parquet")
+    source = table(f"t.{ending}", missing_values=["-", -999])
+    inputs = source.rows[0]
+    assert inputs.isnan().tolist() == [[False] * 3, [True, True, False], [False, False, True], [False] * 3]
+    assert "missing values: x 25%, z 25%, c 25%; numbers become the training mean" in source.notes
+    reader = build(source.reader, key="reader")
+    assert torch.equal(reader(f"t.{ending}").nan_to_num(-9), inputs.nan_to_num(-9))
+    assert reader.missing == {"x": 1, "z": 1, "c": 1}
+
+
+def test_prices_and_row_numbers_are_noticed(folder):
+    (folder / "t.csv").write_text("id,price,y\n" + "".join(f'{row},"€{row},234.50",{row % 2}\n' for row in range(1, 9)))
+    source = table("t.csv")
+    assert source.rows[0][0].tolist() == [1, 1234.5]
+    assert "id only counts the rows; data.drop=[id] leaves it out" in source.notes
+
+
 @pytest.mark.parametrize(
     ("settings", "asked", "write"),
     [
+        ({"missing_values": [True]}, "data.missing_values=[True]", "['-']"),
         ({"decimal": ";"}, "data.decimal=;", "data.decimal=."),
         ({"header": "no"}, "data.header=no", "data.header=false"),
         ({"date_format": "DD.MM.YYYY"}, "data.date_format=DD.MM.YYYY", "'%d.%m.%Y'"),
