@@ -43,7 +43,7 @@ def existing(path: str) -> Path:
 
 
 def chunks(trained: Trained, file: Path, counts: dict[str, dict[str, int]] | None = None) -> Iterator[Any]:
-    """Yield trees of tensors that share their first dimension, in the file's order, read by the run's own reader if any.
+    """Yield trees of tensors that share their first dimension, in the file's order, read by the run's reader if it has one.
 
     Args:
         counts: Receives `unknown` and `missing`, the rows with unknown categories and without a value, by column.
