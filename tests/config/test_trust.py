@@ -53,6 +53,7 @@ def test_a_text_is_taken(part, value):
         "${group.${kind}}",
         "${group.${hydra.job.num}}",
         "${oc.select:group.now}",
+        "${oc.select:${kind},none}",
         "${oc.${kind}:'{}'}",
         "${oc.dict.values:group}",
         "${hydra.callbacks.other}",
@@ -68,6 +69,7 @@ def test_variables_are_set_to_texts():
     job = REST["job"]
     assert faults(job={**job, "env_set": {"OMP_NUM_THREADS": "${number}"}}) == []
     assert faults(job={**job, "env_set": "${group.${hydra.job.num}}"})
+    assert faults(job={**job, "env_set": {"NCCL_DEBUG_FILE": "x"}})
 
 
 def test_links_that_lead_in_a_ring_lead_out(tmp_path):

@@ -135,10 +135,12 @@ HYDRAS = {
     "a server for logs": "job_logging: {filters: {x: {'()': logging.config.listen}}}",
     "a handler by a resolver's made name": r"""job_logging: {handlers: {x: "${oc.${name}:'{\\(\\): os.makedirs, name: PWNED}'}"}}""",
     "a handler that is another one later": "job_logging: {handlers: {x: '${model.${oc.select:hydra.runtime.output_dir,now}}'}}",
+    "a handler by a selected name that changes": "job_logging: {handlers: {x: '${oc.select:${model.kind},none}'}}",
     "a handler by way of a value that changes": "job_logging: {handlers: {x: '${model.late}'}}",
     "a variable that is made late": "job: {env_set: '${model.${oc.select:hydra.runtime.output_dir,now}}'}",
     "a library loaded first": "job: {env_set: {LD_PRELOAD: ./evil.problem}}",
     "Python's path": "job: {env_set: {PYTHONPATH: .}}",
+    "a file of NCCL's": "job: {env_set: {NCCL_DEBUG_FILE: PWNED}}",
     "git's helper": "job: {env_set: {GIT_EXTERNAL_DIFF: touch PWNED}}",
     "more allowed parts": "job: {env_set: {RUNNER_ALLOW: os}}",
 }
