@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from runner.config import run_files
 from runner.config.identity import leaves
 from runner.version import HERE
 
@@ -25,7 +26,7 @@ def changed(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The file that answers where it is another one (`model`: mlp), and the values that are not as the files have them.
 
     chosen: as config.identity.chosen() has it. About 5 ms in a process's first call, then 0.2 ms (2026-11).
-    Where no built-in file has the section's `_target_`, that is the answer, and all other values of the section count.
+    Where no file has the section's `_target_`, that is the answer, and all other values of the section count.
     """
     usual = dict(_base())
     answers: dict[str, Any] = {}
@@ -72,13 +73,20 @@ def in_word(value: Any) -> str:
 
 
 def _answer(group: str, choice: str, chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The file of conf/ that the section comes from, by its target and then by its values, and what that file says."""
+    """The file of conf/ that the section comes from, by its target and then by its values, and the values in that file.
+
+    Where no built-in file has the target, the files in the conf/ of the current directory are searched.
+    """
     target = chosen.get(f"{group}._target_")
     names = [choice]
     if _file(CONF / group / f"{choice}.yaml", group).get(f"{group}._target_") != target:
         names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     found = {name: _file(CONF / group / f"{name}.yaml", group) | _named(group, name) for name in names}
     alike = {name: values for name, values in found.items() if values.get(f"{group}._target_") == target}
+    if not alike:
+        own = [path for path in sorted(Path("conf", group).glob("*.yaml")) if not run_files.yaml_refusal(path)]
+        found = {path.stem: _own_file(path, group) | _named(group, path.stem) for path in own}
+        alike = {name: values for name, values in found.items() if values.get(f"{group}._target_") == target}
     if not alike:
         return str(target), {}
     best = min(alike, key=lambda name: sum(chosen.get(key) != value for key, value in alike[name].items()))
@@ -92,7 +100,6 @@ def _named(group: str, choice: str) -> dict[str, Any]:
 
 @functools.cache
 def _choices() -> dict[str, str]:
-    """The file that config.yaml chooses for each group."""
     defaults = _read(CONF / "config.yaml")["defaults"]
     pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
     return {group: choice for group, choice in pairs if choice is not None and not group.startswith("override ")}
@@ -106,6 +113,13 @@ def _base() -> dict[str, Any]:
 @functools.cache
 def _file(path: Path, group: str) -> dict[str, Any]:
     return _flat({key: node for key, node in _read(path).items() if key != "defaults"}, group)
+
+
+def _own_file(path: Path, group: str) -> dict[str, Any]:
+    try:
+        return _flat({key: node for key, node in _read(path).items() if key != "defaults"}, group)
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return {}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What a run has that conf/ does not say by itself."""
 
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -42,13 +44,17 @@ def test_an_experiments_file_is_told_by_what_it_changes(composed):
     assert found["model"] == "mlp" and found["train.num_epochs"] == expected.train.num_epochs
 
 
-def test_a_model_of_ones_own_is_told_whole_but_for_what_follows_from_the_data(composed):
+def test_changed_model_is_named_by_its_own_file(composed, own_folder):
     of_every_model = ("model.weights", "model.strict", "model.freeze")
     values = {key: value for key, value in composed().items() if not key.startswith("model.") or key in of_every_model}
     values |= {"model._target_": "mine.Net", "model.width": 3, "model.inputs": "${facts.in_features}"}
     found = defaults.changed(values)
     assert found == {"model": "mine.Net", "model.width": 3, "model.inputs": "${facts.in_features}"}
     assert "model.inputs" not in defaults.main(values) and defaults.main(values)["model.width"] == 3
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/net.yaml").write_text("_target_: mine.Net\nwidth: 2\ninputs: ${facts.in_features}\n")
+    Path("conf/model/torn.yaml").write_text("[")
+    assert defaults.changed(values) == {"model": "net", "model.width": 3}
 
 
 def test_of_a_model_the_rate_and_the_length_are_told_though_they_are_as_usual(composed):
