@@ -8,20 +8,41 @@ import math
 import os
 import re
 import stat
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, unquote_plus
 
 #: the exit code of a person's mistake
 MISTAKE = 2
-#: names of variables, comma-separated, whose values are shown nowhere; processes that a run starts inherit it
+#: the secrets of this process and of those that it starts, comma-separated: a variable's name, or =VALUE, percent-encoded
 SECRETS = "RUNNER_SECRETS"
-#: what a URI has before its password; ${oc.env:NAME} and <oc.env:NAME> in it have a colon of their own
-USER = r"://(?:\$\{[^{}]*\}|<oc\.env:[^<>]+>|[^:/@\s])*+"
-_PASSWORD = re.compile(rf"({USER}):(?!PASSWORD@).*@")
-SHORTEST_SECRET = 4  # letters: a shorter one stands in every other word
+SHORTEST_SECRET = 4  # letters: a shorter one is part of many words
+#: a value from elsewhere: ${...} as it is written, <oc.env:NAME> as it is shown
+REFERENCE = r"(?:\$\{[^{}]*\}|<oc\.env:[^<>]+>)"
+KEPT = REFERENCE.replace("{}]", "{},]")  # without a default, which may be a secret
+_USER = rf"(?:://|\bhttps?:/)(?:{REFERENCE}|[^:/@\s])*+"  # Path() leaves one slash
+#: credentials that only refer to a secret
+_REFERS = rf"(?:{_USER}:|://){KEPT}+@"
+_CREDENTIALS = re.compile(
+    # the password reaches to the last @ of the line: it may hold one
+    rf"{_REFERS}|(?P<user>{_USER}:)(?!PASSWORD@)(?:(?!{_REFERS}).)*@"
+    rf"|(?P<at>://|\bhttps?:/)(?!PASSWORD@)(?:{REFERENCE}|[^:/@\s?#'\"])+@"
+)
+_PARTS = re.compile(
+    rf"://(?:(?:{REFERENCE}|[^:/@?])*+:(?P<password>.+)@|(?P<token>(?:{REFERENCE}|[^:/@?])+)@)?(?P<rest>.*)"
+)
+_ANY = re.compile(REFERENCE)
+_URI = re.compile(rf"(?:(?<!sqlite)://|\bhttps?:/)(?:{REFERENCE}|[^\s\"'`])*")
+_PAIR = re.compile(rf"([?&]([^?&=]+)=)((?:{REFERENCE}|[^&])*)")
+_SHOWN_VALUE = re.compile(rf"{KEPT}*|(?:PASSWORD|\*\*\*)\W*")
+#: keys in the query of a URI whose values are shown; all others are hidden
+HARMLESS = (
+    *("application_name", "charset", "connect_timeout", "database", "dbname", "driver", "host", "mode", "options"),
+    *("port", "schema", "ssl", "sslmode", "timeout", "uri", "user", "workflowtype"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,13 @@ class Fault:
         """Make an error with up to three suggestions as its fix; without one, the fix is `otherwise`."""
         found = tuple(dict.fromkeys(suggestions))[:3]
         return cls(asked, problem, " or ".join(found) or otherwise, found)
+
+    def masked(self) -> Fault:
+        """Return the same error without secrets."""
+        asked, problem, fix, *suggestions = map(
+            without_password, (self.asked, self.problem, self.fix, *self.suggestions)
+        )
+        return Fault(asked, problem, fix, tuple(suggestions))
 
     def __str__(self) -> str:
         parts = (("asked", self.asked), ("so", self.problem), ("write", for_a_shell(self.fix)))
@@ -103,22 +131,64 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
 
 def on_a_line(error: RunnerError) -> str:
     """All that is wrong, for a summary."""
-    return "; ".join(f"{fault.asked}: {fault.problem}; write {fault.fix}" for fault in error.faults)
+    return without_password("; ".join(f"{each.asked}: {each.problem}; write {each.fix}" for each in error.faults))
 
 
-def without_password(text: str) -> str:
-    """A URI, or lines with URIs in them, as they may be printed, logged and tracked."""
-    for secret, name in _secrets():
-        text = text.replace(secret, f"<oc.env:{name}>")
-    return _PASSWORD.sub(r"\1:***@", text)  # to a line's last @: a password may hold one
+def without_password(text: str, uri: str = "") -> str:
+    """Hide every secret in a text, so that it can be printed, stored and tracked.
+
+    Hidden are the credentials and query values of any URI, what `SECRETS` names, and the credentials of `uri` on their own.
+    """
+    known = dict(_secrets()) | {spelled: "***" for value in credentials(uri) for spelled in _spellings(value)}
+    for secret in sorted(known, key=len, reverse=True):  # one may be part of another
+        text = text.replace(secret, known[secret])
+    return without_credentials(text)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an error, without secrets."""
+    return without_password("".join(traceback.format_exception(error)))
+
+
+def without_credentials(text: str) -> str:
+    """Hide the credentials and query values of the URIs in a text; references to a secret stay."""
+    if ":/" not in text:
+        return text
+
+    def hide(match: re.Match[str]) -> str:
+        user, at = match["user"], match["at"]
+        return f"{user}***@" if user else f"{at}***@" if at else match[0]
+
+    def hide_value(match: re.Match[str]) -> str:
+        is_shown = match[2].lower() in HARMLESS or _SHOWN_VALUE.fullmatch(match[3])
+        return match[0] if is_shown else f"{match[1]}***"
+
+    return _URI.sub(lambda match: _PAIR.sub(hide_value, match[0]), _CREDENTIALS.sub(hide, text))
+
+
+def credentials(uri: str) -> set[str]:
+    """The secrets of a URI, as they are written and decoded; without those that its public parts show."""
+    if (match := _PARTS.search(uri)) is None:
+        return set()
+    pairs = _PAIR.findall(match["rest"]) if _URI.search(uri) else ()
+    written = [match["password"] or match["token"] or ""]
+    written += [each for _, key, each in pairs if key.lower() not in HARMLESS]
+    found = {value for each in written for value in (each, unquote(each), unquote_plus(each)) if not _ANY.search(each)}
+    public = without_credentials(uri)
+    return {value for value in found if len(value) >= SHORTEST_SECRET and value not in public}
+
+
+def _spellings(value: str) -> set[str]:
+    return {value, quote(value), quote(value, safe="")}
 
 
 def _secrets() -> Iterator[tuple[str, str]]:
-    """What SECRETS names, the longest first, each as it is and as a URI spells it."""
-    named = [(os.environ.get(name, ""), name) for name in os.environ.get(SECRETS, "").split(",")]
-    for value, name in sorted(named, key=lambda pair: -len(pair[0])):
+    """What `SECRETS` names, each with the text that replaces it."""
+    for entry in os.environ.get(SECRETS, "").split(","):
+        is_value = entry.startswith("=")
+        value = unquote(entry[1:]) if is_value else os.environ.get(entry, "")
         if len(value) >= SHORTEST_SECRET:
-            yield from ((written, name) for written in {value, quote(value), quote(value, safe="")})
+            yield from ((spelled, "***" if is_value else f"<oc.env:{entry}>") for spelled in _spellings(value))
 
 
 #: C0 without tab and line feed, DEL and C1: a terminal takes them for commands

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from runner.cli import answer
 from runner.config import packages
 from runner.config.instantiate import own_line
-from runner.errors import OF_CODE, Fault, RunnerError, in_words, without_password
+from runner.errors import OF_CODE, Fault, RunnerError, in_words, traceback_of, without_password
 
 #: set by who wants the traceback on the screen, too
 VARIABLE = "RUNNER_TRACEBACK"
@@ -37,7 +36,7 @@ def noting(folder: Path) -> Iterator[None]:
         raise
     except OF_CODE as error:
         with (log := folder / "runner.log").open("a", encoding="utf-8") as file:
-            file.write("".join(traceback.format_exception(error)))
+            file.write(traceback_of(error))
         raise UnexpectedError(log) from error
 
 
@@ -49,7 +48,7 @@ def tell(error: BaseException) -> int:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # before a run began, which has its own log
         problem = f"this file system takes no such name, of {max(map(len, Path(error.filename).parts))} letters"
         return answer.report(RunnerError(Fault(str(error.filename), problem, "a shorter name")))
-    text = "".join(traceback.format_exception(cause))
+    text = traceback_of(cause)
     if isinstance(error, UnexpectedError):
         log = error.log
     else:

@@ -179,15 +179,16 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
         first = _file_of(loader, name)
         found = trust.rerun_faults(first) or untrusted.rerun_faults(first) if first is not None else []
     if not found:
+        words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
+        secrets.note_secrets_in(words)
         try:
             cfg = _load(loader, config_name, *settings, **more)
         except ConfigCompositionException as error:
             raise _with_its_file(error, loader, config_name, *settings, **more) from error.__cause__
         found = trust.hydra_faults(cfg.hydra) or logs.faults(cfg.hydra)
         if first is not None:
-            words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
             found += untrusted.take_no_store(cfg, first, words)
-        secrets.note_secrets(secrets.shown_uri(cfg))
+        secrets.note_secrets_of(cfg)
     refuse(found)
     return cfg
 

@@ -25,7 +25,7 @@ from runner.config.compose import CONF
 from runner.config.instantiate import HYDRA_KEYS, locate
 from runner.config.json_types import LATER, Json, Told, described, of_arguments, of_dataclass, value_of
 from runner.config.run_files import MAX_ALIASED_VALUES, yaml_refusal
-from runner.config.schema import Config, Data, Grid, Model, Optimizer, Search, Tracking, Train
+from runner.config.schema import SHARED, Config, Grid, Search, Tracking, Train
 from runner.config.validate import PARTIAL
 from runner.errors import Fault, RunnerError, finite
 
@@ -41,7 +41,6 @@ ABSTRACT = ("Optimizer", "LRScheduler", "_LRScheduler")
 ANOTHER = r"^(?!runner\.|torch\.optim\.(lr_scheduler\.)?\w+$)"
 #: what dataclasses say: of all groups without a target, beside a target's arguments, and of targets
 WHOLE: dict[str, type] = {"train": Train, "tracking": Tracking}
-SHARED: dict[str, type] = {"data": Data, "model": Model, "optimizer": Optimizer}
 SETTINGS: dict[str, type] = {"runner.sweep.Grid": Grid, "runner.sweep.Search": Search}
 #: what stands beside any target
 FLAGS: Json = {key: {} for key in HYDRA_KEYS} | {"_partial_": value_of({"type": "boolean"})}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from omegaconf import MISSING
@@ -32,6 +32,11 @@ def _value(valid: str, check: Callable[[Any], bool], example: Any, default: Any 
 
 def _one_of(*choices: str) -> Any:
     return field(default=MISSING, metadata={"valid": "one of " + ", ".join(choices), "choices": choices})
+
+
+def _secret(*, default: Any = MISSING) -> Any:
+    """A text that is neither shown nor stored: not on the screen, in the run directory, in MLflow or in a report."""
+    return field(default=default, metadata={"secret": True})
 
 
 def _at_least(least: int, **otherwise: Any) -> Any:
@@ -65,7 +70,6 @@ def _mapping(valid: str) -> Any:
 
 
 def _one_or_more(kind: dict[str, Any]) -> dict[str, Any]:
-    """For an editor: what _are() takes."""
     return {"anyOf": [kind, {"type": "array", "items": kind, "minItems": 1}]}
 
 
@@ -230,6 +234,7 @@ class Tracking:
     system_metrics: bool = MISSING
     points: Any = _count_or("all", least=100)
     grace_seconds: float = _at_least(0)
+    git_diff: bool = True
 
 
 @dataclass
@@ -347,13 +352,11 @@ class Search:
 
 
 def _are(value: Any, kind: type, *, among: tuple[str, ...] | None = None) -> bool:
-    """Whether it is one or a list of that kind, and there is at least one."""
     values = [value] if isinstance(value, kind) else list(value) if isinstance(value, Sequence) else []
     return bool(values) and all(isinstance(one, kind) and (among is None or one in among) for one in values)
 
 
 def _are_weights(value: Any) -> bool:
-    """Whether it is a list of weights, or a mapping of names to them."""
     if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
         return False
     weights = list(value.values()) if isinstance(value, Mapping) else list(value)
@@ -362,7 +365,6 @@ def _are_weights(value: Any) -> bool:
 
 
 def _are_groups(value: Any) -> bool:
-    """Whether it is a list, empty or not, of mappings with a `match` each."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
     return all(isinstance(one, Mapping) and isinstance(one.get("match"), str) for one in value)
@@ -390,6 +392,10 @@ def are_turns(value: Any) -> bool:
     )
 
 
+#: what all files of an open group share
+SHARED = {"data": Data, "model": Model, "optimizer": Optimizer}
+
+
 @dataclass
 class Config:
     """The top-level keys; data, model, task, optimizer and scheduler also carry their `_target_`'s arguments."""
@@ -410,6 +416,22 @@ class Config:
     facts: Facts = field(default_factory=Facts)
     sweep: Sweep = field(default_factory=Sweep)
     plan: Plan = field(default_factory=Plan)
+
+
+@functools.cache
+def secret_keys() -> tuple[str, ...]:
+    """The dotted keys of the fields that are declared with `secret=True`. Of `tracking.uri` only the credentials are secret."""
+
+    def below(schema: type, prefix: str) -> Iterator[str]:
+        for item in fields(schema):
+            if is_dataclass(
+                inner := SHARED.get(item.name, item.default_factory) if not prefix else item.default_factory
+            ):
+                yield from below(inner, f"{prefix}{item.name}.")
+            elif item.metadata.get("secret"):
+                yield f"{prefix}{item.name}"
+
+    return tuple(below(Config, ""))
 
 
 @functools.cache  # 20 ms, and a command composes more than once

@@ -1,44 +1,49 @@
-"""Hides what of a configuration may not be written down: passwords, and what stood in the environment.
+"""Hides the secrets of a configuration: credentials in URIs, values of the environment, keys that the schema declares secret.
 
-What a URI names before its @ is a password where a colon leads to it. What `${oc.env:NAME}` brought is shown as
-<oc.env:NAME>, also in the values that refer to it; numbers and switches from the environment are shown. The names of the
-run and of its experiment are used as they are: who makes them of the environment wants to read that. Of the store's URI,
-which errors quote in pieces, it is hidden wherever it comes up: but for a scheme, a host and a file's path.
+`runner.errors.without_password` hides them in a text. A value from `${oc.env:NAME}` is shown as <oc.env:NAME>, also where
+another value refers to it. Numbers and booleans from the environment are shown, and the names of the run and its experiment.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote
 
 from omegaconf import DictConfig, OmegaConf, resolvers
 from omegaconf.errors import OmegaConfBaseException
 
-from runner.errors import SECRETS, USER, without_password
+from runner.config.schema import secret_keys
+from runner.errors import KEPT, SECRETS, credentials, without_credentials, without_password
 
 ENVIRONMENT = "oc.env"
 OPEN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # that say where a run is tracked
+STORE = "tracking.uri"
+HIDDEN = "***"
 _SHOWN = re.compile(rf"<{re.escape(ENVIRONMENT)}:([^<>]+)>")
 #: a store's URI, or what brings its beginning, and what follows its host
 _URI = re.compile(
     rf"(?:{_SHOWN.pattern}|(?P<scheme>[^:/?#<]+)://(?P<user>[^/?#]*@)?(?P<host>[^/?#]*))(?P<rest>.*)", re.DOTALL
 )
-#: a password that is written as ${...}, or shown as <oc.env:...>, is not there
-_WRITTEN_AS_REFERENCE = re.compile(rf"{USER}:(\$\{{[^{{}}]*\}}|<{re.escape(ENVIRONMENT)}:[^<>]+>)+@[^@]*$", re.DOTALL)
+_REFERENCES = re.compile(rf"{KEPT}*")
 
 
 def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any]:
-    """The configuration as a run keeps it to be run again: its ${...} stay, its passwords do not.
+    """The configuration as a run stores it: references stay, secrets do not.
 
-    A store with a password is looked for in MLFLOW_TRACKING_URI the next time. without: keys that are left out.
+    A store with credentials is read from MLFLOW_TRACKING_URI the next time.
+
+    Args:
+        without: top-level keys that are left out.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    found = {key: _mapped(child, _without_written_password) for key, child in plain.items() if key not in without}
+    hide = {"hydra": without_password}.get  # with the command line in it
+    found = {key: _mapped(node, hide(key, without_credentials)) for key, node in plain.items() if key not in without}
+    _hide_secret_keys(found)
     uri = plain.get("tracking", {}).get("uri")
     if (left := found.get("tracking", {}).get("uri")) != uri:
         quoted = str(left).replace("\\", "\\\\").replace("'", "\\'")
@@ -47,11 +52,24 @@ def for_disk(cfg: DictConfig, *, without: Collection[str] = ()) -> dict[str, Any
 
 
 def for_display(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved values as they may be shown to anybody."""
+    """The resolved values without secrets."""
     real = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
     written = OmegaConf.to_container(cfg, resolve=False, throw_on_missing=False)
     with _unread_environment():
         found: dict[str, Any] = _walk(cfg, written, real)
+    _hide_secret_keys(found)
+    return found
+
+
+def lacking(cfg: DictConfig, stored: str) -> dict[str, Any]:
+    """What a configuration that is stored as YAML lacks of the complete one, secrets included; for DictConfig.merge_with()."""
+
+    def differences(whole: Any, other: Any) -> Any:
+        if not (isinstance(whole, dict) and isinstance(other, dict)):
+            return whole
+        return {key: differences(whole[key], other.get(key)) for key in whole if whole[key] != other.get(key, ...)}
+
+    found: dict[str, Any] = differences(*(OmegaConf.to_container(each) for each in (cfg, OmegaConf.create(stored))))
     return found
 
 
@@ -60,59 +78,93 @@ def filled_in(node: Any) -> Any:
     return _mapped(node, lambda text: _SHOWN.sub(lambda match: os.environ[match[1]], text))
 
 
-def note_secrets(uri: str) -> None:
-    """Hides what the environment brought into a store's URI, in this process and in those that it starts.
+def note_secrets(uri: str, *values: str) -> None:
+    """Hide these secrets from now on, in this process and in those that it starts; the caller restores `SECRETS`.
 
-    uri: with <oc.env:NAME> for what was brought. Who calls takes the variable SECRETS back.
+    Args:
+        uri: of a store, with <oc.env:NAME> for the parts from the environment. A password that is a word or a number is hidden
+            only within the URI: it may be in any text.
+        values: secrets as they are, or references to them.
     """
     match = _URI.fullmatch(uri)
-    if match is None or (match["scheme"] and not (match["host"] or match["user"])):
-        return  # a file's path
-    known = filter(None, os.environ.get(SECRETS, "").split(","))
-    found = {*known, *_SHOWN.findall((match["user"] or "") + match["rest"])}
-    if found:
+    is_file = match is not None and match["scheme"] and not (match["host"] or match["user"])
+    names = set() if match is None or is_file else {*_SHOWN.findall((match["user"] or "") + match["rest"])}
+    words = {each for each in credentials(uri) if not re.fullmatch(r"[A-Z]?[a-z]*|[\d.]+", each)}
+    for value in values:
+        names |= {*_SHOWN.findall(value)}
+        words |= set() if _REFERENCES.fullmatch(value) or value == HIDDEN else {value}
+    known = {*filter(None, os.environ.get(SECRETS, "").split(","))}
+    if found := known | names | {f"={quote(word, safe='')}" for word in words}:
         os.environ[SECRETS] = ",".join(sorted(found))
 
 
+def note_secrets_of(cfg: DictConfig) -> None:
+    """Hide the secrets of a configuration, as note_secrets() does."""
+    uri, values = shown_uri(cfg), []
+    for key in secret_keys():
+        values += _texts(_selected(cfg, key))
+        with _unread_environment():
+            values += _texts(_selected(cfg, key))
+    note_secrets(uri, *values)
+
+
+def note_secrets_in(overrides: Iterable[str]) -> None:
+    """Hide the secrets that overrides set, before they are parsed, as note_secrets() does."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        plain = re.sub(r"""^["'\\]+|["'\\]+$""", "", value)
+        if key == STORE:
+            note_secrets(plain)
+        elif key in secret_keys() and "${" not in value:
+            note_secrets("", plain, *plain.split(","))
+
+
 def shown_uri(cfg: DictConfig) -> str:
-    """The store's URI with <oc.env:NAME> for what the environment brings; "" where it has none that can be told."""
+    """The store's URI with <oc.env:NAME> for the parts from the environment; "" where it can't be resolved."""
     with _unread_environment():
-        try:
-            return str(OmegaConf.select(cfg, "tracking.uri") or "")
-        except (OmegaConfBaseException, AttributeError):  # told where the configuration is checked
-            return ""
+        return str(_selected(cfg, STORE) or "")
 
 
-def mask_folder(folder: Path, uri: str) -> None:
-    """Takes passwords out of what Hydra has noted in a run's folder, .hydra/*.yaml."""
-    mask = masker(uri)
+def mask_folder(folder: Path, cfg: DictConfig) -> None:
+    """Hide the secrets of a run from now on, and those that Hydra has written into its .hydra/*.yaml."""
+    note_secrets_of(cfg)
+    uri = str(_selected(cfg, STORE) or "")
     for file in sorted((folder / ".hydra").glob("*.yaml")):
         text = file.read_text(encoding="utf-8")
-        masked = "".join(_masked_line(line, mask) for line in text.splitlines(keepends=True))
-        if masked != text:
+        if (masked := without_password(text, uri)) != text:
             file.write_text(masked, encoding="utf-8")
 
 
-def masker(uri: str) -> Callable[[str], str]:
-    """A function that takes this URI's password, and that of any other URI, out of a line."""
-    match = re.search(r"://[^:/@]*:(.+)@", uri)
-    secrets = sorted({match[1], unquote(match[1])} - {"", "***"}, key=len, reverse=True) if match else []
-
-    def mask(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return without_password(text)
-
-    return mask
+def _selected(cfg: DictConfig, key: str) -> Any:
+    try:
+        return OmegaConf.select(cfg, key)
+    except (OmegaConfBaseException, AttributeError):  # reported where the configuration is checked
+        return None
 
 
-def _masked_line(line: str, mask: Callable[[str], str]) -> str:
-    reference = _WRITTEN_AS_REFERENCE.search(line)
-    return mask(line[: reference.start()]) + reference[0] if reference else mask(line)
+def _texts(node: Any) -> list[str]:
+    node = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    found: list[str] = []
+
+    def keep(text: str) -> str:
+        found.append(text)
+        return text
+
+    _mapped(node, keep)
+    return found
 
 
-def _without_written_password(text: str) -> str:
-    return _masked_line(text, without_password)
+def _hide_secret_keys(plain: dict[str, Any]) -> None:
+    def hide(text: str) -> str:
+        return text if _REFERENCES.fullmatch(text) or text == "???" else HIDDEN
+
+    for key in secret_keys():
+        node: Any = plain
+        *groups, name = key.split(".")
+        for group in groups:
+            node = node.get(group) if isinstance(node, dict) else None
+        if isinstance(node, dict) and name in node:
+            node[name] = _mapped(node[name], hide)
 
 
 def _mapped(node: Any, change: Callable[[str], str]) -> Any:
@@ -129,18 +181,17 @@ def _walk(node: Any, written: Any, real: Any) -> Any:
     def below(key: Any, child: Any) -> Any:
         text = written[key] if type(written) is type(real) else written  # else a reference to all of it
         if "${" not in repr(text):  # most values: OmegaConf takes 60 us to look one up
-            return _mapped(child, _without_written_password)
+            return _mapped(child, without_password)
         return _walk(_child(node, key), text, child)
 
     if isinstance(real, dict):
         return {key: below(key, child) for key, child in real.items()}
     if isinstance(real, list):
         return [below(index, child) for index, child in enumerate(real)]
-    return _without_written_password(str(node)) if isinstance(real, str) else real
+    return without_password(str(node)) if isinstance(real, str) else real
 
 
 def _child(node: Any, key: Any) -> Any:
-    """A value as it is now; where it comes to nothing, the text of its ${...}, for all that is below it, too."""
     if not OmegaConf.is_config(node):
         return node
     try:

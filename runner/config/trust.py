@@ -164,7 +164,6 @@ def _below(place: Path) -> list[Path]:
 
 
 def _is_special(path: Path) -> bool:
-    """A pipe, a socket, a device; what is just gone is none."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 

@@ -28,7 +28,8 @@ BUILT = ("data", "model", "task", "optimizer", "scheduler")
 PARTIAL = ("optimizer", "scheduler")
 #: of data.num_folds=null
 NUM_FOLDS = 5
-HIDDEN = ":***@"  # where a run's configuration had a password
+#: where a stored URI had a secret
+HIDDEN = re.compile(r"(?<=[:/])\*\*\*(?=@)|(?<==)\*\*\*(?=&|$)")
 #: the groups that a dataclass describes
 DESCRIBED: tuple[tuple[str, type], ...] = (
     ("train", types.Train),
@@ -106,7 +107,6 @@ def of_all_folds(fold: Any) -> str:
 
 
 def _as(schema: type, name: str, value: Any) -> Any:
-    """A value as the type that a field of the schema has. Raises: OmegaConfBaseException for one that it can't be."""
     if schema.__annotations__[name] == "Any":  # a group that ${model} brings would be its type from then on
         return value
     typed = _typed(schema)
@@ -196,7 +196,6 @@ def _group(cfg: DictConfig, key: str) -> DictConfig | None:
 
 
 def _has(node: DictConfig, name: str) -> bool:
-    """Whether a key is there, and has a value. Of the schema's own node `~key` takes the key away, too."""
     return node._get_node(name, validate_access=False) is not None and not OmegaConf.is_missing(node, name)
 
 
@@ -307,7 +306,6 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
 
 
 def _missing(node: Any, prefix: str) -> Iterator[Fault]:
-    """Arguments that a file leaves to the person (`path: ???`)."""
     if not _is_written(node):
         return
     target = node._get_node("_target_", validate_access=False)
@@ -327,7 +325,6 @@ def _missing(node: Any, prefix: str) -> Iterator[Fault]:
 
 
 def _missing_items(node: Any, key: str) -> Iterator[Fault]:
-    """What is left to the person in lists, and in mappings that nothing is built from."""
     is_list = OmegaConf.is_list(node) and not (node._is_none() or node._is_missing() or node._is_interpolation())
     for name in range(len(node)) if is_list else node if _is_written(node) else ():
         where = f"{key}[{name}]" if is_list else f"{key}.{name}"
@@ -348,9 +345,9 @@ def _uri(cfg: DictConfig) -> list[Fault]:
 def uri_faults(uri: str) -> list[Fault]:
     """What no store of MLflow's is called."""
     asked = f"tracking.uri={without_password(uri)}"
-    if HIDDEN in uri:
-        fix = asked.replace(HIDDEN, ":PASSWORD@") + ", or export MLFLOW_TRACKING_URI with it"
-        return [Fault(asked, "a run's folder keeps no password", fix)]
+    if HIDDEN.search(uri):
+        fix = HIDDEN.sub("PASSWORD", asked) + ", or export MLFLOW_TRACKING_URI with it"
+        return [Fault(asked, "a run directory stores no credentials", fix)]
     if uri.startswith("sqlite:") and not re.match("sqlite:///|sqlite://$", uri):
         problem = "a file's URI has three slashes before its path, and an absolute path begins with one more"
         return [Fault(asked, problem, f"tracking.uri={_sqlite(uri)}")]
@@ -366,26 +363,26 @@ def uri_faults(uri: str) -> list[Fault]:
 
 
 def _sqlite(uri: str) -> str:
-    """The URI of a sqlite store with as many slashes as it takes."""
     scheme, _, place = uri.partition(":")
     slashes = len(place) - len(place.lstrip("/"))
     return f"{scheme}:///{'/' if slashes == 1 else ''}{place.lstrip('/')}"
 
 
 def _hidden(cfg: DictConfig) -> list[Fault]:
-    """Passwords that a run's configuration had, of what is built: nothing but the person knows them."""
     found = []
     for key, text in _texts(
         OmegaConf.to_container(OmegaConf.masked_copy(cfg, [key for key in BUILT if key in cfg])), ""
     ):
-        if HIDDEN in text:
-            fix = f"{key}={text.replace(HIDDEN, ':PASSWORD@')}"
-            found.append(Fault(f"{key}={text}", "a run's folder keeps no password", fix))
+        if "://" in text and HIDDEN.search(text):
+            fix = f"{key}={HIDDEN.sub('PASSWORD', text)}"
+            found.append(Fault(f"{key}={text}", "a run directory stores no credentials", fix))
+    for key in types.secret_keys():
+        if value(cfg, key) == "***":
+            found.append(Fault(f"{key}=***", "a run directory stores no secrets", f"{key}=... again"))
     return found
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in plain values, with its dotted key."""
     if isinstance(node, dict | list):
         for name, child in node.items() if isinstance(node, dict) else enumerate(node):
             yield from _texts(child, f"{key}.{name}" if key else str(name))

@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_files import write_whole
-from runner.errors import Fault
+from runner.errors import Fault, without_password
 
 FOLDER = "ranks"
 #: the last words of one that knows no more than that
 LOST = "another process of this run is gone"
 GIVEN, STOPPING = "given.json", "stopping"
+#: the variable with what the configuration in that directory lacks, as JSON: secrets are in no file
+LACKING = "RUNNER_LACKING"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 @dataclass(frozen=True)
 class Handover:
-    """What the launching process hands on besides the configuration; plain values, no password among them."""
+    """What the launching process passes to its processes besides the configuration; plain values without secrets."""
 
     parent: int  # its process
     choices: list[dict[str, Any]]  # a device for each rank
@@ -41,7 +43,7 @@ class Failure:
     rank: int
     time: float
     text: str
-    faults: list[dict[str, str]] = field(default_factory=list)  # a person's mistakes
+    faults: list[dict[str, Any]] = field(default_factory=list)  # errors of the user
 
 
 def give(folder: Path, rerun: str, given: Handover) -> Path:
@@ -68,7 +70,7 @@ def handover_in(folder: Path) -> Handover:
 
 def tell(folder: Path, rank: int, text: str, *, faults: Iterable[Fault] = ()) -> None:
     """Leaves a process's last words; the first ones count, of this attempt."""
-    words = Failure(rank, time.time(), text, [vars(fault) for fault in faults])
+    words = Failure(rank, time.time(), without_password(text), [vars(fault.masked()) for fault in faults])
     file = folder / FOLDER / f"{rank}-{attempt()}.words"
     if not file.exists():
         write_whole(file, json.dumps(asdict(words)))
@@ -85,7 +87,8 @@ def first_failure(folder: Path, *, of: int | None = None) -> Failure | None:
 def faults_of(folder: Path) -> list[Fault]:
     """The mistakes that any process has met, in any attempt."""
     files = sorted((folder / FOLDER).glob("*.words"))
-    found = [Fault(**fault) for file in files for fault in json.loads(file.read_text())["faults"]]
+    facts = [fault for file in files for fault in json.loads(file.read_text())["faults"]]
+    found = [Fault(**fault | {"suggestions": tuple(fault["suggestions"])}) for fault in facts]
     return list(dict.fromkeys(found))
 
 

@@ -80,7 +80,6 @@ def launch(folder: Path, *, num: int, max_restarts: int, environment: Mapping[st
 
 
 def _agent(folder: Path, num: int, max_restarts: int) -> None:
-    """torch's agent; it looks after the processes until the last one has ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -102,7 +101,6 @@ def _agent(folder: Path, num: int, max_restarts: int) -> None:
 
 
 def _pass_on(folder: Path, number: signal.Signals, sent: dict[int, int]) -> None:
-    """Sends a signal to each process that has told its number and has not got it yet."""
     for file in (folder / messages.FOLDER).glob("*.pid"):
         with suppress(OSError, ValueError):  # it is just being written, or over
             pid = int(file.read_text())
@@ -135,7 +133,6 @@ def _environment(more: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What torch's launcher says of processes that ended, the run says itself."""
     from torch.distributed import launcher  # noqa: F401  # makes its loggers
 
     names = [

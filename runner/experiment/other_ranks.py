@@ -56,7 +56,6 @@ def follow(cfg: DictConfig, place: RankInfo, *, choice: Choice | None = None) ->
 
 @contextmanager
 def _log(file: Path) -> Iterator[None]:
-    """What this process prints, and what is printed from C, goes there; an empty one is taken away."""
     file.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

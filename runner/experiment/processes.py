@@ -6,6 +6,7 @@ Called by run.py, and by other_ranks.py in the processes beside the first. What 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from runner.config import validate
-from runner.config.validate import without_password
+from runner.config.secrets import lacking
 from runner.data.loading.order import mixed
 from runner.device import Choice, parse
 from runner.device.backends import seed_everything
@@ -126,7 +127,6 @@ def run_in_several(
     member, repetition = given.member, given.repetition
     if repetition is not None:
         repetition.check(prepare(copy.deepcopy(cfg), torch.device("cpu")))
-    uri = str(cfg.tracking.uri)
     handover = messages.Handover(
         parent=os.getpid(),
         choices=[vars(choice) for choice in choices],
@@ -134,13 +134,13 @@ def run_in_several(
         member=vars(member) if member else None,
         reproduces=repetition.of if repetition else None,
     )
-    messages.give(folder, rerun_text(cfg), handover)
+    messages.give(folder, rerun := rerun_text(cfg), handover)
     (folder / FILE).unlink(missing_ok=True)  # of the time before
     outcome = launch(
         folder,
         num=len(choices),
         max_restarts=cfg.train.max_restarts,
-        environment={"MLFLOW_TRACKING_URI": uri} if without_password(uri) != uri else {},
+        environment={messages.LACKING: json.dumps(lacking(cfg, rerun))},
     )
     if faults := messages.faults_of(folder):
         shutil.rmtree(folder / messages.FOLDER)
@@ -170,7 +170,6 @@ def _policy(cfg: DictConfig) -> tuple[str, ...]:
 
 
 def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
-    """What several processes can't do, all of it at once."""
     if num <= 1:
         return
     asked, one = f"train.num_processes={num}", "train.num_processes=1"
@@ -197,7 +196,6 @@ def _refuse(cfg: DictConfig, num: int, *, has_trial: bool) -> None:
 
 
 def _not_in_parts(cfg: DictConfig, asked: str) -> list[Fault]:
-    """What a model that lies in parts does not go with."""
     found = []
     for setting, value, problem, fix in (
         (

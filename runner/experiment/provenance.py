@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from runner.errors import without_password
 from runner.version import __version__
 
 #: what a person's code ends with, and where runs leave files that end so
@@ -23,11 +25,23 @@ OF_RUNS = (("outputs",), ("multirun",))
 TRIES = Path("multirun/tries")
 
 
+#: names of files with credentials; credentials by their form; assignments that look like one outside of code
+CREDENTIAL_FILES = re.compile(
+    r"(?i)(^|/)(\.env|\.netrc|\.pypirc|\.npmrc|id_(rsa|dsa|ecdsa|ed25519)|[^/]*(credential|secret)[^/]*)(\.[^/]*)?$"
+    r"|\.(pem|key|p12|pfx|jks|keystore)$"
+)
+CREDENTIALS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(AKIA[0-9A-Z]{16}|(ghp|gho|glpat|hf|xox[bp])[_-]\w{16,})")
+ASSIGNED = re.compile(
+    r"(?im)^[ +-].*(api_?key|access_?key|secret(_?key)?|token|passw(or)?d|pwd)[\"']?\s*[:=]\s*[\"']?(?![\d.]+\b|[$<])[^\s\"']{6,}"
+)
+
+
 @dataclass(frozen=True)
 class Git:
     commit: str
     dirty: bool
     diff: str  # against the commit; empty when clean
+    branch: str | None = None  # None: no branch is checked out
 
 
 def git_state() -> Git | None:
@@ -35,8 +49,31 @@ def git_state() -> Git | None:
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
-    changed = _git("status", "--porcelain", "--untracked-files=no") or ""
-    return Git(commit.strip(), bool(changed.strip()), (_git("diff", "HEAD") or "") if changed.strip() else "")
+    head, _, changed = (_git("status", "--porcelain", "--branch", "--untracked-files=no") or "").partition("\n")
+    branch = head.removeprefix("## ").partition("...")[0]
+    diff = (_git("diff", "HEAD") or "") if changed else ""
+    return Git(commit.strip(), bool(changed), diff, branch if " " not in branch else None)
+
+
+def remote() -> str | None:
+    """The URL of the repository that the current folder was cloned from, without credentials; None without one."""
+    url = (_git("config", "--get", "remote.origin.url") or "").strip()
+    return re.sub(r"://[^/@]*@", "://", url) or None
+
+
+def diff_without_secrets(diff: str, uri: str = "") -> str:
+    """A diff without secrets and without the files that look like credentials, by name or content; each leaves a comment."""
+    head, *files = re.split(r"(?m)^(?=diff --git )", diff)
+    return without_password(head + "".join(map(_without_credentials, files)), uri)
+
+
+def _without_credentials(diff: str) -> str:
+    title, _, body = diff.partition("\n")
+    name = title.rpartition(" b/")[2].strip('"')
+    is_code = name.endswith(CODE[0])
+    if CREDENTIAL_FILES.search(name) or CREDENTIALS.search(body) or (not is_code and ASSIGNED.search(body)):
+        return f"# {name} is left out: it looks like credentials\n"
+    return diff
 
 
 def code() -> dict[str, str | None]:
@@ -52,7 +89,7 @@ def code() -> dict[str, str | None]:
     texts = [f"{path.relative_to(root)}\0".encode() + path.read_bytes() for path in own if path.is_file()]
     return {
         "git_commit": git.commit if git is not None else None,
-        "diff": digest(git.diff.encode()) if git is not None and git.diff else None,
+        "diff": digest(diff_without_secrets(git.diff).encode()) if git is not None and git.diff else None,
         "files": digest(b"\0".join(texts)) if texts else None,
     }
 

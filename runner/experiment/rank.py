@@ -5,19 +5,20 @@ It reads from FOLDER what the launching process left there (distributed/messages
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
 from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.logs import logging_to
+from runner.config.secrets import note_secrets_of
 from runner.config.untrusted import trusting
 from runner.distributed import messages
 from runner.distributed.environment import RankInfo, rank_here
-from runner.errors import RunnerError
+from runner.errors import RunnerError, traceback_of
 
 #: a process that is ended after another one has died says so later than that one
 SECONDS_BEHIND = 5.0
@@ -43,16 +44,17 @@ def main(folder: Path) -> int:
     except RunnerError as error:
         messages.tell(folder, place.rank, str(error), faults=error.faults)
     except BaseException as error:
-        traceback.print_exc()
+        print(traceback_of(error), file=sys.stderr)
         messages.tell(folder, place.rank, messages.LOST if is_lost(error) else f"{type(error).__name__}: {error}")
     return 1
 
 
 def _train(folder: Path, place: RankInfo, given: messages.Handover) -> int:
-    """Returns 1 where the run failed; one that was asked to end has come to its end."""
     compose = composer(["-cd", str(folder / messages.FOLDER), "-cn", "rerun"])
     with hydra_session(["runner"]), trusting():  # the process that launched this one has written it
         cfg = composed_with(compose, [])
+        cfg.merge_with(json.loads(os.environ.pop(messages.LACKING)))
+        note_secrets_of(cfg)
         from runner.device import Choice
         from runner.experiment import run  # torch
         from runner.experiment.given import Given, Membership, Repetition

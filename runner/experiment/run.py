@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
+from runner.config.secrets import mask_folder
 from runner.config.settings import Settings
 from runner.config.trust import check_folder
 from runner.experiment import claim, processes
@@ -33,6 +34,7 @@ def run(cfg: DictConfig, folder: Path, *, given: Given | None = None) -> dict[st
     """
     given = given or Given()
     check_folder(folder)
+    mask_folder(folder, cfg)
     recipes.check(folder)
     # every mistake at once; else the device, and why it is the one
     checked = given.checked or check_here(cfg, choice=given.choice)

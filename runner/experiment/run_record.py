@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from runner.config import defaults
 from runner.config.identity import chosen, leaves
 from runner.config.instantiate import PREPARED
-from runner.config.secrets import for_display, masker
+from runner.config.secrets import for_display
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.device import Choice, backends
@@ -92,6 +92,8 @@ def log_start(
         tags["changed"] = changed
     if git is not None:
         tags |= {"git_commit": git.commit, "git_dirty": str(git.dirty).lower(), "mlflow.source.git.commit": git.commit}
+        source = {"branch": git.branch, "repoURL": provenance.remote()}
+        tags |= {f"mlflow.source.git.{name}": value for name, value in source.items() if value}
     if member is not None:
         tags["sweep"] = member.sweep
     if given.repetition is not None:
@@ -132,8 +134,8 @@ def log_start(
     (folder / "environment.txt").write_text(provenance.environment() + provenance.noted(notes))
     for name in ("rerun.yaml", "environment.txt"):
         journal.event("artifact", path=name, to="")
-    if git is not None and git.diff:
-        (folder / "git.diff").write_text(masker(str(cfg.tracking.uri))(git.diff))
+    if git is not None and git.diff and cfg.tracking.git_diff:
+        (folder / "git.diff").write_text(provenance.diff_without_secrets(git.diff, str(cfg.tracking.uri)))
         journal.event("artifact", path="git.diff", to="")
 
 

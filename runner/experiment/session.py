@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runner.config import origin
 from runner.config.importing import loading
-from runner.config.secrets import for_disk, mask_folder
+from runner.config.secrets import for_disk
 from runner.config.settings import Settings
 from runner.config.validate import without_password
 from runner.device.benchmark import cache
@@ -93,7 +93,6 @@ class Session:
         session = cls(cfg, folder, settings=settings, machine=machine, given=given)
         folder.mkdir(parents=True, exist_ok=True)
         session.say(f"device: {machine.choice.device} ({machine.choice.reason})")
-        mask_folder(folder, settings.tracking.uri)
         forget_graph(folder / GRAPH)  # of an earlier part, or of somebody else
         with session._publishing() as session._publisher, session.screen.with_warnings():
             with loading():
@@ -193,7 +192,6 @@ class Session:
             self._journal.event("end", status=MLFLOW_STATUS["failed"], end_ms=int(time.time() * 1000))
 
     def _time_of(self, result: Result, *, is_alone: bool) -> dict[str, Any]:
-        """Where the training's time went, for summary.json."""
         hardware, choice = self._machine
         measured = cache.read(hardware)
         speeds = measured.devices.get(choice.device) if measured else None
@@ -201,13 +199,11 @@ class Session:
         return time_spent.of_training(self._parts, self.settings, result, speeds=speeds, within=within)
 
     def _around(self) -> dict[str, float]:
-        """What the run takes before and after its training, so far."""
         clock = self._clock
         finish = clock.seconds.get("finish", clock.since()) - self._waited
         return {"start-up": clock.before + clock.seconds.get("setup", 0.0), "tracker": self._waited, "finish": finish}
 
     def _tell_of_pictures(self, drawn: list[Path], left_out: list[str]) -> None:
-        """Of a check, which fails where one of them can't be drawn."""
         if left_out:
             self._result.status, self._result.error = "failed", left_out[0]
         else:

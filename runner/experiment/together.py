@@ -22,6 +22,7 @@ from torch import Tensor
 from runner.config import validate
 from runner.config.instantiate import targets
 from runner.config.nodes import resolved
+from runner.config.secrets import mask_folder
 from runner.config.settings import Settings
 from runner.config.trust import check_folder
 from runner.data.loading.batch_transform import TransformedBatches
@@ -68,8 +69,6 @@ class Job:
 
 @dataclass
 class _Open:
-    """A run that is open, and what it trains. closing: closes it."""
-
     job: Job
     session: Session
     settings: Settings
@@ -143,9 +142,9 @@ def _room_for_files(wanted: int) -> int:
 
 
 def _prepared(job: Job, hardware: Any, rows: CommonRows) -> _Open:
-    """Opens a run's session, and builds what it trains."""
     with ExitStack() as own:
         check_folder(job.folder)
+        mask_folder(job.folder, job.cfg)
         recipes.check(job.folder)
         own.enter_context(claim.taken(job.folder))
         given = replace(job.given, screen=own.enter_context(Screen.into(job.folder)))
@@ -220,7 +219,6 @@ def _read_by(cfg: DictConfig) -> Any:
 
 
 def _innermost(batches: Any) -> Any:
-    """What reads the rows of a split."""
     return batches.batches if isinstance(batches, TransformedBatches) else batches
 
 
@@ -238,7 +236,6 @@ def _num_bytes(source: Source) -> int:
 
 
 def _are_alike(one: Source, other: Source) -> bool:
-    """Whether they have the very same rows."""
     mine, theirs = (tensors((each.rows, dict(each.given))) for each in (one, other))
     pairs = zip(mine, theirs, strict=False)
     return len(mine) == len(theirs) and all(a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from runner.config.secrets import masker as masker  # others take it from here
+from runner.errors import without_password
 
 _SQLITE = re.compile(r"^(sqlite(?:\+\w+)?:///)([^?]+)(\?.*)?$")
 
@@ -27,8 +29,13 @@ def absolute(uri: str) -> str:
 
 
 def shown(uri: str) -> str:
-    """The URI as it may be written down: without its password, a relative sqlite path made absolute."""
-    return absolute(uri) if sqlite_path(uri) else masker(uri)(uri)
+    """The URI as it is shown and stored: without credentials, a relative sqlite path made absolute."""
+    return without_password(absolute(uri), uri)
+
+
+def masker(uri: str) -> Callable[[str], str]:
+    """A function that hides the secrets of this URI, and all others, in a text."""
+    return functools.partial(without_password, uri=uri)
 
 
 def artifact_root(uri: str) -> str | None:

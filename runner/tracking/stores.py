@@ -39,9 +39,9 @@ def of_run(folder: Path, *, asked: str) -> str:
     if not store:
         problem = f"{folder} was run with tracking.enabled=false, and belongs to no store"
         raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
-    if HIDDEN in store:
-        fix = f"{asked} tracking.uri={store.replace(HIDDEN, ':PASSWORD@')}, or export {VARIABLE} with it"
-        raise RunnerError(Fault(asked, f"its store is {store}, and a run's folder keeps no password", fix))
+    if HIDDEN.search(store):
+        fix = f"{asked} tracking.uri={HIDDEN.sub('PASSWORD', store)}, or export {VARIABLE} with it"
+        raise RunnerError(Fault(asked, f"its store is {store}, and a run directory stores no credentials", fix))
     if path is not None and not path.parent.is_dir():
         problem = f"it was tracked to {store}, and {path.parent} is not there any more"
         raise RunnerError(Fault(asked, problem, f"{asked} tracking.uri=URI"))
@@ -88,10 +88,10 @@ def words_for(uri: str) -> str:
     if store_uri.shown(uri) == store_uri.shown(USUAL):
         return ""
     shown = without_password(uri)
-    if HIDDEN not in shown and shown != uri:
+    if not HIDDEN.search(shown) and shown != uri:
         return ""  # of the environment: the folder of the run says of which variable
     if shown == uri:
         return shlex.quote(f"tracking.uri={uri}")
     if os.environ.get(VARIABLE) == uri:
         return f"# {VARIABLE} names the store"
-    return shlex.quote(f"tracking.uri={shown.replace(HIDDEN, ':PASSWORD@')}")
+    return shlex.quote(f"tracking.uri={HIDDEN.sub('PASSWORD', shown)}")

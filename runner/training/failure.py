@@ -14,7 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from runner.device.placement import tensors
-from runner.errors import NO_MOVES, DeletedError, RunnerError, in_words, is_full_disk, moves_itself
+from runner.errors import (
+    NO_MOVES,
+    DeletedError,
+    RunnerError,
+    in_words,
+    is_full_disk,
+    moves_itself,
+    on_a_line,
+    traceback_of,
+    without_password,
+)
 from runner.inspection import call_site
 from runner.inspection.device_mismatch import PlacementError
 from runner.inspection.in_place import find_change
@@ -36,12 +46,12 @@ def fail(result: Result, error: BaseException) -> None:
         result.error = f"{error}; try a smaller optimizer.lr, train.clip_grad_norm=1, or look at the data of that step"
         return
     if isinstance(error, RunnerError):  # of a part that finds out late that it does not suit
-        result.error = "; ".join(f"{fault.asked}: {fault.problem}; write: {fault.fix}" for fault in error.faults)
+        result.error = on_a_line(error)
         log.error("the run failed: %s", result.error)
         return
     if isinstance(error, PlacementError):
-        result.error = str(error)
-        log.error("tensors on two devices met", exc_info=error)
+        result.error = without_password(str(error))
+        log.error("tensors on two devices met\n%s", traceback_of(error))
         return
     if is_full_disk(error):
         result.ending = "disk_full"
@@ -50,8 +60,8 @@ def fail(result: Result, error: BaseException) -> None:
     if isinstance(error, DeletedError):
         result.ending, result.error = "deleted", str(error)
         return
-    result.error = words_of(error)
-    log.error("the run failed", exc_info=error)
+    result.error = without_password(words_of(error))
+    log.error("the run failed\n%s", traceback_of(error))
     if not isinstance(error, Exception | SystemExit):
         raise error  # not ours to keep; sys.exit() is of a person's code: what asks the runner to stop says so otherwise
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from runner.device import backends
-from runner.errors import OF_CODE, first_line, in_words
+from runner.errors import OF_CODE, first_line, in_words, traceback_of, without_password
 from runner.training.hook_values import Shown, sorted_out
 from runner.training.parts import Parts
 from runner.training.view import Hook, View
@@ -73,8 +73,8 @@ class Hooks:
                     if self._must_work:
                         raise
                     self._hooks.remove(hook)
-                    log.warning("hook %s failed at step %d", hook.name, step, exc_info=error)
-                    problem = first_line(in_words(error))
+                    log.error("hook %s failed at step %d\n%s", hook.name, step, traceback_of(error))
+                    problem = without_password(first_line(in_words(error)))
                     self._say(f"hook:   {hook.name} failed at step {step:,}, and is not called any more: {problem}")
         finally:
             for module, training in modes.items():

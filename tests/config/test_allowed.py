@@ -74,7 +74,15 @@ REVIEWED = {
     ("runner.data.tables.rows.mapped", "mkdir"): "the cache's own folder",
     ("runner.data.language.token_files.mapped", "numpy.load"): "reads; allow_pickle is false",
     ("runner.errors._secrets", "os._Environ"): "reads what no message may show",
-    ("runner.errors._secrets", "urllib.parse.quote"): "spells a text",
+    **{
+        (f"runner.errors.{name}", f"urllib.parse.{function}"): "spells a text"
+        for name, function in (
+            ("_secrets", "unquote"),
+            ("_spellings", "quote"),
+            ("credentials", "unquote"),
+            ("credentials", "unquote_plus"),
+        )
+    },
     ("runner.data.language.token_files.mapped", "numpy.memmap"): "reads",
     (
         "runner.data.language.token_files.remember",

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import SECRETS, without_password
 from runner.tracking.store_uri import artifact_root, creation_lock, masker, shown, sqlite_path
 
 
@@ -17,6 +18,8 @@ def test_a_relative_sqlite_path_is_made_absolute():
 
 
 PASSWORDS = [
+    "postgresql://host/db?user=ann&password=secret&sslmode=require",
+    "http://secret@host:5000",
     "http://ann:secret@host:5000",
     "https://ann:se@cret@host/path",
     "postgresql://ann:se%40cret@host/db",
@@ -32,15 +35,24 @@ def test_no_password_is_shown(uri):
     assert "host" in text and uri not in text and "secret" not in text
 
 
-def test_a_password_that_is_escaped_in_the_uri_is_hidden_in_plain_too():
-    assert masker("postgresql://ann:se%40cret@h/db")("wrong: se@cret, se%40cret") == "wrong: ***, ***"
+def test_password_escaped_in_the_uri_is_hidden_decoded():
+    for uri in ("postgresql://ann:se%40cret@h/db", "postgresql://h/db?password=se%40cret"):
+        assert masker(uri)("wrong: se@cret, se%40cret") == "wrong: ***, ***"
+
+
+def test_overlapping_secrets_are_hidden_whole(monkeypatch):
+    monkeypatch.setenv("LONG", "word-and-more")
+    monkeypatch.setenv(SECRETS, "LONG,=word,=a%40word")
+    assert without_password("word-and-more a@word a%40word word") == "<oc.env:LONG> *** *** ***"
 
 
 def test_the_passwords_of_other_uris_are_hidden_too():
     assert "secret" not in masker("sqlite:///a.db")("proxy http://ann:secret@proxy:80 says no")
 
 
-@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "databricks", "sqlite:////a.db", "not a uri"])
+@pytest.mark.parametrize(
+    "uri", ["http://127.0.0.1:5000", "databricks", "sqlite:////a.db?check_same_thread=False", "not a uri"]
+)
 def test_what_has_no_password_stays(uri):
     assert shown(uri) == uri
 

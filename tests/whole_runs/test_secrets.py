@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from omegaconf import OmegaConf
 
 from runner import cli
 from runner.config import secrets
+from runner.config.defaults import CONF
 from runner.config.validate import faults
-from runner.errors import SECRETS, RunnerError
+from runner.errors import SECRETS, RunnerError, path_faults
 from runner.tracking import stores
 from runner.tracking.journal import Journal
+from runner.tracking.journal_reader import read_events
+from runner.version import HERE
 
 SECRET = "s3cr3t-W0rd"
 SMALL = (
@@ -28,7 +32,11 @@ SMALL = (
     "task.plots=false",
 )
 STORE = f"http://me:{SECRET}@127.0.0.1:9"  # port 9: nobody answers
-STORES = [STORE, f"postgresql://me:{SECRET}@127.0.0.1:9/runs", f"mysql://me:p%40{SECRET}@127.0.0.1:9/runs"]
+STORES = {
+    "command line": STORE,
+    "environment": f"postgresql://127.0.0.1:9/runs?user=me&password={SECRET}",
+    "file": f"http://{SECRET}@127.0.0.1:9",
+}
 
 
 def files_with(secret, root):
@@ -56,12 +64,87 @@ def ended(warm_programs):
             child.wait(20)
 
 
-@pytest.mark.parametrize("uri", STORES)
-def test_a_password_in_the_stores_uri(own_folder, capfd, ended, uri):
-    assert cli.main([*SMALL, f"tracking.uri={uri}", "tracking.grace_seconds=0"]) == 0
-    shown_nowhere(capfd, own_folder)
-    assert "127.0.0.1:9" in Path("run/rerun.yaml").read_text()
-    assert "127.0.0.1:9" in Path("run/.hydra/overrides.yaml").read_text()
+@pytest.mark.parametrize("place", STORES)
+def test_credentials_of_the_store_are_nowhere(own_folder, capfd, ended, monkeypatch, place):
+    words = [*SMALL, "tracking.grace_seconds=0", "experiment=mine"]
+    file = own_folder / "conf/experiment/mine.yaml"
+    file.parent.mkdir(parents=True)
+    text = f"tracking: {{uri: '{STORES[place]}'}}" if place == "file" else "seed: 1"
+    file.write_text(f"# @package _global_\n{text}\n")
+    if place == "environment":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", STORES[place])
+    assert cli.main([*words, f"tracking.uri={STORE}"] if place == "command line" else words) == 0
+    shown_nowhere(capfd, own_folder, "conf/experiment/mine.yaml")
+    assert "127.0.0.1:9" in Path("run/summary.json").read_text()
+    assert "127.0.0.1:9" in Path("run/.hydra/config.yaml").read_text() or place == "environment"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Runs a copy of the program with a key `tracking.webhook`, whose field says that it is secret; its model needs the key."""
+    root = tmp_path_factory.mktemp("program")
+    for name, source in (("runner", HERE), ("conf", CONF)):
+        shutil.copytree(source, root / name)
+    text = (root / "runner/config/schema.py").read_text()
+    field = "class Tracking:\n    webhook: str | None = _secret(default=None)\n"
+    (root / "runner/config/schema.py").write_text(text.replace("class Tracking:\n", field))
+    (root / "mine.py").write_text(MODEL)
+    for file, text in FILES.items():
+        (root / file).write_text(text)
+
+    def command(*words, **variables):
+        environment = {**os.environ, **variables, "PYTHONPATH": str(root)}
+        done = subprocess.run([sys.executable, "-m", "runner", *words], cwd=root, env=environment, capture_output=True)
+        shown = (done.stdout + done.stderr).decode()
+        assert SECRET not in shown
+        assert set(files_with(SECRET, root)) <= {"conf/experiment/literal.yaml"}
+        return done.returncode, shown
+
+    return command
+
+
+MODEL = f"""
+import os
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, inputs, outputs, key):
+        super().__init__(nn.Flatten(), nn.Linear(inputs, outputs))
+        assert key == {SECRET[::-1]!r}[::-1]
+        self.key, self.calls = key, 0
+    def forward(self, rows):
+        self.calls += 1
+        if self.calls > 2 and "FAILS" in os.environ:
+            raise RuntimeError(f"no answer from {{self.key}}")
+        return super().forward(rows)
+"""
+FILES = {
+    "conf/model/mine.yaml": (
+        "_target_: mine.Net\ninputs: ${facts.in_features}\noutputs: 10\nkey: ${tracking.webhook}\n"
+    ),
+    "conf/experiment/literal.yaml": f"# @package _global_\ntracking: {{webhook: {SECRET}}}\n",
+}
+MINE = ("model=mine", "data.limit=60", "device=cpu", "task.plots=false", "tracking.enabled=false", "train.num_steps=4")
+
+
+@pytest.mark.slow
+def test_secret_key_reaches_two_processes_unseen(program):
+    words = ("train.num_processes=2", "hydra.run.dir=two", f"tracking.webhook={SECRET}")
+    assert program(*MINE, *words)[0] == 0
+
+
+@pytest.mark.slow
+def test_secret_key_reaches_a_sweeps_jobs_unseen(program):
+    assert program(*MINE, "-m", "seed=1,2", f"tracking.webhook={SECRET}")[0] == 0
+
+
+@pytest.mark.slow
+def test_secret_key_of_a_failed_run_is_requested(program):
+    words = ("experiment=literal", "hydra.run.dir=failed", "train.checkpoint_every_steps=1")
+    code, shown = program(*MINE, *words, FAILS="1")
+    assert code == 1 and "no answer from ***" in shown
+    code, shown = program("resume", "failed")
+    assert code == 2 and "tracking.webhook=" in shown
+    assert program("resume", "failed", "tracking.webhook=${oc.env:HOOK}", HOOK=SECRET)[0] == 0
 
 
 FROM_THE_ENVIRONMENT = "http://${oc.env:TOKEN}@127.0.0.1:9/${oc.env:TOKEN}"
@@ -91,7 +174,7 @@ def test_what_the_environment_brings_into_the_stores_uri(own_folder, capfd, ende
     ("uri", "shown"),
     [
         ("http://${oc.env:HOST}:80/${oc.env:TOKEN}", "http://there:80/<oc.env:TOKEN>"),
-        ("https://me:${oc.env:TOKEN}@${oc.env:HOST}", "https://me:***@there"),
+        ("https://me:${oc.env:TOKEN}@${oc.env:HOST}", "https://me:<oc.env:TOKEN>@there"),
         ("http://there?key=${oc.env:TOKEN}", "http://there?key=<oc.env:TOKEN>"),
         ("${oc.env:BASE}/${oc.env:TOKEN}", "http://there/<oc.env:TOKEN>"),
         ("${oc.env:BASE}", "http://there"),
@@ -116,6 +199,7 @@ def test_a_wrong_word_beside_a_password_is_told_without_it(own_folder, capfd):
     assert cli.main([*SMALL, f"model.x={STORE}"]) == 2
     assert cli.main([*SMALL, f"--uri={STORE}"]) == 2
     assert cli.main([*SMALL, STORE]) == 2
+    assert cli.main([*SMALL, f"tracking.uri={STORES['environment']}=x"]) == 2
     shown_nowhere(capfd, own_folder)
 
 
@@ -177,13 +261,22 @@ def test_a_password_in_the_code_that_differs_is_not_in_the_diff(own_folder, capf
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True, capture_output=True)
 
     git("init")
-    Path("note.txt").write_text("nothing\n")
+    for name in ("note.txt", "app.cfg", "own.pem"):
+        Path(name).write_text("nothing\n")
     git("add", ".")
     git("commit", "-m", "first")
-    Path("note.txt").write_text(f"the store is {STORE}, its password {SECRET}\n")
+    git("remote", "add", "origin", f"https://me:{SECRET}@there/mine.git")
+    Path("note.txt").write_text(f"the store is {STORE}, its word {SECRET}\n")
+    Path("app.cfg").write_text("API_KEY=0th3r-W0rd\n")
+    Path("own.pem").write_text("0th3r-W0rd\n")
     assert cli.main([*SMALL, f"tracking.uri={STORE}", "tracking.grace_seconds=0"]) == 0
-    assert "the store is" in Path("run/git.diff").read_text()
-    shown_nowhere(capfd, own_folder, "note.txt")
+    diff = Path("run/git.diff").read_text()
+    assert "the store is" in diff and "# app.cfg is left out" in diff and "0th3r-W0rd" not in diff
+    shown_nowhere(capfd, own_folder, "note.txt", ".git/config")
+    (start,) = (event["tags"] for event in read_events(Path("run")) if event["kind"] == "start")
+    assert start["mlflow.source.git.repoURL"] == "https://there/mine.git" and start["mlflow.source.git.branch"]
+    assert cli.main([*SMALL[:-2], "hydra.run.dir=off", "tracking.enabled=false", "tracking.git_diff=false"]) == 0
+    assert not Path("off/git.diff").exists()
 
 
 @pytest.mark.slow
@@ -233,6 +326,10 @@ def test_what_is_written_down_by_hand(monkeypatch):
     assert (found["same"], found["home"]) == ("s3://me:***@there", "<oc.env:HOME>")
     assert found["data"]["ref"] == "s3://me:<oc.env:HOME>@there"
     assert secrets.filled_in(found)["home"] == os.environ["HOME"] == cfg.home
+
+
+def test_address_in_place_of_a_file_is_hidden():
+    assert SECRET not in str(RunnerError(*path_faults("data.path", f"{STORE}/x.csv")))
 
 
 def test_a_lost_password_of_the_data_is_asked_for():

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import traceback
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import OF_CODE, RunnerError, in_words, on_a_line
+from runner.errors import OF_CODE, RunnerError, in_words, on_a_line, traceback_of, without_password
 from runner.experiment.terminal import say
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ def _told(error: BaseException) -> str:
     if isinstance(error, RunnerError):
         say(f"\n{error}")
         return on_a_line(error)
-    traceback.print_exception(error)
-    return in_words(error)
+    print(traceback_of(error), file=sys.stderr)
+    return without_password(in_words(error))
 
 
 def _given(assigned: Assignment) -> Given:
