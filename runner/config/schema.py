@@ -18,6 +18,13 @@ DIRECTIONS = ("minimize", "maximize")
 KEPT = "every_epoch|(last|best):[1-9][0-9]*"
 #: when a hook may be called: before the first step, after each measurement, and with the best weights after the test
 MOMENTS = ("start", "epoch", "end")
+#: the tags that runs and sweeps set in MLflow
+OWN_TAGS = (
+    *("device", "device_name", "device_reason", "git_commit", "git_dirty", "changed", "reproduces", "sweep"),
+    *("best_job", "best_job_name", "best_job_run_id", "goals", "max_seeds"),
+)
+#: the names of a user's tags; MLflow refuses others
+TAG = rf"(?!({'|'.join(OWN_TAGS)})$|mlflow\.|runner|[./]|.*(//|/\.|/$))[\w.\-: /]{{1,250}}"
 WEIGHT = {"type": "number", "minimum": 0}
 
 
@@ -234,6 +241,24 @@ class Tracking:
     system_metrics: bool = MISSING
     points: Any = _count_or("all", least=100)
     grace_seconds: float = _at_least(0)
+    tags: Any = _value(
+        "{NAME: TEXT} or a list of names, without the names that a run sets itself; a text has at most 5000 characters",
+        lambda value: are_tags(value),
+        "{team: vision}",
+        None,
+        anyOf=[
+            {
+                "type": "object",
+                "propertyNames": {"pattern": f"^{TAG}$"},
+                "additionalProperties": {"type": ["string", "number", "boolean"], "maxLength": 5000},
+            },
+            {"type": "array", "items": {"type": "string", "pattern": f"^{TAG}$"}},
+            {"type": "null"},
+        ],
+    )
+    description: str | None = _value(
+        "a text of at most 3000 characters", lambda value: len(value) <= 3000, "'a first try'", None, maxLength=3000
+    )
     git_diff: bool = True
 
 
@@ -376,6 +401,15 @@ def are_hooks(value: Any) -> bool:
         return False
     targets = [one.get("_target_") if isinstance(one, Mapping) else one for one in value]
     return all(isinstance(target, str) for target in targets)
+
+
+def are_tags(value: Any) -> bool:
+    """Whether MLflow accepts these tags and no run sets them itself."""
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return False
+    texts = value.values() if isinstance(value, Mapping) else ()
+    are_texts = all(isinstance(each, str | int | float) and len(str(each)) <= 5000 for each in texts)
+    return are_texts and all(isinstance(name, str) and re.fullmatch(TAG, name) for name in value)
 
 
 def are_turns(value: Any) -> bool:

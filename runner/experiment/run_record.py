@@ -30,6 +30,7 @@ from runner.device import Choice, backends
 from runner.device.placement import map_tensors
 from runner.experiment import provenance
 from runner.experiment.given import Checked, Given
+from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.inspection import call_site
 from runner.models.card import NAME as CARD
 from runner.models.card import Card
@@ -86,7 +87,7 @@ def log_start(
         "mlflow.user": _user(),
         "mlflow.source.name": "python -m runner",
         "mlflow.source.type": "LOCAL",
-        "mlflow.note.content": _note(cfg, parts, choice, folder, changed=changed),
+        NOTE: described(cfg, _note(cfg, parts, choice, folder, changed=changed)),
     }
     if changed:
         tags["changed"] = changed
@@ -105,7 +106,7 @@ def log_start(
         run_name=cfg.name or (member and member.name) or f"{model_name(cfg)} {parts.source.name} {choice.device}",
         start_ms=int(time.time() * 1000),
         params=texts(defaults.main(values)) | parameters(cfg),
-        tags=tags,
+        tags=tags | user_tags(cfg),
         system_metrics=cfg.tracking.system_metrics,
         points={
             "most": None if cfg.tracking.points == "all" else cfg.tracking.points,

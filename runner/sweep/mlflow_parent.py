@@ -16,6 +16,7 @@ from runner.config import origin
 from runner.config.validate import without_password
 from runner.experiment.summary import note_tracker, read_summary
 from runner.experiment.terminal import short
+from runner.experiment.user_tags import NOTE, described, user_tags
 from runner.sweep import outcome
 from runner.sweep.jobs.ledger import Sweep
 from runner.sweep.jobs.prepare import Prepared
@@ -41,10 +42,16 @@ class Parent:
     """The sweep's journal, and the process that publishes it and its jobs' journals."""
 
     def __init__(
-        self, sweep: Sweep, journal: Journal, publisher: Publisher | None, experiment: str, follows: bool
+        self,
+        sweep: Sweep,
+        config: DictConfig,
+        journal: Journal,
+        publisher: Publisher | None,
+        experiment: str,
+        follows: bool,
     ) -> None:
         """Use Parent.open(). publisher: None where nothing is tracked."""
-        self._sweep, self._journal, self.publisher = sweep, journal, publisher
+        self._sweep, self._config, self._journal, self.publisher = sweep, config, journal, publisher
         self._follows = follows
         self.assigned = {
             "sweep": short(sweep.folder),
@@ -80,12 +87,13 @@ class Parent:
                     "runner_version": __version__,
                     "mlflow.source.name": "python -m runner -m",
                     "mlflow.source.type": "LOCAL",
-                    outcome.NOTE: outcome.command(sweep.overrides),
+                    NOTE: described(config, outcome.command(sweep.overrides)),
+                    **user_tags(config),
                     **({MAX_SEEDS: str(sweep.max_seeds)} if sweep.max_seeds is not None else {}),
                 },
                 system_metrics=False,
             )
-            parent = cls(sweep, journal, publisher, experiment, follows)
+            parent = cls(sweep, config, journal, publisher, experiment, follows)
             parent._take_up()
             yield parent
 
@@ -112,7 +120,8 @@ class Parent:
             best = self._sweep.folder / report.best.folder
             seconds = 0.0 if status == "KILLED" else RUN_SECONDS
             run_id = self.publisher.wait_for_run(best, seconds=seconds, keeps_waiting=waiting.continues).run_id
-        outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id)
+        note = described(self._config, outcome.note(report))
+        outcome.tell(self._journal, self._sweep.folder, report, run_id=run_id, note=note)
         for name in ARTIFACTS:
             if (self._sweep.folder / name).is_file():
                 self._journal.event("artifact", path=name, to="")

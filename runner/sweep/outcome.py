@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from runner.config.validate import without_password
+from runner.experiment.user_tags import NOTE as NOTE
 from runner.sweep.report import number_format, tables
 from runner.sweep.report.ranking import best_first
 from runner.sweep.report.report import Report
@@ -15,11 +16,10 @@ from runner.tracking.journal import Journal
 from runner.tracking.journal_reader import read_events, read_points
 
 UNKNOWN = "unknown"  # MLflow was away when the sweep ended
-NOTE = "mlflow.note.content"  # what MLflow's page of a run shows of it as text, in Markdown
 MOST_ROWS = 20  # of the table there; report.html has all
 
 
-def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None) -> None:
+def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None, note: str | None = None) -> None:
     """Appends what the sweep's journal does not say yet: a sweep that went on has another best, or the same one.
 
     MLflow shows the value of the highest step: that is how many jobs have finished, and another best has more of them.
@@ -28,7 +28,7 @@ def tell(journal: Journal, folder: Path, report: Report, *, run_id: str | None) 
     said: dict[str, str] = {}
     for event in read_events(folder):
         said |= event.get("tags") or {}
-    tags = tags_of(report, run_id=run_id)
+    tags = tags_of(report, run_id=run_id) | ({} if note is None else {NOTE: note})
     if any(said.get(name) != value for name, value in tags.items()):
         journal.event("tags", tags=tags)
     if report.best is None:

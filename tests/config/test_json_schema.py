@@ -38,6 +38,10 @@ WRONG = [
     ("experiment", "sweep: {slots: {gpu: 1}}", "gpu"),
     ("experiment", "tracking: {points: 50}", "50 is not valid"),
     ("experiment", "tracking: {log_model: some}", "some"),
+    *(
+        ("experiment", f"tracking: {{tags: {tags}}}", "is not valid")
+        for tags in ("team", "{mlflow.user: ann}", "{device: mine}", "[sweep]", "{a: null}", "['a//b']", "['a=b']")
+    ),
     ("experiment", "optimizer: {no_decay: biases}", "biases"),
     ("experiment", "optimizer: {groups: [{lr: 0.1}]}", "'match' is a required"),
     ("experiment", "optimizer: {turns: {critic: {every: 2}}}", "'params' is a required"),

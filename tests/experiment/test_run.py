@@ -101,7 +101,8 @@ def check_page(uri, run_id):
 @pytest.mark.slow
 def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder, empty_store):
     shutil.copy(empty_store, "runs.db")
-    assert cli.main([*SMALL, "device=cpu", "tracking.uri=sqlite:///runs.db"]) == 0
+    own = ["tracking.tags=[baseline]", "tracking.description='a first try'"]
+    assert cli.main([*SMALL, "device=cpu", "tracking.uri=sqlite:///runs.db", *own]) == 0
     found = summary(own_folder)
     uri = f"sqlite:///{own_folder}/runs.db"
     expected = reference_losses(3)
@@ -113,6 +114,8 @@ def test_every_step_is_in_mlflow_and_equals_a_loop_that_calls_item(own_folder, e
     assert found["host_reads"]["unexpected"] == 0
     assert found["host_reads"]["pulls"] == -(-len(expected) // 10)
     check_page(uri, found["run_id"])
+    tags = client(uri).get_run(found["run_id"]).data.tags
+    assert tags["baseline"] == "true" and tags["mlflow.note.content"].startswith("a first try\n\n**MLP**")
     assert (own_folder / "run" / "checkpoints" / "best.pt").is_file()
 
 

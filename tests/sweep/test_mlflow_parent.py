@@ -28,6 +28,7 @@ def sweep(tmp_path, monkeypatch):
 
 def config(name):
     tracking = {"enabled": True, "uri": "sqlite:///mlflow.db", "grace_seconds": 0, "experiment": None}
+    tracking |= {"tags": {"team": "vision", "paper": True}, "description": "ours"}
     return OmegaConf.create({"tracking": tracking, "data": {"name": name}, "name": None})
 
 
@@ -40,6 +41,7 @@ def test_a_sweep_that_goes_on_is_looked_for_where_its_run_is(sweep):
     starts = [event for event in read_events(sweep.folder) if event["kind"] == "start"]
     assert [event["experiment"] for event in starts] == ["iris"] * 3
     assert [event["tags"].get("max_seeds") for event in starts] == [None, "16", "64"]  # compare ID goes by it
+    assert starts[0]["tags"]["team"] == "vision" and starts[0]["tags"]["paper"] == "true"
 
 
 def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypatch):
@@ -52,4 +54,6 @@ def test_one_that_is_not_tracked_keeps_a_journal_as_its_jobs_do(sweep, monkeypat
         parent.end("FINISHED", build.write(sweep.folder), stop=Stop(), say=pytest.fail)
     events = read_events(sweep.folder)
     assert [event["kind"] for event in events] == ["start", "tags", "artifact", "artifact", "artifact", "end"]
+    notes = [event["tags"]["mlflow.note.content"] for event in events[:2]]
+    assert notes[0].startswith("ours\n\nA sweep") and notes[1].startswith("ours\n\n") and "A sweep" in notes[1]
     assert events[0]["uid"] == parent.assigned["uid"] and origin.store_of(sweep.folder) == ""

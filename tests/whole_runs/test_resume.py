@@ -14,6 +14,7 @@ import torch
 from runner import cli
 from runner.runs import find
 from runner.tracking.journal import read_points
+from runner.tracking.journal_reader import read_events
 from runner.tracking.journal_records import FILE as JOURNAL
 
 WORDS = [
@@ -72,7 +73,9 @@ def test_last_is_the_newest_and_a_longer_run_goes_on(own_folder, capfd):
     assert cli.main([*WORDS, QUIET, "train.num_epochs=1", "scheduler=constant", "hydra.run.dir=outputs/a/run"]) == 0
     assert cli.main(["resume", "last"]) == 0
     assert "it has finished" in capfd.readouterr().out
-    assert cli.main(["resume", "last", "train.num_epochs=3"]) == 0
+    assert cli.main(["resume", "last", "train.num_epochs=3", "tracking.tags={team: vision}"]) == 0
+    starts = [event["tags"].get("team") for event in read_events(Path("outputs/a/run")) if event["kind"] == "start"]
+    assert starts == [None, "vision"]
     summary = json.loads(Path("outputs/a/run/summary.json").read_text())
     assert (summary["status"], summary["num_steps"]) == ("finished", 36)
     assert cli.main([*WORDS, QUIET, "train.num_epochs=3", "scheduler=constant", "hydra.run.dir=outputs/b/run"]) == 0
