@@ -40,6 +40,8 @@ from runner.experiment.best_metric import best_of
 from runner.experiment.build_hooks import hooks_of
 from runner.experiment.build_optimizer import optimizer_of, schedule_of
 from runner.experiment.last_batch import check_last_batch
+from runner.inspection.costs import Costs
+from runner.inspection.host_reads import HostReads
 from runner.models.card import Card
 from runner.models.weights import exists, load_weights
 from runner.models.whole import check_module, check_trains, has_lazy, know_shapes
@@ -53,6 +55,9 @@ from runner.training.parts import Parts
 from runner.training.progress import Best
 from runner.training.recompute import recompute
 from runner.training.stopping import Limits
+
+#: examples that an accelerator evaluates at a time, and the part of its free memory that they may take
+MAX_EVAL_BATCH, FOR_EVALUATION = 2048, 0.25
 
 if TYPE_CHECKING:
     from runner.distributed.sharding import Shards
@@ -192,13 +197,22 @@ def prepare_training(
         )
         raise RunnerError(Fault("task=autoencoding", problem, "rows of numbers (data=arrays), or a task of your own"))
     best = best_of(cfg)
+    residency = data.residency
+    task = place(task, device) if isinstance(task, nn.Module) else task
+    computes = backends.precision(cfg.train.precision, device=device)
+    if divide is None and num_ranks == 1:
+        size = eval_batch_size(cfg, model, task, computes, loaders, device)
+        if size > cfg.train.batch_size:
+            larger: dict[str, Any] = {name: loaders[name] for name in loaders if name != "train"}
+            loaders = {**loaders, **{name: each.with_batch_size(size) for name, each in larger.items()}}
+            residency += f"; evaluated in batches of {size:,} (auto: train.eval_batch_size=null)"
     schedule = schedule_of(cfg, optimizer, mode=best.mode)
     _needs_validation(cfg, schedule, best, loaders)
     return Parts(
         device=device,
         source=source,
         splits=data.splits,
-        residency=data.residency,
+        residency=residency,
         train=loaders["train"],
         val=loaders.get("val"),
         test=loaders.get("test"),
@@ -206,12 +220,12 @@ def prepare_training(
         weights=weights,
         elsewhere=tuple(at for at in lies if at != device),
         layout=", ".join(filter(None, (layout, _by_device(lies)))),
-        task=place(task, device) if isinstance(task, nn.Module) else task,
+        task=task,
         card=_card(cfg, inner, source, around),
         optimizer=optimizer,
         schedule=schedule,
         average=AveragedWeights(model, decay=decay, mean=mean) if decay else None,
-        precision=backends.precision(cfg.train.precision, device=device),
+        precision=computes,
         limits=Limits(
             num_epochs=math.ceil(num_steps / steps_per_epoch),
             num_steps=min(num_steps, STEPS_OF_A_CHECK) if cfg.train.check else num_steps,
@@ -274,6 +288,43 @@ def _choose_threads(cfg: DictConfig, parts: Parts) -> str:
     threads = threads_worth(flops, most=most)
     torch.set_num_threads(threads)
     return f"{threads} of {most} threads (auto: {flops / 1e6:.3g} MFLOP a product)"
+
+
+def eval_batch_size(
+    cfg: DictConfig,
+    model: nn.Module,
+    task: Any,
+    precision: backends.Precision,
+    loaders: Mapping[str, Batches],
+    device: torch.device,
+) -> int:
+    """Return how many examples to evaluate at a time: on an accelerator more than in a step, as its kernels are short then.
+
+    Takes one batch through the model to count its memory. `train.deterministic` keeps the step's size, since free memory
+    may differ when a run is resumed.
+    """
+    size, rows = int(cfg.train.eval_batch_size or cfg.train.batch_size), [*loaders.values()][1:]
+    is_fixed = device.type == "cpu" or cfg.train.eval_batch_size or cfg.train.deterministic
+    if is_fixed or not rows or any(each.indexed() is None for each in rows) or rows[0].num_rows <= size:
+        return size
+    costs, states = Costs(device), backends.generator_states(device)
+    modules = [part for part in (model, task) if isinstance(part, nn.Module)]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.no_grad(), HostReads(device, observers=(costs,)), precision.autocast():
+            task(model, next(iter(rows[0].epoch(0))))
+    except Exception:  # the evaluation itself reports it
+        return size
+    finally:
+        for module in modules:
+            module.train()
+        backends.set_generator_states(states, device)
+    free = backends.free_memory_bytes(device, memory_fraction=cfg.backends.cuda.memory_fraction) or 0
+    most = min(MAX_EVAL_BATCH, int(free * FOR_EVALUATION) // max(1, costs.peak.num_bytes) * size)
+    while 2 * size <= most:
+        size *= 2
+    return size
 
 
 def set_switches(cfg: DictConfig, device: torch.device, num_processes: int = 1) -> None:

@@ -7,19 +7,22 @@ import statistics
 
 import pytest
 import torch
-from members import trained_alone
+from members import CPU, trained_alone
 from omegaconf import OmegaConf
+from simulated import run_simulated
 from torch.nn import functional as F
 
 from runner import cli
 from runner.config import compose
+from runner.config.compose import composed_with, composer, hydra_session
 from runner.config.instantiate import build
 from runner.config.nodes import SHARED
 from runner.data.builtin.digits import digits
 from runner.data.loading.order import EPOCH, SPLIT, generator, permutation
-from runner.experiment.build import compiles_alone
+from runner.experiment.build import compiles_alone, prepare
 from runner.models.card import read_card
 from runner.models.mlp import MLP
+from runner.training.evaluate import evaluate
 
 SHORT = [
     "device=cpu",
@@ -303,3 +306,23 @@ def test_what_a_sampler_balances_is_not_balanced_twice(own_folder):
         assert run(name, "data=table", "data.path=t.csv", "data.sampler=balanced", *more) == 0
     drawn, both = weights("drawn", "last"), weights("both", "last")
     assert all(torch.equal(drawn[name], both[name]) for name in drawn)
+
+
+def evaluated(device, *words):
+    """Size of the batches, loss, and what is printed of the data."""
+    words = ("data=synthetic", "data.num_rows=6000", "data.val_fraction=0.5", "model=mlp", f"device={device}", *words)
+    with hydra_session(["runner"]):
+        parts = prepare(composed_with(composer([]), [*words]), device)
+    values = evaluate(parts.model, parts.task, parts.val.epoch(0), precision=parts.precision)
+    return parts.val.batch_size, parts.train.batch_size, values["loss"], parts.residency
+
+
+def test_accelerator_evaluates_larger_batches(tmp_path):
+    small = ("model.hidden_sizes=[1000]", "backends.cuda.memory_fraction=0.001")  # 24 MiB
+    cases = ((), ("train.eval_batch_size=128",), ("train.deterministic=true",), small)
+    found = [run_simulated("cuda:0", evaluated, *words, cwd=tmp_path) for words in cases]
+    assert [each[:2] for each in found] == [[2048, 128], [128, 128], [128, 128], [256, 128]]
+    assert found[0][2] == pytest.approx(found[1][2], rel=1e-6)
+    assert "evaluated in batches of 2,048 (auto: train.eval_batch_size=null)" in found[0][3]
+    assert "evaluated" not in found[1][3]
+    assert evaluated(CPU)[0] == 128

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from runner.data.loading.loaders import Batches
 from runner.data.loading.order import FINISH, generator
-from runner.data.loading.resident import sent
+from runner.data.loading.resident import Resident, sent
 from runner.data.loading.shard import Shard, Share
 from runner.device.placement import num_bytes
 
@@ -53,6 +54,12 @@ class TransformedBatches:
                 else:
                     finished = self._module(batch, some)
             yield finished
+
+    def with_batch_size(self, batch_size: int) -> TransformedBatches:
+        """See Resident."""
+        other, resident = copy.copy(self), cast(Resident, self.batches)
+        other.batches, other.batch_size = resident.with_batch_size(batch_size), batch_size
+        return other
 
     def indexed(self) -> IndexedFinished | None:
         """The same, for steps that read on the device where they are; None where the rows don't lie there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,6 +57,13 @@ class Resident:
     @property
     def num_batches(self) -> int:
         return -(-self.num_rows // self.batch_size)
+
+    def with_batch_size(self, batch_size: int) -> Resident:
+        """Return the same rows, not copied, in batches of another size."""
+        other = copy.copy(self)
+        other.batch_size = batch_size
+        other._batches_a_gather = batches_a_gather(self._rows, batch_size, self._device)
+        return other
 
     def share(self, rows: Any, chosen: Tensor | None = None) -> None:
         """Reads the same rows from now on in a set that several runs have in common, and keeps no copy of them.
