@@ -44,6 +44,9 @@ from runner.training.step.train_step import Step, make_step
 NUM_STEPS = 3  # the first makes the optimizer's state; from the second on they are alike
 #: reads whose value may decide something, out of sight
 UNFOLLOWED = ("float(tensor)", "tensor.tolist()", "tensor.numpy()", "tensor.cpu()", "numpy.asarray(tensor)")
+#: cuBLAS's workspace for a thread and a stream (CUBLAS_WORKSPACE_CONFIG=:4096:8). Two threads use it, forward and backward;
+#: a graph's steps before the capture use a second stream
+CUBLAS_BYTES = 8 * 4096 * 2**10
 MOST_TURNS = 256  # that a line may go by values in a step: `while tensor > 1` would never end
 
 
@@ -258,6 +261,8 @@ def build(
         names.batch(batch)
     costs.hold("data set", sum(each.device_bytes for each in (parts.train, parts.val, parts.test) if each is not None))
     for each in (costs, *elsewhere):
+        if device.type == "cuda":
+            each.hold("libraries", CUBLAS_BYTES * 2 * (2 if cfg.train.cuda_graph else 1))
         each.belongs((*parts.model.parameters(), *parts.model.buffers()), "weights")
         if parts.average is not None:
             each.belongs((*parts.average.model.parameters(), *parts.average.model.buffers()), "average")

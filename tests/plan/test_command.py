@@ -47,7 +47,7 @@ def test_a_run_on_a_device_that_is_not_here(own_folder, capsys):
 
 
 def test_what_does_not_fit_is_told_with_what_would(own_folder, capsys):
-    words = (*LARGE, "device=cuda:0", "plan.device_memory=256MiB")
+    words = (*LARGE, "device=cuda:0", "plan.device_memory=320MiB")
     code, found, _ = plan(capsys, *words, "train.batch_size=8192")
     assert (code, found["verdict"], found["fits"]) == (1, "would not run", False)
     (finding,) = [finding for finding in found["findings"] if finding["kind"] == "memory"]
@@ -71,9 +71,11 @@ def test_a_model_on_two_devices(own_folder, capsys):
         assert there[part] > 50 * parts[part], "two large layers there, a small one here"
     assert found["step"]["flops"] == whole["step"]["flops"]
     assert {"cuda:0", "cuda:1"} == {item["device"] for item in found["placement"] if item["kind"] == "parameter"}
-    code, found, _ = plan(capsys, *words, "plan.device_memory=64MiB", "placement.map={hidden: cuda:1}")
+    code, found, _ = plan(
+        capsys, *words, "plan.device_memory=128MiB", "data.residency=stream", "placement.map={hidden: cuda:1}"
+    )
     assert (code, found["fits"], found["memory"]["peak_bytes"] < found["memory"]["usable_bytes"]) == (1, False, True)
-    assert " on cuda:1, and 57.6 MiB are there" in found["findings"][0]["what"]
+    assert " on cuda:1, and 115 MiB are there" in found["findings"][0]["what"]
 
 
 def test_one_of_several_processes(own_folder, capsys):
@@ -138,10 +140,11 @@ def test_a_run_is_planned_anew_from_its_folder(own_folder, capsys, monkeypatch):
 
 def test_a_streamed_batch_has_the_next_one_beside_it(own_folder, capsys):
     words = ("device=cuda:0", "data=synthetic", "data.num_rows=4000", "model=linear", "train.batch_size=512")
-    streamed = plan(capsys, *words, "data.residency=stream")[1]
+    streamed, captured = (plan(capsys, *words, more)[1] for more in ("data.residency=stream", "train.cuda_graph=true"))
     batch = 512 * 64 * 4 + 512 * 8
     block = 3200 * 64 * 4 + 3200 * 8  # that many batches in one copy: here all of the training split
     assert streamed["memory"]["parts"]["batch"] == 2 * block
+    assert [each["memory"]["parts"]["libraries"] / 2**20 for each in (streamed, captured)] == [64, 128]  # cuBLAS
     assert streamed["step"]["bytes_moved_to_device"] == batch
 
 
