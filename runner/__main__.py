@@ -4,10 +4,8 @@ import gc
 import os
 import sys
 
-# OpenMP reads it when torch is loaded. Threads of one operation wait for each other; by default they hold their cores for
-# milliseconds meanwhile, and what they wait for may need one of those: beside other busy processes 48 steps of the CNN took
-# 72 s so, 15 s with 10,000 turns of that waiting and 2 to 7 s with 1,000 (2 threads, 2 cores at a load of 9 to 12). Alone
-# 480 steps took 11.2 s by default (4 runs), 12.0 with 10,000 (2 runs) and 14.8 with 1,000 (3 runs; all 2026-11).
+# OpenMP reads it when torch is loaded. Threads of one operation wait for each other, and by default hold their cores
+# for milliseconds meanwhile, which next to other busy processes makes a step several times slower.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

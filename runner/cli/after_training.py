@@ -39,7 +39,6 @@ def do(asked: ParsedWords, flags: list[str], overrides: list[str]) -> int:
 
 
 def _retold(error: RunnerError, asked: ParsedWords) -> RunnerError:
-    """With what is not here of the run's own, and lies elsewhere."""
     from runner.runs import find  # numpy
 
     if not asked.run:

@@ -55,7 +55,6 @@ class Canvas:
         return found
 
     def _rows(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The row of dots of each value, from the top."""
         heights = np.log(values) if self._is_log else values
         share = (self._high - heights) / ((self._high - self._low) or 1.0)
         most = self.height * self.down - 1
@@ -63,7 +62,6 @@ class Canvas:
         return rows
 
     def _fill(self, columns: NDArray[np.int64], top: NDArray[np.int64], bottom: NDArray[np.int64], style: str) -> None:
-        """Sets the dots of each column from `top` to `bottom`, on an empty field."""
         dots = np.zeros((self.height * self.down, self.columns), bool)
         rows = np.arange(len(dots))[:, None]
         dots[:, columns] = (rows >= top) & (rows <= bottom)

@@ -185,7 +185,6 @@ def sweep_folder(place: str) -> Path | None:
 
 
 def _chosen(results: list[Result], chosen: str, asked: str) -> list[Result]:
-    """Those with all of KEY=VALUE,...  Raises: RunnerError where there are none."""
     pairs = _pairs(chosen)
     wanted = (
         dict(pair.partition("=")[::2] for pair in pairs),
@@ -241,7 +240,6 @@ def _metric_names(found: Configuration) -> list[str]:
 
 
 def _names(a: str, b: str, words: Sequence[str]) -> tuple[str, str]:
-    """What a person needs to tell them apart: of one sweep, what is behind its colon."""
     (place, _, own), (other, _, others) = a.partition(":"), b.partition(":")
     return (own, others) if place == other and own and others else (a, b)
 

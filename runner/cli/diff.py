@@ -54,7 +54,6 @@ def show(found: Diff) -> None:
 
 
 def _jobs(word: str) -> list[str]:
-    """The folders of a sweep's jobs that have begun; [] for what is no sweep."""
     folder = sweep_folder(word) if word != "last" else None
     if folder is None:
         return []

@@ -110,7 +110,6 @@ def panel(run: Live, kind: str, names: Sequence[str], width: int, height: int, *
 
 
 def _field(drawn: Sequence[Drawn], width: int, height: int, *, last: int, kind: str, plain: bool) -> list[Text]:
-    """Curves on one field, with its values at the left."""
     columns = (width - WIDTH - 2) * (1 if plain else 2)
     curves = [thin(each.run.points(each.name), columns, first=1, last=last) for each in drawn]
     known = [curve for curve in curves if not np.isnan(curve.mean).all()]
@@ -179,7 +178,6 @@ def _spark(run: Live, metric: str, width: int, *, plain: bool) -> Text:
 
 
 def _together(runs: Sequence[Live], goal: str, width: int, height: int, *, plain: bool) -> list[Text]:
-    """All jobs' curves of the goal, the best ones on top."""
     known = [
         (best[0] if not run.goal.is_rising else -best[0], number)
         for number, run in enumerate(runs)

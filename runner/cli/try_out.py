@@ -189,7 +189,6 @@ def _too_few(other: Side, against: str) -> Fault:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Raises: RunnerError where another process is at a try in this folder."""
     tries.FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(tries.FOLDER / "tries.lock", timeout=0):
@@ -199,13 +198,11 @@ def _alone() -> Iterator[None]:
 
 
 def _number(lines: Sequence[Mapping[str, Any]]) -> int:
-    """One that no line and no folder has."""
     folders = [int(path.name) for path in tries.FOLDER.iterdir() if path.name.isdecimal()]
     return 1 + max([int(line["try"]) for line in lines] + folders, default=0)
 
 
 def _line(number: int, overrides: Sequence[str], own: Side, other: Side, found: Decision) -> dict[str, Any]:
-    """A try as the ledger has it."""
     return {
         "try": number,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -232,7 +232,6 @@ def _first_steps(
     *,
     last: int,
 ) -> NDArray[np.int64]:
-    """(k,) The first of the steps in each column."""
     begins = 1 - (-places * last // POINTS_FOR_PROGRAMS)  # thin() rounds down, so this rounds up
     there = np.unique(steps)
     return there[np.searchsorted(there, begins)]

@@ -159,7 +159,6 @@ def _options(folder: Path) -> Iterator[Option]:
 
 
 def _told(text: str, node: Any, values: Any, prefix: str) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Every dotted key of a mapping with the comment that ends its line, and its value; none for a key that is no text."""
     if not isinstance(node, yaml.MappingNode) or not isinstance(values, dict):
         return
     for name, child in node.value:
@@ -184,7 +183,6 @@ def _targets(group: str, files: Sequence[Option]) -> list[str]:
 
 
 def _target_of(option: Option, files: Sequence[Option]) -> str:
-    """The target that a file has itself, or of the file that it builds on."""
     others = [file for file in files if file is not option]
     defaults = option.value("defaults")
     bases = [file for file in others if isinstance(defaults, list) and file.name in defaults]

@@ -74,7 +74,6 @@ def _words(doc: str) -> list[Any]:
 
 
 def _of_type(hint: Any) -> Json | None:
-    """What YAML has for a type; None where nothing is said of it."""
     if isinstance(hint, str):  # not resolved
         hint = Union[tuple(NAMED.get(part.strip(), object) for part in hint.split("|"))]  # noqa: UP007
     origin, inside = get_origin(hint) or hint, get_args(hint)

@@ -179,7 +179,6 @@ def _unknown(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
 
 
 def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
-    """Each node with the dataclass that describes it; `data` is open, and its shared keys are checked apart."""
     yield "", cfg, Config
     for key, schema in DESCRIBED:
         node = _group(cfg, key)
@@ -188,7 +187,6 @@ def _typed_nodes(cfg: DictConfig) -> Iterator[tuple[str, Any, type]]:
 
 
 def _group(cfg: DictConfig, key: str) -> DictConfig | None:
-    """A group as it is written; None where it is none, has no values or is a reference."""
     node: Any = cfg
     for word in key.split("."):
         node = node._get_node(word, validate_access=False) if _is_written(node) else None  # ~sweep takes it away
