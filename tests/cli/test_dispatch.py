@@ -261,7 +261,6 @@ def test_a_mistake_exits_with_2_and_says_what_to_write(words, mend, folder, capf
     "words",
     [
         ["data=table", "data.path=nofile.csv"],
-        ["model._target_=my_models.Broken"],
         ["schema", "--output", "x/y/schema.json"],
         ["ui", "tracking.uri=sqlite:///mlflow-2.db"],
     ],
