@@ -122,11 +122,21 @@ def as_facts(error: RunnerError) -> dict[str, list[dict[str, Any]]]:
                 "asked": fault.asked,
                 "so": fault.problem,
                 "write": fault.fix,
-                "suggestions": [for_a_shell(text) for text in fault.suggestions],
+                "suggestions": [for_a_shell(text) for text in fault.suggestions or _typed(fault.fix)],
             }
             for fault in error.faults
         ]
     }
+
+
+#: KEY=VALUE or --flag VALUE, without a placeholder such as FILE or ...
+_OVERRIDE = re.compile(r"('?[+~]*[\w.@/]+=|--[\w-]+ )(?!\w*[A-Z]{2,}\b)(?!.*\.\.\.)(?:\S+|.+')")
+
+
+def _typed(fix: str) -> list[str]:
+    """The overrides that a fix consists of; none if there is other text in it."""
+    parts = fix.removesuffix(", say").split(" or ")
+    return parts if all(_OVERRIDE.fullmatch(part) for part in parts) else []
 
 
 def on_a_line(error: RunnerError) -> str:
@@ -226,10 +236,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
-    """The choices that look most like `word`, best first; empty when none comes near (1: the same)."""
+def nearest(word: str, choices: Iterable[str], *, cutoff: float = 0.76) -> list[str]:
+    """Return the choices that `word` is certainly a misspelling of, the most similar first.
+
+    Transposed letters count as similar at any length. cutoff: share of letters that must agree.
+    """
     by_lower = {choice.lower(): choice for choice in choices}
-    return [by_lower[hit] for hit in difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=cutoff)]
+    word = word.lower()
+    hits = difflib.get_close_matches(word, by_lower, n=3, cutoff=cutoff)
+    swapped = [choice for choice in by_lower if sorted(choice) == sorted(word)]
+    return [by_lower[hit] for hit in dict.fromkeys([*hits, *swapped])]
 
 
 def nearest_files(file: Path, is_wanted: Callable[[Path], bool]) -> list[Path]:

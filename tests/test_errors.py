@@ -104,3 +104,18 @@ def test_suggestions_can_be_typed_in_a_shell():
 )
 def test_path_that_is_no_local_file_is_refused(path, is_written, fix):
     assert [fault.fix for fault in path_faults("data.path", path, is_written=is_written)] == [fix] * (fix is not None)
+
+
+@pytest.mark.parametrize(
+    ("fix", "suggestions"),
+    [
+        ("device=cuda or 'device=[cuda:1,cpu]'", ["device=cuda", "'device=[cuda:1,cpu]'"]),
+        ("seed=0, say", ["seed=0"]),
+        ("--format onnx or --format pt2", ["--format onnx", "--format pt2"]),
+        ("data.path=FILE", []),
+        ("seed=... or seed=1", []),
+        ("seed=1 in the file", []),
+    ],
+)
+def test_fix_of_overrides_gives_suggestions(fix, suggestions):
+    assert as_facts(RunnerError(Fault("a", "b", fix)))["faults"][0]["suggestions"] == suggestions

@@ -7,13 +7,13 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from runner.cli.answer import FLAG
-from runner.config import compose, override_errors, validate
+from runner.config import compose, override_errors
 from runner.config.identity import key_of
 from runner.config.instantiate import ALLOW_VARIABLE
+from runner.config.other_names import COMMANDS
 from runner.errors import Fault, RunnerError, nearest, refuse, without_password
 
 #: Hydra's flags that take a value of their own, with one that can be typed
@@ -81,13 +81,20 @@ NAMES = (
 
 
 def refuse_misspelt(words: Sequence[str]) -> None:
-    """Raises: RunnerError where the first word looks like a command, with the whole line as it was meant: what follows is of that."""
+    """Raises: RunnerError where the first argument looks like a command; a suggestion is the whole command line."""
     first = words[0] if words else "-"
-    verbs = nearest(first, NAMES) if "=" not in first and first[:1] not in ("-", "~") else []
+    verbs = _commands_like(first) if "=" not in first and first[:1] not in ("-", "~") and words[1:2] != ["="] else []
     if verbs and first not in compose.known_keys():
         problem = f"there is no command {first}; there are {', '.join(NAMES)}"
-        fix = shlex.join(["python", "-m", "runner", verbs[0], *words[1:]])
-        raise RunnerError(Fault(shlex.join(words), problem, fix))
+        after = words[1:]
+        if verbs == ["--help"] and after and after[0] in NAMES:  # help train
+            verbs, after = [after[0]], ["--help"]
+        typed = shlex.join(["python", "-m", "runner", *verbs[0].split(), *after])
+        raise RunnerError(Fault.suggest(shlex.join(words), problem, [typed], ""))
+
+
+def _commands_like(word: str) -> list[str]:
+    return [COMMANDS[word.lower()]] if word.lower() in COMMANDS else nearest(word, NAMES)[:1]
 
 
 def sorted_words(
@@ -102,22 +109,24 @@ def sorted_words(
     overrides: list[str] = []
     zips: list[str] = []
     faults: list[Fault] = []
-    rest = iter(words)
-    for word in rest:
+    rest, found = _joined(words)
+    faults += found
+    while rest:
+        word = rest.pop(0)
         name, equals, value = word.partition("=")
         if not word.startswith("-"):
             (zips if word.startswith("zip(") else overrides).append(word)
         elif name == "--allow":
-            _allow(value if equals else next(rest, ""))
+            _allow(value if equals else rest.pop(0) if rest else "")
         elif name in FLAGS_WITH_VALUE:
-            given = value if equals else next(rest, "")
+            given = value if equals else rest.pop(0) if rest else ""
             faults += _value_faults(name, given)
             flags += [name, given]
         elif name in FLAGS_WITH_WORDS or name in PLAIN_FLAGS:
             flags.append(word)
         else:
-            following = next(rest, None) if not equals else value
-            faults.append(_unknown_flag(name, following, takes))
+            is_value = bool(rest) and "=" not in rest[0] and not re.match(r"-[^\d.]", rest[0])
+            faults.append(_unknown_flag(name, value if equals else rest.pop(0) if is_value else None, takes))
     if zips:
         overrides.append(_zipped(zips))
     flags, overrides, found = _with_mode(flags, overrides)
@@ -128,7 +137,7 @@ def sorted_words(
     if "--info" in flags or "-i" in flags or "--shell-completion" in flags or "-sc" in flags:
         refuse(faults)
         return words, []  # these read their own words
-    faults += [_not_a_setting(word) for word in overrides if "=" not in word and not word.startswith("~")]
+    faults += _not_settings(overrides)
     values = [word for word in overrides if not word.startswith("~") and "={" not in word]  # mappings are merged
     last = {key_of(word): word for word in values}
     for word in values:
@@ -162,6 +171,40 @@ def refuse_flags(asked: str, flags: Sequence[str], takes: Collection[str] = (), 
             fix += f"; to see the configuration: python -m runner {shown} --cfg job"
         faults.append(Fault(f"{asked} {flag}", problem, fix))
     refuse(faults)
+
+
+def _joined(words: Sequence[str]) -> tuple[list[str], list[Fault]]:
+    """Take out the settings that spaces have cut, such as `model = mlp` and `model.hidden_sizes=[64, 32]`, as errors."""
+    rest: list[str] = []
+    faults = []
+    left = list(words)
+    while left:
+        parts = [left.pop(0)]
+        asked = parts[0]
+        while (
+            left and "=" in asked and not asked.startswith("zip(") and "=" not in left[0] and _is_open(" ".join(parts))
+        ):
+            parts.append(left.pop(0))
+        typed, problem = " ".join(parts), "a value with a space needs quotes"
+        if re.fullmatch(r"[+~]*\w[\w./@]*=?", asked) and left and (left[0][:1] == "=" or _is_cut(asked, left[0])):
+            parts.append(left.pop(0))
+            parts += [left.pop(0)] if parts[-1] == "=" and left else []
+            typed, problem = "".join(parts), "there must be no space around ="
+        if len(parts) == 1:
+            rest += parts
+        else:
+            faults.append(Fault.suggest(" ".join(parts), problem, [shlex.quote(typed)], ""))
+    return rest, faults
+
+
+def _is_cut(asked: str, following: str) -> bool:
+    """Whether a space cuts off the value: `model= mlp`."""
+    return asked[-1] == "=" and re.match(r"[^-+~]", following) is not None and not {"="} & set(following)
+
+
+def _is_open(text: str) -> bool:
+    """Whether a bracket or a quote of it is not closed."""
+    return len(_parts(f"{text},")) == len(_parts(text))
 
 
 def _zipped(words: Sequence[str]) -> str:
@@ -214,13 +257,21 @@ def _with_mode(flags: list[str], overrides: list[str]) -> tuple[list[str], list[
 def _unknown_flag(name: str, value: str | None, takes: Sequence[str]) -> Fault:
     flags = [*PLAIN_FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_WORDS, "--allow", FLAG, *takes]
     own = nearest(name, takes)
-    keys = validate.suggest_keys(name.lstrip("-").replace("-", "_"), compose.known_keys()) if not own else []
-    shown = value if value is not None and not value.startswith("-") else "..."
+    keys = _suggestions(name.lstrip("-").replace("-", "_"), "true" if value is None else value) if not own else []
     near = own or (nearest(name, flags) if not keys else [])
-    near = [f"{flag} {shown}" if flag in (*FLAGS_WITH_VALUE, "--allow") else flag for flag in near]
-    fix = " or ".join([f"{key}={shown}" for key in keys] + near) or "KEY=VALUE (--help lists the keys)"
+    near = [
+        f"{flag} {shlex.quote(value or FLAGS_WITH_VALUE.get(flag, ''))}" if flag in FLAGS_WITH_VALUE else flag
+        for flag in near
+    ]
     asked = name if value is None else f"{name} {value}"
-    return Fault(asked, f"there is no flag {name}; values are set without dashes", fix)
+    problem = f"there is no flag {name}; values are set without dashes"
+    return Fault.suggest(asked, problem, [*keys, *near], "leave it out; --help lists the keys and the flags")
+
+
+def _suggestions(key: str, value: str) -> list[str]:
+    composed = compose.composer([])
+    with compose.hydra_session(["runner"]):
+        return override_errors.suggestions(key, [value], composed([]), composed)
 
 
 def _value_faults(name: str, value: str) -> list[Fault]:
@@ -240,12 +291,29 @@ def _value_faults(name: str, value: str) -> list[Fault]:
     return []
 
 
-def _not_a_setting(word: str) -> Fault:
-    if word in NAMES:
-        return Fault(word, "a command is the first word", f"python -m runner {word} ...")
-    fault = override_errors.not_an_override(word, compose.known_keys(), list(NAMES))
-    verbs = [f"python -m runner {verb}" for verb in nearest(word, NAMES)[:1]]  # of a word that is a key, too
-    return replace(fault, fix=" or ".join([fault.fix, *verbs]))
+def _not_settings(overrides: Sequence[str]) -> list[Fault]:
+    """Return an error for each argument without a `=`; two in a row may be a key and its value."""
+    faults = []
+    known = compose.known_keys() if not all(map(_is_setting, overrides)) else []
+    left = list(overrides)
+    while left:
+        word = left.pop(0)
+        if _is_setting(word):
+            continue
+        if word in NAMES:
+            command = f"python -m runner {word}"
+            faults.append(Fault(word, "a command is the first argument", f"{command} ...", (command,)))
+            continue
+        has_value = left and not _is_setting(left[0]) and left[0] not in (*NAMES, *known)  # epochs 3
+        value = left.pop(0) if has_value else ""
+        ways = [*_suggestions(word, value), *(f"python -m runner {name}" for name in _commands_like(word))]
+        problem = f"{word} is neither a command nor KEY=VALUE; --help lists both"
+        faults.append(Fault.suggest(f"{word} {value}".strip(), problem, ways, "leave it out, or KEY=VALUE"))
+    return faults
+
+
+def _is_setting(word: str) -> bool:
+    return "=" in word or word.startswith("~")
 
 
 def _has_several(word: str) -> bool:

@@ -177,8 +177,8 @@ def refuse_others(verb: str, words: Sequence[str]) -> None:
             value = rest.pop(0)  # else it would be refused, too
             word = f"{word} {value}"
         shown = [_with_value(hit, values.get(hit, ""), value) for hit in hits]
-        fix = " or ".join(shown) or f"python -m runner {form}"
-        found.append(Fault(f"{verb} {word}", f"{verb} does not take {typed}", fix))
+        problem = f"{verb} does not take {typed}"
+        found.append(Fault.suggest(f"{verb} {word}", problem, shown, f"python -m runner {form}"))
     refuse(found)
 
 
@@ -205,8 +205,6 @@ def _is_of(word: str, beginning: str) -> bool:
 def _unknown(verb: str, flag: str, value: str, meant: list[str]) -> Fault:
     """value: that was given to it, where one was."""
     takes = VERBS[verb]
-    fix = " or ".join(
-        f"{hit} {shlex.quote(value) if value else takes.flags[hit]}" if hit in takes.flags else hit for hit in meant
-    )
+    ways = [f"{hit} {shlex.quote(value or takes.flags[hit])}" if hit in takes.flags else hit for hit in meant]
     problem = f"{verb} has no such flag; it has {', '.join([*takes.flags, *takes.switches, FLAG])}"
-    return Fault(f"{verb} {flag} {value}".rstrip(), problem, fix or usage(verb))
+    return Fault.suggest(f"{verb} {flag} {value}".rstrip(), problem, ways, usage(verb))

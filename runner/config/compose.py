@@ -142,9 +142,14 @@ class _Once:
     ) -> DictConfig:
         """As ConfigLoaderImpl.load_configuration, examined."""
         if self.kept is None or run_mode != RunMode.RUN or not self._is_kept(config_name, overrides):
-            cfg = _examined(loader, config_name, overrides, run_mode, *settings, **more)
-            if not self._completes:
-                self._leave_out(cfg, loader, overrides)
+
+            def load(words: list[str]) -> DictConfig:
+                return _examined(loader, config_name, words, run_mode, *settings, **more)
+
+            if self._completes:
+                return load(overrides)
+            cfg = other_target.with_arguments(load, overrides)
+            self._leave_out(cfg, loader, overrides)
             return cfg
         found = self.kept[2]
         if isinstance(found, Exception):  # kept: who explains it tries word after word, and comes to the same

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from typing import Any
 
 from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.exports import exported_name
+from runner.config.other_names import keys_for
 from runner.config.packages import install
 from runner.errors import NO_MOVES, Fault, RunnerError, in_words, moves_itself, nearest, refuse
 from runner.version import HERE
@@ -210,15 +212,19 @@ def _target_faults(path: str, node: dict[str, Any], own_code: bool) -> list[Faul
         for name in needed:
             if name not in node:
                 problem = f"{thing.__name__} needs an argument {name}"
-                found.append(Fault(f"{path}._target_={target}", problem, f"+{path}.{name}=..."))
+                found.append(Fault(f"{path}._target_={target}", problem, f"{path}.{name}=..."))
     return found
 
 
 def _refused_argument(path: str, name: str, node: dict[str, Any], thing: Any, takes: list[str]) -> Fault:
-    hits = nearest(name, takes) or takes
-    ways = [f"{'' if hit in node else '+'}{path}.{hit}=..." for hit in hits[:6]]
-    fix = " or ".join(ways) or f"nothing: {thing.__name__} takes no arguments"
-    return Fault(f"{path}.{name}={node[name]}", f"{thing.__name__} takes no argument {name}", fix)
+    meant = [key.rpartition(".")[2] for key in keys_for(name)]
+    ways = []
+    for hit in [hit for hit in meant if hit in takes] or nearest(name, takes):
+        numbers = [isinstance(value, int | float) for value in (node[name], node.get(hit, node[name]))]
+        ways.append(shlex.quote(f"{path}.{hit}={node[name] if numbers[0] == numbers[1] else node[hit]}"))
+    listed = f"{', '.join(takes[:12])}{', ...' if len(takes) > 12 else ''}" or "none"
+    problem = f"{thing.__name__} takes no argument {name}; its arguments: {listed}"
+    return Fault.suggest(f"{path}.{name}={node[name]}", problem, ways, f"leave out {path}.{name}")
 
 
 def _part(target: str) -> Any:
@@ -281,7 +287,7 @@ def _no_module(name: str, target: str) -> Fault:
 
 def _no_such_name(target: str, thing: Any, word: str) -> Fault:
     name = getattr(thing, "__name__", str(thing))
-    public = [item for item in dir(thing) if not item.startswith("_")]
+    public = [item for item in dir(thing) if item[0] != "_" and not inspect.ismodule(getattr(thing, item, None))]
     hits = nearest(word, public)
     head = target[: target.index(word)] if word in target else name + "."
     fix = " or ".join(f"_target_={head}{hit}" for hit in hits) or f"a name that {name} has"
@@ -310,7 +316,6 @@ def _allowed_write(target: str, own_code: bool) -> str:
 
 
 def _in_files_like(target: str) -> list[str]:
-    """The same name in those modules of the current folder that are called much like the target's own."""
     here = Path.cwd()
     found = [path.stem for path in here.glob("*.py")] + [path.parent.name for path in here.glob("*/__init__.py")]
     first, dot, rest = target.partition(".")

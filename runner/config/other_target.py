@@ -1,16 +1,17 @@
-"""Leaves out of a composed group what its file has for its own target, where the command line names another target.
-
-Else each argument of the file's target would be a mistake, and none of the person's.
+"""Fits a group to the arguments of its target: adds those that only the command line names, and leaves out those of
+the file that a target from the command line does not take.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from runner.config import defaults, validate
@@ -23,6 +24,47 @@ from runner.errors import RunnerError
 
 #: what stands beside the arguments of any target
 BESIDE: dict[str, type] = {"data": Data, "model": Model, "optimizer": Optimizer}
+
+#: how Hydra says that it does not know the key of an override
+REFUSED = re.compile(r"(?:Could not override '|Error merging override )([\w.]+)")
+
+
+def with_arguments(load: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """Compose, and accept each argument that a group's target takes without a `+`, although its file does not name it.
+
+    load: composes with a list of overrides.
+    """
+    words = list(overrides)
+    while True:
+        try:
+            return load(words)
+        except ConfigCompositionException as error:
+            found = REFUSED.match(str(error))
+            place = {word.partition("=")[0]: place for place, word in enumerate(words)}
+            if found is None or found[1] not in place or not _is_taken(load, found[1], overrides):
+                raise
+            words[place[found[1]]] = f"++{words[place[found[1]]]}"
+
+
+def _is_taken(load: Callable[[list[str]], DictConfig], key: str, overrides: Sequence[str]) -> bool:
+    """Whether a key is an argument that its group's target takes."""
+    group, _, name = key.partition(".")
+    if group not in validate.BUILT or not name:
+        return False
+    first = name.partition(".")[0]
+    if first == "_target_" or (group in BESIDE and first in {item.name for item in fields(BESIDE[group])}):
+        return True
+    typed = {key_of(word): word.partition("=")[2] for word in overrides}
+    target = typed.get(f"{group}._target_")
+    if target is None:
+        chosen = load([word for word in overrides if "." not in word.partition("=")[0]])
+        target = str(validate.value(chosen, f"{group}._target_"))
+    try:
+        with loading():
+            takes = [*inspect.signature(locate(target)).parameters]
+    except (RunnerError, TypeError, ValueError):  # the check reports it
+        return False
+    return first in takes[group in validate.PARTIAL :]  # the first one of an optimizer's is given in code
 
 
 def leave_out(cfg: DictConfig, words: Sequence[str], file_of: Callable[[str], Path | None]) -> list[str]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
 
-from runner.config import validate
+from runner.config import other_names, validate
 from runner.config.compose import CONF, Compose, WrongFile
 from runner.config.conf_files import defaults_fault, file_faults
 from runner.config.identity import as_read, key_of, quoted
-from runner.config.importing import loading
-from runner.config.instantiate import locate
 from runner.config.schema import Config
 from runner.errors import Fault, RunnerError, first_line, nearest
 
@@ -85,6 +83,8 @@ def explain(
     refused_keys: set[str] = set()
     # groups first: keys below depend on them
     for text in sorted(overrides, key=lambda text: "." in text.split("=")[0]):
+        if not text.startswith("hydra") and key_of(text).partition(".")[0] in refused_keys:
+            continue  # its group has no such option
         singles = list(_singles(text))
         if text.lstrip("+").startswith("hydra") and len(singles) > 1:
             key, _, several = text.lstrip("+").partition("=")
@@ -104,18 +104,17 @@ def explain(
         else:
             accepted.append(single)
             cfg = tried
-    if not faults:
-        if isinstance(error, JobError) and isinstance(error.__cause__, Exception):
-            # Hydra makes False of false
-            typed = {key_of(text): text for text in overrides if len(list(_singles(text))) == 1}
-            of_it = [typed.get(key_of(text), text) for text in error.overrides]
-            return explain(error.__cause__, of_it, compose=compose, check=check)
-        return RunnerError(_broken_files(error))
+    if not faults and isinstance(error, JobError) and isinstance(error.__cause__, Exception):
+        typed = {
+            key_of(text): text for text in overrides if len(list(_singles(text))) == 1
+        }  # Hydra makes False of false
+        of_it = [typed.get(key_of(text), text) for text in error.overrides]
+        return explain(error.__cause__, of_it, compose=compose, check=check)
     try:
         check(cfg)
     except RunnerError as more:
         faults += [fault for fault in more.faults if _bare_key(fault.asked.removeprefix("no ")) not in refused_keys]
-    return RunnerError(*faults)
+    return RunnerError(*(faults or [_broken_files(error)]))
 
 
 @contextmanager
@@ -139,26 +138,7 @@ def _faults(text: str, error: Exception, accepted: list[str], cfg: DictConfig, c
     known = [key for key in validate.all_keys(cfg) if not key.startswith("hydra")]
     if isinstance(error, WrongFile):
         return file_faults(error, known)
-    is_new = _bare_key(text) not in known and "Could not override" in str(error)
-    not_written = _not_written(text, cfg) if is_new else None
-    return [defaults_fault(text, error) or not_written or _fault(text, error, known, compose)]
-
-
-def _not_written(text: str, cfg: DictConfig) -> Fault | None:
-    """Of an argument that a group's target takes, and that its file does not name."""
-    group, _, name = text.partition("=")[0].partition(".")
-    if group not in FREE:
-        return None
-    turn = name.removeprefix("turns.").rpartition(".")
-    if name.startswith("turns.") and turn[0] in (validate.value(cfg, "optimizer.turns") or {}):
-        return Fault(text, f"{turn[0]} has no {turn[2]} of its own yet", shlex.quote(f"+{text}"))
-    with suppress(Exception), loading():  # of a target that is not there, or tells no signature: that is told elsewhere
-        target = str(validate.value(cfg, f"{group}._target_"))
-        own = group in validate.PARTIAL  # whose first argument, what it is of, is given in code
-        if name in [*inspect.signature(locate(target)).parameters][own:]:
-            problem = f"{target.rpartition('.')[2]} takes it, and the file of {group} does not name it"
-            return Fault(text, problem, shlex.quote(f"+{text}"))
-    return None
+    return [defaults_fault(text, error) or _fault(text, error, known, cfg, compose)]
 
 
 def _singles(text: str) -> Iterator[str]:
@@ -189,31 +169,37 @@ def ambiguous(text: str, *, of_python: bool = False) -> Fault:
     """Commas without -m; of_python: in the words of run(), which is one run."""
     key, _, value = text.partition("=")
     takes = "run() is one" if of_python else "that takes -m"
-    if several := SEVERAL.match(value):
-        problem = f"{several[1]}(...) makes several runs, and {takes}"
-        return Fault(text, problem, "run([...]) for each of them" if of_python else f"-m {shlex.quote(text)}")
-    if key == "sweep.zip":
-        fix = "run([...]) for each of them" if of_python else f"-m '{text}'"
-        return Fault(text, f"values that go together make several runs, and {takes}", fix)
+    several = SEVERAL.match(value)
+    if several or key == "sweep.zip":
+        what = f"{several[1]}(...) makes" if several else "values that go together make"
+        ways = [] if of_python else [f"-m {shlex.quote(text)}"]
+        return Fault.suggest(text, f"{what} several runs, and {takes}", ways, "run([...]) for each of them")
+    if not value.strip(","):
+        quoted_commas = shlex.quote(f"{key}={quoted(value, MARK)}")
+        return Fault.suggest(text, "a single comma as the value needs quotes", [quoted_commas], "")
     values = value.split(",")
     if key.startswith("device"):
         values = [f"cuda:{item}" if item.isdigit() else item for item in values]
     elif of_python:
         values = [single.partition("=")[2] for single in _singles(text)]  # of [64],[32,32] two
     each = f"-m {key}={','.join(values)}"
+    as_list = shlex.quote(f"{key}=[{','.join(values)}]")
+    problem = f"a comma between values means a run for each of them, and {takes}"
+    ways = [] if of_python else [each]
     if of_python:
         each = f"[run([*words, f'{key}={{value}}']) for value in {values}]"
-    as_list = f"'{key}=[{','.join(values)}]'"
     if key.startswith("device"):
-        fix = f"{each} for a run on each, or {as_list} for the first of them that is there"
-    elif (kind := validate.kind_of(_bare_key(text))) is not None and kind != "Any":  # it takes no list
-        fix = each
-    else:
-        fix = f"{each} for a run with each, or {as_list} for a list"
-    return Fault(text, f"a comma between values means a run for each of them, and {takes}", fix)
+        return Fault(text, problem, f"{each} for a run on each, or {as_list} for the first available", (*ways, as_list))
+    kind = validate.kind_of(_bare_key(text))
+    if re.fullmatch(r"-?0,\d+", value) and (kind or "float").startswith("float"):
+        number = f"{key}={value.replace(',', '.')}"
+        return Fault(text, problem, f"{number} for one number, or {each} for a run with each", (number, *ways))
+    if kind is not None and kind != "Any":  # it takes no list
+        return Fault(text, problem, each, tuple(ways))
+    return Fault(text, problem, f"{each} for a run with each, or {as_list} for a list", (*ways, as_list))
 
 
-def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> Fault:
+def _fault(text: str, error: Exception, known: list[str], cfg: DictConfig, compose: Compose) -> Fault:
     from hydra.errors import HydraException, MissingConfigException
 
     key, _, value = text.partition("=")
@@ -221,7 +207,8 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     message = str(error)
     cause = error.__cause__
     if "group override must be" in message:
-        return _missing_option(text, bare, value, _options(bare, compose))
+        present = cfg.hydra.runtime.choices.get(bare)
+        return Fault.suggest(text, f"{bare} needs the name of an option", [f"{bare}={present}"], "")
     if key.startswith("~") and "Error merging" in message:
         problem = f"{bare} is needed: it can be changed, not taken away"
         return Fault(text, problem, f"{bare}=... (--cfg job shows the default)")
@@ -235,34 +222,35 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
         return _missing_option(text, bare, value, list(error.options))
     is_there = key.startswith("+") and not key.startswith("++") and bare in known
     if is_there or ("add" in message and "already" in message) or "Could not append" in message:
-        return Fault(text, f"{bare} is there already; + only adds what is not", f"{bare}={value}")
+        ours = f"{bare}={value}"
+        return Fault.suggest(text, f"{bare} exists already, and + only adds new keys", [shlex.quote(ours)], ours)
     if isinstance(cause, ValidationError):
         return _wrong_value(text, bare, value, cause)
     is_unread = message.startswith(LETTERS)
     if is_unread and PLAIN_KEY.fullmatch(bare):
         return Fault(text, "Hydra reads such letters in quotes only", f"quotes around it: {_in_quotes(key, value)}")
     if is_unread or any(said in message for said in ("Could not override", "Could not delete", "Key '")):
-        if bare in known and value.startswith("{"):
-            problem = f"{bare} is a mapping already, without these keys"
-            return Fault(text, problem, f"'++{bare}={value}', which adds them")
         if bare == "tuned":  # a group without a file, until `tune` has written one
-            fix = f"python -m runner tune --name {value}, with the same words: it writes one"
+            fix = f"python -m runner tune --name {value}, with the same overrides: it writes one"
             return Fault(text, "there is no conf/tuned in the current folder", fix)
-        hits = validate.suggest_keys(bare, known)
-        options = set(value.split(","))  # of a sweep several
-        groups = [
-            hit
-            for hit in hits
-            if any(key.startswith(f"{hit}.") for key in known) and options <= {*_options(hit, compose)}
-        ]
+        if key.startswith("~"):
+            return Fault(text, f"there is no key {bare}", "leave it out")
+        if bare in known and value.startswith("{"):
+            has = ", ".join(key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == bare)
+            return Fault(
+                text, f"{bare} does not have these keys; it has {has}", f"{bare}.KEY=VALUE for one of its keys"
+            )
+        hits = suggestions(bare, [single.partition("=")[2] for single in _singles(text)], cfg, compose)
         group = bare.partition(".")[0]
-        is_near = any(hit.startswith(f"{group}.") for hit in hits)
+        is_near = bare.count(".") and any(hit.lstrip("'").startswith(f"{group}.") for hit in hits)
         if group in FREE and not is_near and (having := _options_with(text, group, compose)):
-            named = " or ".join(f"{group}={option}" for option in having)
-            return Fault(text, f"there is no key {bare} here: it belongs to other options", f"{text} with {named}")
-        meant = [shlex.quote(f"{hit}={value or '...'}") for hit in groups or hits]
-        fix = " or ".join(meant) or "a key that --cfg job prints"
-        return Fault(text, f"there is no key {bare}", fix)
+            problem = f"there is no key {bare} here: it belongs to other options"
+            return Fault.suggest(text, problem, [f"{group}={option} {shlex.quote(text)}" for option in having], "")
+        otherwise = f"leave it out; --cfg job prints the keys{f' of {group}' if group in FREE else ''}"
+        keys = [] if hits else [key for key in validate.suggest_keys(bare, known) if "." not in key]
+        if keys and (options := _options(keys[0], compose)):
+            otherwise = f"{keys[0]}=OPTION, with one of {', '.join(sorted(options))}"
+        return Fault.suggest(text, f"there is no key {bare}", hits, otherwise)
     if isinstance(error, HydraException) and any(word in message for word in SYNTAX):
         problem = "Hydra can't read the value: " + " ".join(message.splitlines()[0].split())
         return Fault(text, problem, f"quotes around it: {shlex.quote(key + '=' + quoted(value, MARK))}")
@@ -271,19 +259,60 @@ def _fault(text: str, error: Exception, known: list[str], compose: Compose) -> F
     return Fault(text, problem, f"{key}=... with another value")
 
 
-def _options_with(text: str, group: str, compose: Compose) -> list[str]:
-    def takes_it(option: str) -> bool:
-        try:
-            compose([f"{group}={option}", text])
-        except Exception:
-            return False
-        return True
+def suggestions(key: str, values: list[str], cfg: DictConfig, compose: Compose) -> list[str]:
+    """Return what an unknown key certainly means, as it can be typed, with values that fit.
 
-    return list(filter(takes_it, sorted(_options(group, compose))))
+    values: those that were typed; a sweep has several.
+    """
+    if found := other_names.overrides_for(key, ",".join(values)):
+        return found
+    known = [name for name in validate.all_keys(cfg) if name.startswith("hydra.") == key.startswith("hydra.")]
+    known = [name for name in known if not name.startswith("facts.")]
+    hits = validate.suggest_keys(key, known) or [
+        name for name in other_names.keys_for(key) if name in (*other_names.WITH, "hydra.run.dir")
+    ]
+    ways = []
+    for hit in hits:
+        more = other_names.WITH.get(hit, "") if hit not in known else ""
+        has = compose(more.split()) if more else cfg
+        is_group = "." not in hit and OmegaConf.is_dict(validate.value(cfg, hit))
+        way = _with_option(hit, values, has, compose) if is_group else validate.with_value(has, hit, values)
+        ways += [f"{more} {way}".strip()] if way else []
+    return ways[:3]
+
+
+def _with_option(group: str, values: list[str], cfg: DictConfig, compose: Compose) -> str | None:
+    """GROUP=OPTION, with the option that was certainly meant; where no value was typed, with the present one."""
+    options = _options(group, compose)
+    meant = (
+        [_option(group, value, options) for value in values] if any(values) else [cfg.hydra.runtime.choices.get(group)]
+    )
+    return f"{group}={','.join(filter(None, meant))}" if all(meant) else None
+
+
+def _option(group: str, value: str, options: list[str]) -> str | None:
+    """The option that was certainly meant: names that differ in a digit, such as mnist and mnist1d, are of different things."""
+    ours = other_names.value_for(group, value)
+    if ours.partition(" ")[0] in options:
+        return ours
+    digits = re.sub(r"\D", "", value)
+    return next((hit for hit in nearest(value, options) if re.sub(r"\D", "", hit) == digits), None)
+
+
+def _options_with(text: str, group: str, compose: Compose) -> list[str]:
+    """The options whose file has the key of an override."""
+    first = _bare_key(text).split(".")[1]
+    options = []
+    for option in sorted(_options(group, compose)):
+        files = (place / group / f"{option}.yaml" for place in (Path("conf"), CONF))
+        file = next((file for file in files if file.is_file()), None)
+        with suppress(Exception):  # a broken file is not an option to suggest
+            options += [option] if file is not None and first in OmegaConf.load(file).keys() else []  # noqa: SIM118 - ???
+    likely = other_names.value_for(group, Path(text).suffix.lstrip("."))
+    return [likely] if likely in options else options
 
 
 def _in_quotes(key: str, value: str) -> str:
-    """A word as it can be typed, with quotes around each value in it that Hydra reads in quotes only."""
     if WHOLE.search(value):
         return shlex.quote(f"{key}={quoted(value, MARK)}")
     between = r"[^][{},:]+" if value.startswith(("[", "{")) else r"[^,]+"  # a list or a mapping; values of a sweep
@@ -296,26 +325,26 @@ def _no_hydra_key(text: str, error: Exception, accepted: list[str], cfg: DictCon
     try:
         compose([*accepted, "hydra/sweeper=optuna", text])
     except Exception:
-        return _fault(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), compose)
+        return _fault(text, error, list(validate.all_keys(cfg.hydra, "hydra.")), cfg, compose)
     return Fault(text, "it is a setting of a search, and this sweep is a grid", f"hydra/sweeper=optuna {text}")
-
-
-def not_an_override(text: str, known: list[str], verbs: list[str]) -> Fault:
-    hits = validate.suggest_keys(text, known)
-    fix = " or ".join(f"{hit}=..." for hit in hits) or "KEY=VALUE, with a key that --cfg job prints"
-    return Fault(text, f"it is neither a command ({', '.join(verbs)}) nor KEY=VALUE", fix)
 
 
 def _missing_option(text: str, group: str, value: str, options: list[str]) -> Fault:
     if group in ("hydra/launcher", "hydra/sweeper"):
         options = [option for option in options if option != "basic"]  # Hydra's own, which a sweep refuses
-    listed = ", ".join(sorted(options))
-    hits = nearest(value, options) or sorted(options)
     if not options:
         fix = f"a file conf/{group}/{value}.yaml in the current folder"
         return Fault(text, f"there is no group {group}, or no file in it", fix)
-    fix = " or ".join(f"{group}={hit}" for hit in hits[:4]) + f", or your own file conf/{group}/{value}.yaml"
-    return Fault(text, f"{group} has no {value or 'empty option'}; it has {listed}", fix)
+    problem = f"{group} has no {value or 'empty option'}; it has {', '.join(sorted(options))}"
+    if group == "data" and re.sub(r"\W|_", "", value.lower()) in other_names.ELSEWHERE:
+        fix = (
+            "download it, then data=images data.path=FOLDER for a folder of images, or data=huggingface data.path=NAME"
+        )
+        return Fault(text, problem, fix)
+    meant = _option(group, value, options)
+    own = f"add your own file conf/{group}/{value}.yaml"
+    fix = f"{group}={meant}, or {own}" if meant else f"one of these, or {own}"
+    return Fault(text, problem, fix, (f"{group}={meant}",) if meant else ())
 
 
 def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fault:
@@ -323,11 +352,10 @@ def _wrong_value(text: str, key: str, value: str, cause: ValidationError) -> Fau
     if kind is None:
         return Fault(text, first_line(cause), f"{key}=... with another value")
     fault = validate.wrong_type(key, value, kind)
-    return Fault(text, fault.problem, fault.fix)
+    return replace(fault, asked=text)
 
 
 def _broken_files(error: Exception) -> Fault:
-    """A configuration that can't be composed whatever the command line says: a file of the person's is at fault."""
     from hydra.errors import MissingConfigException
 
     cause = _innermost(error)

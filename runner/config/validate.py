@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from omegaconf.errors import (
     UnsupportedInterpolationType,
 )
 
+from runner.config import other_names
 from runner.config import schema as types
 from runner.config.schema import Config, Data
 from runner.errors import Fault, nearest
@@ -49,6 +51,7 @@ DESCRIBED: tuple[tuple[str, type], ...] = (
 GROUPS = (*BUILT, "backends", "facts", *(key for key, _ in DESCRIBED))
 #: a value of each type that the schema writes
 EXAMPLES = {"int": "10", "float": "0.5", "bool": "true", "str": "name"}
+UNSET = re.compile(r"Environment variable '(\w+)' not found")
 STORES = ("sqlite:", "http://", "https://", "postgresql", "mysql", "mssql", "databricks")
 
 
@@ -137,20 +140,75 @@ def all_keys(cfg: Any, prefix: str = "") -> Iterator[str]:
 
 
 def suggest_keys(wanted: str, known: list[str]) -> list[str]:
-    """The keys that `wanted` may have meant: the same last word elsewhere first, then what looks alike."""
+    """Return the keys that `wanted` certainly means: other frameworks' names for them, or misspellings of them."""
+    if hits := [key for key in other_names.keys_for(wanted) if key in known]:
+        return hits
     parent, _, leaf = wanted.rpartition(".")
     if parent:
-        known = [key for key in known if "." in key]
         siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
         longer = [name for name in siblings if len(leaf) > 2 and name.startswith(leaf)]
-        swapped = [name for name in siblings if sorted(name) == sorted(leaf)]  # rl for lr, too short to look alike
-        if hits := nearest(leaf, siblings) or longer or swapped:
+        if hits := nearest(leaf, siblings) or longer:
             return [siblings[hit] for hit in hits]
-    same_leaf = [key for key in known if key.rsplit(".", 1)[-1] == leaf]
-    by_leaf = {key.rsplit(".", 1)[-1]: key for key in reversed(known)}
-    near_leaf = [by_leaf[hit] for hit in nearest(leaf, by_leaf)]
-    alike = [] if parent else nearest(wanted, known)  # below a group all keys look alike: they begin with the same word
-    return list(dict.fromkeys([*same_leaf, *alike, *near_leaf]))[:3]
+    else:
+        same = [key for key in known if key.rpartition(".")[2] == wanted]
+        if hits := same or nearest(wanted, [key for key in known if "." not in key]):
+            return hits[:3]
+    below = [key for key in known if "." in key or not parent]
+    hits = [key for key in below if key.rpartition(".")[2] == leaf]
+    by_leaf = {key.rpartition(".")[2]: key for key in reversed(below)}
+    hits = [] if parent and leaf == "name" else hits or [by_leaf[hit] for hit in nearest(leaf, by_leaf)[:1]]
+    hits = hits or [key for key in other_names.keys_like(wanted) if key in known]
+    return hits if len(hits) == 1 or not parent else [hit for hit in hits if nearest(parent, [hit.rpartition(".")[0]])]
+
+
+def with_value(cfg: DictConfig, key: str, texts: list[str]) -> str | None:
+    """Return KEY=VALUE for a shell: with what was typed if it fits the key, else with a valid value; None without one.
+
+    texts: the values, as they were typed; a sweep has several.
+    """
+    texts = [other_names.value_for(key, text) for text in texts]
+    if isinstance(example := _example(cfg, key), str) and example.startswith("["):
+        texts = [f"[{text}]" if text.isdecimal() else text for text in texts]
+    if not all(text and _fits(cfg, key, text) for text in texts):
+        texts = [example] if example else []
+    return shlex.quote(f"{key}={','.join(texts)}") if texts else None
+
+
+def _fits(cfg: DictConfig, key: str, text: str) -> bool:
+    """Whether a value, as it was typed, has its key's type and range; a key without a schema is judged by its present value."""
+    if key == "device":
+        return re.fullmatch(r"auto|cpu|mps|all|(cuda|xpu)(:\d+)?|\[.*\]", text) is not None
+    try:
+        typed = OmegaConf.from_dotlist([f"x={text}"]).x
+        if (found := _field(key)) is not None:
+            typed = _as(found[0], found[1].name, typed)
+            return typed is None or not list(_bad_value(key, typed, found[1].metadata))
+    except Exception:
+        return False
+    present = value(cfg, key)
+    if OmegaConf.is_dict(present):
+        return False
+    if isinstance(present, int | float) and not isinstance(present, bool):
+        return isinstance(typed, int | float) and not isinstance(typed, bool) and typed >= 0
+    same = bool if isinstance(present, bool) else str if isinstance(present, str) else None
+    return isinstance(typed, same) if same else OmegaConf.is_list(typed) or not OmegaConf.is_list(present)
+
+
+def _example(cfg: DictConfig, key: str) -> str | None:
+    """Return a valid value as it is typed: the present one, or the schema's example."""
+    present = value(cfg, key)
+    if isinstance(present, bool | int | float | str):
+        return str(present).lower() if isinstance(present, bool) else str(present)
+    if OmegaConf.is_config(present):
+        return f"[{','.join(map(str, present))}]" if present and OmegaConf.is_list(present) else None
+    return _schema_example(key)
+
+
+def _schema_example(key: str) -> str | None:
+    if (found := _field(key)) is None:
+        return "0.001" if key == "optimizer.lr" else None
+    rule = found[1].metadata
+    return str(rule.get("example") or rule.get("choices", [EXAMPLES.get(str(found[1].type).split(" ")[0], "null")])[0])
 
 
 def _unknown_keys(cfg: DictConfig) -> list[Fault]:
@@ -162,8 +220,11 @@ def _unknown_keys(cfg: DictConfig) -> list[Fault]:
     ]
     found = []
     for name in unknown:
-        fix = " or ".join(f"{hit}=..." for hit in suggest_keys(name, known)) or "a key that --cfg job prints"
-        found.append(Fault(f"{name}={value(cfg, name)}", f"there is no key {name}", fix))
+        typed = str(value(cfg, name))
+        ways: list[str | None] = [*other_names.overrides_for(name, typed)]
+        ways = ways or [with_value(cfg, hit, [typed]) for hit in suggest_keys(name, known)]
+        asked, otherwise = f"{name}={typed}", "a key that --cfg job prints"
+        found.append(Fault.suggest(asked, f"there is no key {name}", filter(None, ways), otherwise))
     return found
 
 
@@ -236,14 +297,21 @@ def _bad_values(node: DictConfig, schema: type, prefix: str) -> Iterator[Fault]:
 
 def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Fault]:
     if "choices" in rule and value not in rule["choices"]:
-        hits = nearest(str(value), rule["choices"]) or rule["choices"]
-        yield Fault(f"{key}={value}", f"{key} is {rule['valid']}", " or ".join(f"{key}={hit}" for hit in hits))
+        ours = other_names.value_for(key, str(value))
+        hits = [ours] if ours in rule["choices"] else nearest(str(value), rule["choices"]) or rule["choices"]
+        yield Fault.suggest(f"{key}={value}", f"{key} is {rule['valid']}", [f"{key}={hit}" for hit in hits], "")
     elif "check" in rule and not rule["check"](value):
-        yield Fault(f"{key}={value}", f"{key} must be {rule['valid']}", f"{key}={rule['example']}, say")
+        suggestions = (f"{key}={rule['example']}",)
+        yield Fault(f"{key}={value}", f"{key} must be {rule['valid']}", f"{suggestions[0]}, say", suggestions)
 
 
 def kind_of(key: str) -> str | None:
     """The type that the schema gives a dotted key, as it is written there; None for a key below data, model, ..."""
+    found = _field(key)
+    return None if found is None else str(found[1].type)
+
+
+def _field(key: str) -> tuple[type, Any] | None:
     schema: Any = Config
     *groups, leaf = key.split(".")
     for name in groups:
@@ -251,7 +319,7 @@ def kind_of(key: str) -> str | None:
         schema = Data if name == "data" and schema is Config else inner
         if not is_dataclass(schema):
             return None
-    return next((str(item.type) for item in fields(schema) if item.name == leaf), None)
+    return next(((schema, item) for item in fields(schema) if item.name == leaf), None)
 
 
 def wrong_type(key: str, value: str, kind: str) -> Fault:
@@ -262,7 +330,8 @@ def wrong_type(key: str, value: str, kind: str) -> Fault:
     ]
     example = EXAMPLES.get(kind.split("|")[0].strip())
     fix = f"{key}={example}, say" if example else f"{key}.KEY=VALUE for the keys below it (--cfg job lists them)"
-    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix)
+    suggestions = (f"{key}={example}",) if example else ()
+    return Fault(f"{key}={value}", f"{key} is {' or '.join(parts)}, and {value!r} is not", fix, suggestions)
 
 
 def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
@@ -292,6 +361,9 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                     or "missing value" in str(error).lower()
                 ):
                     continue
+                if unset := UNSET.search(str(error)):
+                    yield _unset(path, text, unset[1])
+                    continue
                 wanted = text.strip("${} ")
                 known = [name for name in all_keys(node._get_root()) if not name.startswith("hydra")]
                 hits = suggest_keys(wanted, known)
@@ -301,6 +373,14 @@ def _interpolations(node: Any, prefix: str) -> Iterator[Fault]:
                 continue  # a fact that the data will fill in
         else:
             yield from _interpolations(child, f"{prefix}{key}.")
+
+
+def _unset(key: str, text: str, name: str) -> Fault:
+    problem = f"the environment variable {name} is not set"
+    if (default := _schema_example(key)) is None:
+        return Fault(f"{key}={text}", problem, f"export {name}=... before the command")
+    ours = shlex.quote(f"{key}={text.replace(f'oc.env:{name}', f'oc.env:{name},{default}')}")
+    return Fault(f"{key}={text}", problem, f"export {name}={default} before the command, or {ours}", (ours,))
 
 
 def _missing(node: Any, prefix: str) -> Iterator[Fault]:

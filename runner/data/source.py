@@ -147,7 +147,7 @@ def _served(rows: OwnLoader, *, name: str, asked: str) -> Source:
 
 def _from_splits(found: Mapping[str, Any], *, name: str, asked: str) -> Source:
     if unknown := [key for key in found if key not in ("train", *GIVEN)]:
-        hits = nearest(str(unknown[0]), ("train", *GIVEN)) or ("train", *GIVEN)
+        hits = nearest(str(unknown[0]), ("train", *GIVEN), cutoff=0.6) or ("train", *GIVEN)
         problem = f"it returned splits called {', '.join(map(str, found))}; they are called train, val and test here"
         raise RunnerError(Fault(asked, problem, f"{' or '.join(map(repr, hits))} instead of {unknown[0]!r}"))
     if "train" not in found:

@@ -19,6 +19,8 @@ FORM = re.compile(r"auto|all|cpu|mps|(cuda|xpu)(:\d+)?")
 OTHER_NAMES = {
     "gpu": "cuda",
     "nvidia": "cuda",
+    "rocm": "cuda",  # torch calls AMD's GPUs so, too
+    "hip": "cuda",
     "metal": "mps",
     "apple": "mps",
     "mps:0": "mps",
@@ -101,7 +103,8 @@ def _find(item: str, hardware: Hardware) -> Choice | Fault:
     if why is not None:
         best, there = _auto(hardware).device, ", ".join(hardware.devices())
         write = f"device={best} (here: {there})"
-        return Fault(f"device={item}", why.cause, write if why.mend in write else f"{write}; to have it: {why.mend}")
+        write = write if why.mend in write else f"{write}; to have it: {why.mend}"
+        return Fault(f"device={item}", why.cause, write, (f"device={best}",))
     if item == "cuda":
         device, reason = _most_free(hardware)
         return Choice(device, f"cuda: {reason}")
@@ -177,7 +180,6 @@ def _one(value: Any) -> str:
 
 
 def _is_other(text: str) -> bool:
-    """Whether it is an accelerator that torch knows here beside those of FORM."""
     kind, _, number = text.partition(":")
     return kind.isidentifier() and (not number or number.isdigit()) and kind == other_kind()
 
@@ -191,5 +193,5 @@ def _nearest_form(text: str) -> str:
     kind = re.match(r"(cuda|xpu)\W*(\d*)", text)
     if kind:
         return f"device={kind[1]}:{kind[2] if kind[2] and '-' not in text else 0}"
-    hits = nearest(text, ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
+    hits = nearest(text.partition(":")[0], ["auto", "cpu", "cuda", "mps", "xpu", "all", *filter(None, [other_kind()])])
     return " or ".join(f"device={hit}" for hit in hits) or "device=auto"

@@ -287,7 +287,6 @@ def _node(cfg: DictConfig, key: str, *, but: frozenset[str] = frozenset(), mode:
 
 
 def _defaults(make: Any) -> dict[str, Any]:
-    """The value of each setting that has one in the signature."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # some builtins tell none
@@ -370,12 +369,10 @@ def _optimizer_faults(node: _Node, cfg: DictConfig) -> list[Fault]:
 
 
 def _of_any_kernel(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what only the run's own device can tell."""
     return {name: value for name, value in given.items() if name not in KERNEL_CHOICES}
 
 
 def _rehearse_optimizer(node: _Node, given: Mapping[str, Any], *, sparse: bool = False) -> BaseException | None:
-    """What steps of one parameter with these settings raise."""
     try:
         _rehearsed_optimizer(node, given, sparse=sparse)
     except OF_CODE as error:
@@ -415,7 +412,6 @@ def _any_optimizer() -> Optimizer:
 def _rehearse_schedule(
     node: _Node, given: Mapping[str, Any], mode: str, num_steps: int, optimizer: Optimizer
 ) -> BaseException | None:
-    """What the first steps of the schedule raise."""
     try:
         schedule = _checked(node.make(optimizer, **given), mode)
         for _ in range(num_steps):
@@ -459,7 +455,9 @@ def _blamed(
     if (whole := attempt(given)) is not None:
         node = replace(node, usual={**node.usual, **_of_conf(node.key, node.target)})
     numbers = [name for name in among if isinstance(among[name], bool) and _is_number(node.usual.get(name))]
-    found = [_fault(node, key, name, given[name], f"it is a number, as {node.usual[name]} is") for name in numbers]
+    found = [
+        _fault(node, key, name, given[name], f"it must be a number, such as {node.usual[name]}") for name in numbers
+    ]
     if whole is None:
         return found
     if isinstance(whole, RunnerError):
@@ -487,7 +485,6 @@ def _blamed(
 
 
 def _calm(node: _Node, name: str, value: Any) -> Any:
-    """A value that is not at fault."""
     if name not in node.usual:
         return CALM
     return value if node.usual[name] is None else node.usual[name]
@@ -498,7 +495,7 @@ def _failed(node: _Node, key: str, name: str, value: Any, error: BaseException) 
         return error.faults[0]
     usual = node.usual.get(name)
     if _is_number(usual) and not _is_number(value):
-        return _fault(node, key, name, value, f"it is a number, as {usual} is; {node.name}: {_words(error)}")
+        return _fault(node, key, name, value, f"it must be a number, such as {usual}")
     return _fault(node, key, name, value, _said(node, error))
 
 
@@ -508,7 +505,6 @@ def _fault(node: _Node, key: str, name: str, value: Any, problem: str) -> Fault:
 
 
 def _of_target(node: _Node, error: BaseException) -> Fault:
-    """Of no one setting."""
     if isinstance(error, RunnerError):
         return error.faults[0]
     return Fault(f"{node.key}._target_={node.target}", _said(node, error), OTHERS[node.key])
@@ -523,7 +519,6 @@ def _words(error: BaseException) -> str:
 
 
 def _text(value: Any) -> str:
-    """As the command line has it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

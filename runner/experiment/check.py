@@ -24,10 +24,11 @@ from runner.experiment.best_metric import best_of, metric_faults
 from runner.experiment.build_hooks import hook_faults
 from runner.experiment.build_optimizer import rehearsed, turn_faults
 from runner.experiment.given import Checked
+from runner.models.checks import probability
 
 ONE_DEVICE = "a module lies on one device: cpu, mps, or one with its number"
 #: what an optimizer and its schedule are made of: a rehearsal of one that is told to be wrong says nothing new
-REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|train|~train)(\W|$)")
+REHEARSED = re.compile(r"(^|\W)(optimizer|scheduler|facts|early_stopping|~?train(?![.\w])|train.num_steps)(\W|$)")
 
 
 def check_here(cfg: DictConfig, *, choice: Choice | None = None) -> Checked:
@@ -67,6 +68,7 @@ def check(cfg: DictConfig, hardware: Hardware | None, *, choice: Choice | None =
         + metric_faults(cfg)
         + _not_together(cfg, choice)
         + _module_map_faults(cfg, hardware, choice)
+        + _dropout_faults(cfg)
     )
     if not any(REHEARSED.search(fault.asked) for fault in found):
         found += rehearsed(cfg, mode=best_of(cfg).mode)
@@ -90,6 +92,18 @@ def _path_faults(cfg: DictConfig) -> list[Fault]:
     return found
 
 
+def _dropout_faults(cfg: DictConfig) -> list[Fault]:
+    """What the model would refuse when it is built, reported with the rest."""
+    dropout = validate.value(cfg, "model.dropout")
+    if validate.value(cfg, "model._target_") not in PARTS or not isinstance(dropout, int | float | str):
+        return []
+    try:
+        probability(dropout, key="model.dropout")
+    except RunnerError as error:
+        return list(error.faults)
+    return []
+
+
 def _augment_faults(cfg: DictConfig) -> list[Fault]:
     """What is wrong with data.augment, whatever the images are; a function of the person's own may take another form of it."""
     asked = validate.value(cfg, "data.augment")
@@ -107,7 +121,6 @@ def _augment_faults(cfg: DictConfig) -> list[Fault]:
 
 
 def _not_together(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    """Settings that are right each by itself."""
     found = []
     if validate.value(cfg, "train.cuda_graph") is True:
         found += _not_captured(cfg, choice)
@@ -129,7 +142,6 @@ def _short(patterns: Any) -> str:
 
 
 def _not_in_turns(cfg: DictConfig) -> list[Fault]:
-    """What several optimizers do not go with; that they are one process, experiment/processes.py says."""
     found = []
     for setting, problem, fix in (
         ("train.cuda_graph", "a graph is of one optimizer's step", "train.cuda_graph=false, or train.compile=true"),
@@ -146,7 +158,6 @@ def _not_in_turns(cfg: DictConfig) -> list[Fault]:
 
 
 def _not_captured(cfg: DictConfig, choice: Choice | None) -> list[Fault]:
-    """What a CUDA graph does not go with."""
     asked, found = "train.cuda_graph=true", []
     if choice is not None and not choice.device.startswith("cuda"):
         problem = f"CUDA graphs are of NVIDIA's GPUs, and this run is on {choice.device}"

@@ -169,9 +169,9 @@ def test_the_line_that_imports_is_not_shown_as_the_persons_own(tmp_path, monkeyp
 def test_all_wrong_arguments_are_told_at_once_with_their_keys():
     node = {"_target_": "torch.nn.Linear", "in_featurs": 1, "bais": True}
     text = "\n".join(str(fault) for fault in faults(node, key="model"))
-    assert "model.in_features=..." in text
-    assert "model.bias=..." in text
-    assert "+model.out_features=..." in text
+    assert "model.in_features=1" in text
+    assert "model.bias=True" in text
+    assert "write: model.out_features=..." in text
 
 
 @pytest.mark.parametrize(

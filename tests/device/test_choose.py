@@ -107,7 +107,7 @@ def test_the_choice_and_its_reason(value, machine, device, reason):
         ("cpu:0", "device=cpu"),
         ("mps:1", "device=mps"),
         ("metal", "device=mps"),
-        ("tpu", "device=cpu"),
+        ("tpu", "device=auto"),
     ],
 )
 def test_every_wrong_form_is_told_the_right_one(value, mend):

@@ -73,9 +73,7 @@ def once(ask, name, *words):
 
 def mended(found, words):
     """The words with each that was refused replaced by the first one that is offered."""
-    instead = {
-        fault["asked"]: fault["write"].split(" or ")[0].split(" (")[0].split("; ")[0] for fault in found["faults"]
-    }
+    instead = {fault["asked"]: fault["suggestions"][0] for fault in found["faults"]}
     return [instead.get(word, word) for word in words]
 
 
@@ -104,7 +102,7 @@ def test_3_a_value_of_the_wrong_kind(ask):
 def test_4_a_misspelt_command(ask, trained):
     code, found = ask("histroy", trained["folder"])
     assert code == 2
-    (line,) = (fault["write"] for fault in found["faults"])
+    ((line,),) = (fault["suggestions"] for fault in found["faults"])
     assert ask(*shlex.split(line)[3:])[0] == 0
 
 
@@ -138,7 +136,7 @@ def test_9_a_metric_that_is_not_there(ask, swept):
     sides = [f"{swept['folder']}:model=mlp", f"{swept['folder']}:model=linear"]
     code, found = ask("compare", *sides, "metric=test/acuracy")
     assert code == 2
-    code, found = ask("compare", *sides, found["faults"][0]["write"].split(" or ")[0])
+    code, found = ask("compare", *sides, found["faults"][0]["suggestions"][0])
     assert code == 0 and found["comparisons"][0]["metric"] == "test/accuracy"
 
 
@@ -193,7 +191,7 @@ def test_13_answers_for_new_rows(ask, trained):
 def test_14_a_format_that_is_not_there(ask, trained):
     code, found = ask("export", trained["folder"], "--format", "safetensor")
     assert code == 2
-    code, found = ask("export", trained["folder"], *shlex.split(found["faults"][0]["write"]))
+    code, found = ask("export", trained["folder"], *shlex.split(found["faults"][0]["suggestions"][0]))
     assert code == 0 and Path(found["path"]).is_file()
 
 

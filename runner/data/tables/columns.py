@@ -181,7 +181,7 @@ def _nothing_left(targets: Sequence[str], left_out: Sequence[Tally], file: Table
 
 
 def _unknown(key: str, name: str, names: Sequence[str], file: TableFile) -> Fault:
-    hits = nearest(name, names)
+    hits = nearest(name, names, cutoff=0.6)
     fix = " or ".join(f"data.{key}={hit}" if key == "target" else f"data.{key}=[{hit}]" for hit in hits)
     problem = f"{file.path.name} has no column {name!r}; it has {listed(names)}"
     return Fault(f"data.{key}={name}", problem, fix or "a column that it has")

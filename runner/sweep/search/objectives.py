@@ -53,7 +53,7 @@ def goal_faults(goals: Goals, config: Any, swept: Collection[str]) -> list[Fault
         is_known = name in known or (split in ("val", "test") and is_of_a_class(leaf, config.task))
         if split not in (*SPLITS, "speed") or not leaf or ((split == "speed" or reported) and not is_known):
             hits = dict.fromkeys(
-                [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known)]
+                [*(hit for hit in (f"val/{name}", f"val/{leaf}") if hit in known), *nearest(name, known, cutoff=0.6)]
             )
             problem = f"no job has a metric {name}; they have {', '.join(known)}" + ("" if reported else ", ...")
             fix = " or ".join(f"hydra.sweeper.metric={hit}" for hit in [*(hits or known)][:3])
