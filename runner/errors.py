@@ -314,6 +314,11 @@ def moves_itself(error: BaseException) -> bool:
 NO_MOVES = "remove .cuda() and .to(...): device= places the model and each batch"
 
 
+def is_out_of_host_memory(error: BaseException) -> bool:
+    words = re.search("can't allocate memory|can't start new thread|not enough memory", str(error))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and words is not None)
+
+
 def is_full_disk(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 

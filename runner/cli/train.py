@@ -89,6 +89,7 @@ def train_composed(
     summaries: list[dict[str, Any]] = []
     mistaken: list[Fault] = []
     composed: list[bool] = []
+    unexpected_errors: list[Exception] = []
     is_sweep = bool(MULTIRUN & set(flags))
     if is_sweep:
         from runner.sweep import hydra_plugins
@@ -117,6 +118,9 @@ def train_composed(
             claim.leave_nothing(folder)
             mistaken.extend(fault for fault in retold(error).faults if fault not in mistaken)
             return
+        except Exception as error:  # raised below: Hydra would print a line above it
+            unexpected_errors.append(error)
+            return
         summaries.append(summary)
         answer.give({"folder": None if cfg.train.check else str(folder), **summary})
         if summary["ending"] == "out_of_memory":
@@ -129,6 +133,8 @@ def train_composed(
     with hydra_session(["runner", *flags, *overrides]):
         try:
             job()
+            if unexpected_errors:
+                raise unexpected_errors[0]
         except (RunnerError, BrokenPipeError):
             raise
         except Exception as error:

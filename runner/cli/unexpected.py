@@ -13,7 +13,15 @@ from pathlib import Path
 from runner.cli import answer
 from runner.config import packages
 from runner.config.instantiate import own_line
-from runner.errors import OF_CODE, Fault, RunnerError, in_words, traceback_of, without_password
+from runner.errors import (
+    OF_CODE,
+    Fault,
+    RunnerError,
+    in_words,
+    is_out_of_host_memory,
+    traceback_of,
+    without_password,
+)
 
 #: set by who wants the traceback on the screen, too
 VARIABLE = "RUNNER_TRACEBACK"
@@ -57,6 +65,11 @@ def tell(error: BaseException) -> int:
             file.write(text)
         log = Path(name)
     words = without_password(" ".join(in_words(cause).split()))
+    if is_out_of_host_memory(cause):
+        from runner.device.host_memory import memory_left, size_in_words
+
+        num_bytes, why = memory_left()
+        words = f"out of host memory, {size_in_words(num_bytes)} {why}; use a smaller model or data, or raise the limit"
     print(f"runner: it failed: {words}{own_line(cause)}", file=sys.stderr)
     if os.environ.get(VARIABLE):
         print(text, file=sys.stderr)

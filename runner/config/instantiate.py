@@ -26,7 +26,7 @@ from runner.config.allowed import LIBRARIES, PARTS, is_part, public_name, under
 from runner.config.exports import exported_name
 from runner.config.other_names import keys_for
 from runner.config.packages import install
-from runner.errors import NO_MOVES, Fault, RunnerError, in_words, moves_itself, nearest, refuse
+from runner.errors import NO_MOVES, Fault, RunnerError, in_words, is_out_of_host_memory, moves_itself, nearest, refuse
 from runner.version import HERE
 
 #: prefixes that the command line adds, comma-separated; processes that a run starts inherit them
@@ -60,6 +60,8 @@ def build(node: dict[str, Any], *, key: str = "", own_code: bool = True) -> Any:
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, RunnerError):
+            raise cause from None
+        if is_out_of_host_memory(cause):  # no argument is wrong
             raise cause from None
         raise RunnerError(_not_built(node, key, cause)) from cause
     except SystemExit as error:  # Hydra lets it pass

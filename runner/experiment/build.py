@@ -23,7 +23,7 @@ from runner.config import secrets, validate
 from runner.config.instantiate import PREPARED, build
 from runner.config.nodes import fill_facts, leave_out_unknown_facts, resolved, split_settings
 from runner.data.loading.batch_transform import TransformedBatches
-from runner.data.loading.first_batch import FirstBatch
+from runner.data.loading.first_and_last import FirstAndLast
 from runner.data.loading.loaders import Batches, Loading, load
 from runner.data.loading.order import ClassSampler
 from runner.data.own_loader import OwnLoader
@@ -352,7 +352,7 @@ def _loaders(
         loaders[name], why = batches_of(rows, source, cfg, device, num_processes=num_processes, **given)
         reason = reason or why
         if cfg.train.check and name != "train":
-            loaders[name] = FirstBatch(loaders[name])
+            loaders[name] = FirstAndLast(loaders[name])
     return loaders, reason
 
 

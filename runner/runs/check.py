@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 from omegaconf import DictConfig
 
 from runner.config.validate import without_password
 from runner.device.host_memory import size_in_words
+from runner.device.placement import tensors
 from runner.errors import Fault, RunnerError
 from runner.experiment.claim import LOG
 from runner.experiment.given import Given
 from runner.experiment.run import run
 from runner.experiment.terminal import say
 from runner.runs.export import FOLDER, FORMS, export_to
+from runner.runs.inputs import example
 from runner.runs.load import BEST, Trained, open_run
 from runner.tracking.store_uri import sqlite_path
 from runner.version import IMPORTED
@@ -56,6 +59,7 @@ def _export(folder: Path) -> None:
     began = time.perf_counter()
     trained = open_run((folder, BEST), device="cpu", precision="fp32")
     say(f"check:  model: loaded again from its run ({time.perf_counter() - began:.2f} s)")
+    _repeat(trained)
     if find_spec("safetensors") is not None:
         _export_as("safetensors", trained)
     try:
@@ -63,6 +67,20 @@ def _export(folder: Path) -> None:
     except RunnerError as error:  # MLflow's model is a pickle then
         pickled = _pickled(trained)
         say(f"check:  export as pickle of {size_in_words(pickled)}, as for a graph {error.faults[0].problem}")
+
+
+@torch.no_grad()
+def _repeat(trained: Trained) -> None:
+    """Raises: RunnerError for a model whose outputs for the same rows differ in eval mode."""
+    rows, model = example(trained), trained.model
+    pairs = zip(tensors(model(rows)), tensors(model(rows)), strict=True)
+    apart = max(
+        (float((one.double() - other.double()).abs().max()) for one, other in pairs if one.numel()), default=0.0
+    )
+    if apart > 0:
+        problem = f"two passes over one batch differ by up to {apart:.3g} in eval mode: forward() draws random numbers"
+        fix = "layers that are made in __init__(), and F.dropout(x, training=self.training) instead of F.dropout(x)"
+        raise RunnerError(Fault("train.check=true", problem, fix))
 
 
 def _export_as(form: str, trained: Trained) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import traceback
 from collections.abc import Sequence
@@ -104,6 +105,8 @@ def _fix(error: BaseException, stack: Sequence[FrameType]) -> str:
     text = str(error)
     if moves_itself(error):
         return f"write: {NO_MOVES}"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "write: ulimit -n 4096 before the command, or data.num_workers=0"
     if "does not require grad" in text and any(frame.f_code is Evaluation.measure.__code__ for frame in stack):
         problem = "validation and test run under torch.no_grad(), and this task needs gradients"
         return f"{problem}; write: with torch.enable_grad(): around torch.autograd.grad(...) in the task"

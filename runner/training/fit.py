@@ -12,10 +12,13 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from runner.config.settings import Settings
+from runner.data.loading.first_and_last import FirstAndLast
+from runner.data.own_loader import OwnLoader
 from runner.device.backends import is_out_of_memory, peak_memory, use_in_thread
 from runner.device.host_memory import size_in_words
 from runner.distributed import messages
@@ -25,7 +28,7 @@ from runner.inspection.findings import merged
 from runner.inspection.guard import Guard, Watching
 from runner.training.background import Background
 from runner.training.checklist import Checklist, TimedSteps
-from runner.training.evaluate import Evaluation
+from runner.training.evaluate import Evaluation, evaluate
 from runner.training.failure import fail
 from runner.training.hooks import Hooks
 from runner.training.loop import Epochs, result_of, train
@@ -227,6 +230,11 @@ class Training:
             is_alike = not (self.settings.train.compile or self.settings.train.cuda_graph)
             num_steps = parts.card.facts["num_steps"] if is_alike else None
             self.checklist.passed(self.timed.in_words(self.progress.step, of=num_steps))
+            last = FirstAndLast(parts.train)
+            if last.num_batches == 2 and self.ranks.num == 1 and not isinstance(parts.splits.train, OwnLoader):
+                batches = islice(last.epoch(0), 1, 2)
+                evaluate(parts.model, parts.task, batches, precision=parts.precision)
+                self.checklist.passed(f"the last batch of train: {last.num_rows - last.batch_size} rows")
         with self.beside("validation"):
             measured = self.values = self.measure("val")
             # the device has been waited for: spoilt weights are not the best, and none of them is kept as measured
@@ -249,7 +257,9 @@ class Training:
             self.background.do(partial(self.observer.values, values, step=self.progress.step, time_ms=now))
             if self.checklist is not None:
                 numbers = (f"{name.partition('/')[2]} {value:.4g}" for name, value in values.items())
-                self.checklist.passed(f"a batch of {split}: {', '.join(numbers)}")
+                loader = self.parts.val if split == "val" else self.parts.test
+                num = "2 batches" if loader is not None and loader.num_batches == 2 else "a batch"
+                self.checklist.passed(f"{num} of {split}: {', '.join(numbers)}")
         return values
 
     def call_hooks(self, when: str) -> Mapping[str, float]:

@@ -31,8 +31,16 @@ def test_it_is_one_line_and_the_traceback_lies_in_the_run_s_log(shown, own_folde
     assert cli.main([*SMALL, "hydra.run.dir=run"]) == 1
     said = capsys.readouterr().err
     assert "runner: it failed: KeyError: 'nothing' (mine.py:2)" in said and "runner.log" in said
-    assert ("Traceback" in said) == shown
+    assert ("Traceback" in said) == shown and "Error executing job" not in said
     assert "Traceback" in Path("run/runner.log").read_text()
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("alloc_cpu.cpp:127: can\'t allocate memory")'])
+def test_model_without_host_memory_says_what_is_left(error, own_folder, capsys):
+    (own_folder / "large.py").write_text(f"def model():\n    raise {error}\n")
+    assert cli.main([*SMALL[:3], *SMALL[4:], "~model", "+model._target_=large.model"]) == 1
+    said = capsys.readouterr().err
+    assert "runner: it failed: out of host memory, " in said and "use a smaller model or data" in said
 
 
 def test_without_a_folder_the_file_is_named(own_folder, monkeypatch, capsys):

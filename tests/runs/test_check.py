@@ -43,6 +43,20 @@ class Forgets(Net):
     def load_state_dict(self, state, *args, **kwargs):
         return super().load_state_dict({name: value * 0 for name, value in state.items()}, *args, **kwargs)
 
+class Fresh(Net):
+    def forward(self, inputs):
+        return nn.Linear(2, 2)(super().forward(inputs))
+
+class Fixed(Net):
+    def __init__(self, least=1):
+        super().__init__()
+        self.least = least
+
+    def forward(self, inputs):
+        if len(inputs) < self.least:
+            raise ValueError(f"no {len(inputs)} rows")
+        return super().forward(inputs)
+
 def at_validation(model, batch):
     if not model.training and len(batch[0]) != 7:
         raise ValueError("no validation")
@@ -81,7 +95,7 @@ NET = [*WORDS, "model=mlp", "model.hidden_sizes=[8]", "train.batch_size=32"]
 def here(own_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(own_folder))
     (own_folder / "my_parts.py").write_text(PARTS)
-    for name in ("Net", "Branching", "NoPickle", "Another", "Forgets"):
+    for name in ("Net", "Branching", "NoPickle", "Another", "Forgets", "Fresh", "Fixed"):
         file = own_folder / "conf" / "model" / f"{name.lower()}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"_target_: my_parts.{name}\n")
@@ -98,8 +112,8 @@ def test_each_part_is_told_and_nothing_is_left(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     told = [re.split(r"[:(]| of [0-9]", line[8:])[0].strip() for line in lines if line.startswith("check:  ")]
     assert told == [
-        *("data, model, optimizer", "2 optimizer steps", "a batch of val"),
-        *("hooks at epoch", "checkpoint", "a batch of test", "pictures", "model"),
+        *("data, model, optimizer", "2 optimizer steps", "the last batch of train", "a batch of val"),
+        *("hooks at epoch", "checkpoint", "2 batches of test", "pictures", "model"),
         *("export as safetensors", "export as pt2", "store sqlite"),
     ]
     assert "all 40 take" in lines[4] and lines[-1].startswith("check: everything works (")
@@ -129,6 +143,9 @@ def test_last_stays_what_it_was(here, capsys):
         (["model=net", "train.hooks=[{_target_: my_parts.hook, at: [epoch, end]}]"], 1, "ValueError: no hook"),
         (["model=another"], 2, "its weights are not those of the model in model.json"),
         (["model=forgets"], 1, "the model has another 1.weight than its checkpoint gave it"),
+        (["model=fresh"], 2, "two passes over one batch differ by up to"),
+        (["model=fixed", "+model.least=107"], 1, "ValueError: no 106 rows"),
+        (["model=fixed", "+model.least=20"], 1, "ValueError: no 12 rows"),
         (["model=nopickle"], 2, "the model has no graph, and no pickle"),
         (["model=net", "optimizer.lr=1e30"], 1, "train/loss is"),
         (["model=net", "optimizer.lr=1e-3", "model.weights=none.pt"], 2, "none.pt"),

@@ -1,5 +1,7 @@
 """Nothing goes in; what a machine with a GPU could have measured comes out, for the tests of what is done with it."""
 
+import math
+
 from runner.device import Gpu, Hardware, probe
 from runner.device.benchmark import cache
 from runner.device.benchmark.sizes import Sizes
@@ -15,6 +17,7 @@ TINY = Sizes(
     copy_bytes=1024,
     memory_bytes=1024,
     repeats=2,
+    most_spread=math.inf,
 )
 MACHINE = Hardware(
     cpu_name="Some CPU",

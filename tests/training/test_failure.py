@@ -1,5 +1,7 @@
 """What a person's model raised is told in their words and lines, and where it can be, with a mend."""
 
+import errno
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,13 @@ def test_an_operation_that_a_mac_lacks():
         raise NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device. If ...")
 
     assert "write: export PYTORCH_ENABLE_MPS_FALLBACK=1 before the command" in raised(lacks)
+
+
+def test_too_many_open_files_name_the_limit():
+    def opens():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert "write: ulimit -n 4096 before the command, or data.num_workers=0" in raised(opens)
 
 
 def test_a_loss_without_a_way_back():

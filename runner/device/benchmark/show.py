@@ -33,7 +33,7 @@ ROWS = {
 
 
 def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
-    """Measures every usable device, some 10 s each, and keeps that; says on a terminal what it does.
+    """Measure every usable device, some 10 s each, and keep the figures unless their spread shows a busy machine.
 
     Returns measure()'s values, and `kept`, a path or None, with `not_kept`, the reason or None.
     """
@@ -43,11 +43,30 @@ def bench(hardware: Hardware, *, sizes: Sizes | None = None) -> dict[str, Any]:
     facts = {"small_size": sizes.small, **facts}
     if not facts["devices"]:
         return {**facts, "kept": None, "not_kept": "nothing was measured"}
+    if busy := _busy(facts, sizes.most_spread):
+        return {**facts, "kept": None, "not_kept": busy}
     try:
         kept = cache.keep(facts, hardware)
     except (OSError, RuntimeError) as error:  # a folder that is not there, is full or is somebody else's
         return {**facts, "kept": None, "not_kept": cause(error)}
     return {**facts, "kept": str(kept), "not_kept": None}
+
+
+def _busy(facts: Mapping[str, Any], most_spread: float) -> str:
+    """The figure that differs most between repetitions, where that is too much; else empty."""
+    worst, found = most_spread, ""
+    for name, device in facts["devices"].items():
+        for key, lowest in device["lowest"].items():
+            highest = device["highest"][key]
+            is_nested = isinstance(lowest, dict)
+            pairs = [*zip(lowest.values(), highest.values(), strict=True)] if is_nested else [(lowest, highest)]
+            for low, high in pairs:
+                if high > worst * low:
+                    worst, spread = high / max(low, 1e-30), f"{figure(low)} to {figure(high)}"
+                    found = (
+                        f"{key} of {name} varies from {spread}, so the machine is busy: close other programs and repeat"
+                    )
+    return found
 
 
 def print_bench(facts: Mapping[str, Any], console: Console) -> None:

@@ -25,6 +25,7 @@ class Sizes:
     copy_bytes: int = 128 * 2**20
     memory_bytes: int = 256 * 2**20  # of each of two arrays: more than a cache holds
     repeats: int = 5
+    most_spread: float = 50.0  # highest by lowest of a figure; above it the machine was busy
 
 
 @dataclass(frozen=True)

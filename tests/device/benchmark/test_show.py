@@ -81,6 +81,16 @@ def test_it_is_measured_anew_and_kept(own_cache):
     assert cache.read(probe()) != before
 
 
+def test_bench_on_busy_machine_is_not_kept(own_cache, monkeypatch):
+    found = facts()
+    found["devices"]["cpu"]["highest"]["launch_us"] = 51 * found["devices"]["cpu"]["lowest"]["launch_us"]
+    monkeypatch.setattr(show, "measure", lambda hardware, **settings: found)
+    assert show.bench(probe())["not_kept"].startswith(
+        "launch_us of cpu varies from 3.60 to 184, so the machine is busy"
+    )
+    assert not own_cache.exists()
+
+
 def test_what_can_not_be_kept_is_shown_all_the_same(tiny, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
