@@ -242,7 +242,6 @@ def prepare_training(
 
 
 def _by_device(lies: Mapping[torch.device, int]) -> str:
-    """A model on several devices, in words."""
     sizes = ", ".join(f"{at} {size_in_words(num_bytes)}" for at, num_bytes in lies.items())
     return f"weights on {sizes}: the devices take turns, which gives room and no speed" if len(lies) > 1 else ""
 
@@ -433,7 +432,6 @@ def _for_output(around: Preprocessing, output: Any) -> Preprocessing:
 
 
 def _is_scaled(after: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
-    """Whether what stands behind the model scales its answers to the targets' units."""
     return after is not None and after.get("_target_") == SCALED
 
 

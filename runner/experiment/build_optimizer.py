@@ -308,7 +308,6 @@ def _of_conf(key: str, target: str) -> dict[str, Any]:
 
 
 def _numbers(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """A text that says a number, as from ${oc.env:LR}, is that number where a number is usual."""
     return {name: _number(value) if _is_number(usual.get(name)) else value for name, value in given.items()}
 
 

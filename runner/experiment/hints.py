@@ -193,7 +193,6 @@ def _vanished_rate(run: Ended) -> str | None:
 
 
 def _without_gradients(run: Ended) -> str | None:
-    """Parameters that the loss does not depend on."""
     model, state = run.parts.model, run.parts.optimizer.state
     if run.result.num_steps < ENOUGH_STEPS or run.parts.shards is not None or not state:
         return None
@@ -228,7 +227,6 @@ def _without_gradients(run: Ended) -> str | None:
 
 
 def _causes(run: Ended, names: Sequence[str]) -> list[str]:
-    """Why each of these parameters got no gradient, and what to do."""
     model, called = run.parts.model, set[nn.Module]()
     hooks = [one.register_forward_pre_hook(lambda module, _: called.add(module)) for one in model.modules()]
     try:
@@ -274,7 +272,6 @@ def _far_off(run: Ended) -> str | None:
 
 
 def _stood_still(run: Ended) -> str | None:
-    """A learning rate at which nothing moved."""
     losses = _values(run, "train/loss")[1]
     if len(losses) < ENOUGH_STEPS or run.parts.precision.scaler:
         return None
@@ -298,7 +295,6 @@ def _stood_still(run: Ended) -> str | None:
 
 
 def _rare_class(run: Ended) -> str | None:
-    """A class that the accuracy does not notice."""
     task, facts, asked = run.parts.task, run.parts.card.facts, run.settings.experiment
     counts, names = facts.get("class_counts"), run.parts.source.classes
     if not isinstance(task, Classification) or task.kind != "multiclass" or not counts or not names:
@@ -317,7 +313,6 @@ def _rare_class(run: Ended) -> str | None:
 
 
 def _learnt_by_heart(run: Ended) -> str | None:
-    """Training far better than validation, which has become worse for long."""
     (at, measured), (steps, losses) = _values(run, "val/loss"), _values(run, "train/loss")
     if len(measured) < ENOUGH_MEASURED or run.parts.limits.patience is not None or run.parts.best.metric != "val/loss":
         return None
@@ -384,7 +379,6 @@ def _leaves(outputs: Tensor) -> list[Tensor]:
 
 
 def _rate(run: Ended) -> float:
-    """The learning rate of the first group at the start."""
     group = run.parts.optimizer.param_groups[0]
     return float(group.get("initial_lr", group["lr"]))
 
@@ -413,6 +407,5 @@ def _is_square(value: Any) -> bool:
 
 @torch.no_grad()
 def _some(value: Tensor) -> Tensor:
-    """Evenly spread over it."""
     flat = value.detach().reshape(-1)
     return flat[:: max(1, len(flat) // NUM_SAMPLED)][:NUM_SAMPLED].clone()

@@ -85,7 +85,6 @@ def check_trains(model: nn.Module, *, asked: str) -> None:
 
 
 def _own(module: nn.Module) -> list[Tensor]:
-    """Its parameters and buffers, without its children's."""
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
@@ -98,7 +97,6 @@ def _holder(model: nn.Module, path: str) -> tuple[str, str, Any]:
 
 
 def _instead(held: Any) -> tuple[str, str]:
-    """What an attribute is, in words, and what it is to be."""
     if isinstance(held, Tensor):
         return "a plain tensor", "nn.Parameter(...)"
     values = (

@@ -91,7 +91,6 @@ def _export_as(form: str, trained: Trained) -> None:
 
 
 def _pickled(trained: Trained) -> int:
-    """Bytes. Raises: RunnerError."""
     try:
         return len(pickle.dumps(trained.model))
     except Exception as error:
@@ -122,7 +121,6 @@ def _reached(uri: str) -> str:
 
 
 def _keep_log(folder: Path) -> None:
-    """A traceback in the run's log outlives its folder."""
     log = folder / LOG
     text = log.read_text(encoding="utf-8") if log.is_file() else ""
     if "Traceback" not in text:

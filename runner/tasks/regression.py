@@ -105,7 +105,6 @@ def _loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float) -> Te
 
 
 def _scaled_loss(outputs: Tensor, targets: Tensor, loss: str, huber_delta: float, spreads: Tensor) -> Tensor:
-    """The same of outputs, targets and delta divided by the spreads."""
     if loss == "huber":
         return (F.huber_loss(outputs, targets, reduction="none", delta=huber_delta) / spreads / spreads).mean()
     apart = (outputs - targets) / spreads

@@ -133,7 +133,6 @@ def _device(facts: Mapping[str, Any], at: str) -> MeasuredDevice:
 
 
 def _positive(value: Any) -> float:
-    """Raises: ValueError or TypeError for what is no measured figure."""
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{value} is no measured figure")

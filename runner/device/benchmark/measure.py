@@ -79,7 +79,6 @@ def _figures(bench: Bench, names: list[str], say: Callable[[str], None]) -> Figu
 def _both(
     accelerators: list[Bench], devices: dict[str, Any], failed: dict[str, str], say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """The first two accelerators at once, if there are two."""
     if len(accelerators) < 2:
         return None
     first, second = accelerators[:2]

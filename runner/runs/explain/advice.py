@@ -37,7 +37,6 @@ def advice(case: Case) -> str:
 
 
 def _bad_row(case: Case) -> str:
-    """A value of the data that is none, or far from all others."""
     row = next((one for one in case.rows if one.value is not None), None)
     if row is None:
         return ""
@@ -54,7 +53,6 @@ def _optimizer(case: Case) -> str:
 
 
 def _exploded(case: Case) -> str:
-    """Losses that grow without an end before it."""
     recent = [loss for loss in case.losses[-LAST_STEPS:] if math.isfinite(loss)]
     if len(recent) < 2 or abs(recent[-1]) < EXPLODED * max(min(map(abs, recent)), 1e-6):
         return ""
@@ -73,7 +71,6 @@ def _of_half(case: Case) -> str:
 
 
 def _masked(case: Case) -> str:
-    """A softmax over nothing."""
     first = next(iter(case.origin.inputs), None)
     if case.origin.name not in SOFTMAX or first is None or not first.range.num_inf or first.range.num_nan:
         return ""
@@ -81,7 +78,6 @@ def _masked(case: Case) -> str:
 
 
 def _backward(case: Case) -> str:
-    """By what goes back."""
     origin, node = case.origin, case.origin.node.partition("Backward")[0].lower()  # sqrt of SqrtBackward0
     if origin.phase != "backward":
         return ""
@@ -110,7 +106,6 @@ def _division(case: Case) -> str:
 
 
 def _domain(case: Case) -> str:
-    """Where a function has no value."""
     origin, first = case.origin, next(iter(case.origin.inputs), None)
     least = first.range.least if first is not None else None
     if first is None or least is None or origin.phase == "backward":

@@ -111,7 +111,6 @@ def _say_how_long(asked: Wanted, start: Start) -> None:
 
 
 def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: Look) -> dict[str, Any]:
-    """Everything, as plain values."""
     origin, parts = seen.origin, moment.parts
     blamed = blame(moment, origin, seen.generators, loss=seen.loss) if origin is not None else Blame(())
     picked = losses(moment) if origin is None else [(blamed.batch, row, None) for row in blamed.rows]
@@ -141,7 +140,6 @@ def _found(asked: Wanted, cfg: DictConfig, start: Start, moment: Moment, seen: L
 
 
 def _comparison(asked: Wanted, start: Start, moment: Moment, loss: float) -> dict[str, Any]:
-    """How the replay compares with the run, step by step."""
     now = {**moment.losses, moment.reached.step: loss}
     both = [(step, asked.by_step[step], now[step]) for step in sorted(now.keys() & asked.by_step.keys())]
     differing = [(step, then, here) for step, then, here in both if not _same(then, here)]

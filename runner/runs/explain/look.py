@@ -70,7 +70,6 @@ def look(moment: Moment) -> Look:
 
 
 def _names(moment: Moment) -> Names:
-    """Those of the step's tensors, before it is taken."""
     names, parts = Names(), moment.parts
     names.model(parts.model)
     names.object(moment.task.task, "task")
@@ -101,7 +100,6 @@ def _by_module(norms: Mapping[str, float]) -> dict[str, float]:
 
 
 def _largest(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """One for each operation on a line."""
     found: dict[tuple[str, str], Size] = {}
     for size in sorted(sizes, key=lambda one: -one.value):
         found.setdefault((size.name, size.line), size)

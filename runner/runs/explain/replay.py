@@ -149,7 +149,6 @@ def all_finite(weights: Sequence[Tensor]) -> bool:
 
 
 def _as_written(settings: Settings) -> Settings:
-    """The same training, by calls from the host, with nothing kept of it."""
     train = replace(
         settings.train, compile=False, cuda_graph=False, keep_checkpoints=None, profile=None, clocked_steps=None
     )
@@ -178,7 +177,6 @@ def untracked(cfg: DictConfig, device: torch.device, start: Start = Start(None))
 
 
 def _lay(file: Path, folder: Path) -> None:
-    """The checkpoint to go on from."""
     folder.mkdir()
     try:
         (folder / "last.pt").symlink_to(file.absolute())

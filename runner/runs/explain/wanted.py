@@ -76,6 +76,5 @@ def asked_for(wanted: str, cfg: DictConfig, folder: Path, step: int | None) -> W
 
 
 def _largest_leap(by_step: Mapping[int, float]) -> int:
-    """The step whose loss is farthest above the one before it."""
     leaps = {after: by_step[after] - by_step[before] for before, after in pairwise(by_step)}
     return max(leaps, key=leaps.__getitem__, default=next(iter(by_step)))
