@@ -1,50 +1,86 @@
-"""What is ready for a GPU: the words of each run are those of conf/ today, and the tables say what was told."""
+"""The GPU checks of tests/bench/gpu run on a CPU in their short form, so that a changed name breaks them here."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from runner.config import compose, validate
+GPU = Path(__file__).parent / "gpu"
+GIB = 2**30
+
+
+def start(*words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(GPU)}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture
 def gpu(bench, monkeypatch):
-    """tests/bench/gpu.py, whose runs are composed and not run."""
-    gpu = bench("gpu")
-    gpu.told = []
-
-    def told(words, device):
-        words = [word for word in words if word != "plan"]
-        assert validate.faults(compose.composer([])([*words, f"device={device}"])) == []
-        gpu.told.append(words)
-        answer = {"peak_memory_bytes": 2**21, "memory": {"peak_bytes": 2**20}, "num_parameters": 7, "num_steps": 9}
-        return answer | {"samples_per_second": 100.0, "seconds": {"train": 3.0}}
-
-    monkeypatch.setattr(gpu, "_told", told)
-    return gpu
+    """Imports a module of tests/bench/gpu."""
+    monkeypatch.syspath_prepend(str(GPU))
+    return bench
 
 
-def test_a_plan_beside_the_allocators_peak_of_six_models(gpu, capsys):
-    gpu.memory("cpu", 3, [])
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert len(rows) == 6 and all(row.endswith("| 1 | 2 | 0.50 |") for row in rows)
+@pytest.mark.slow
+def test_every_part_runs_in_short_form(gpu, device):
+    """In one process: each part's own would load everything again."""
+    parts = gpu("parts").PARTS
+    said = start(GPU / "parts.py", *parts, "--short", "--device", device)
+    tables = {name: said.partition(part.__doc__)[2].strip().split("\n\n")[0] for name, part in parts.items()}
+    assert "FAILED" not in said
+    assert [name for name, table in tables.items() if len(table.splitlines()) < 3] == []
 
 
-def test_the_arithmetic_of_a_gpt_is_set_beside_the_data_sheet(gpu, capsys, monkeypatch):
-    monkeypatch.setattr(gpu, "_name_of", lambda device: "NVIDIA H100 80GB HBM3")
-    gpu.gpt("cuda:0", None, ["train.precision=bf16"])
-    tokens = 100 * 1024
-    flops = tokens * (6 * 12 * 640**2 * 10 + 12 * 10 * 640 * 1024)  # a weight six, a pair of width and place twelve
-    assert f"| 7 | bf16 | {tokens:,} | {flops / 1e12:.3g} | {flops / 989e12:.1%} |" in capsys.readouterr().out
-    assert "train.max_seconds=300" in gpu.told[0]
+@pytest.mark.slow
+def test_commands_of_other_parts_run(gpu, device):
+    for name in ("tests", "tables", "machine"):
+        for command in gpu("run").commands(name, str(device), is_short=True):
+            assert start(*command[1:])
 
 
-def test_the_recipe_of_the_record_says_its_seconds(gpu, capsys):
-    gpu.cifar("cpu", 2, ["train.compile=true"])
-    assert "| train.compile=true | 9 | 3.00 | 100 |" in capsys.readouterr().out
+def test_part_at_its_limit_keeps_its_output(gpu, monkeypatch, tmp_path, capfd):
+    run = gpu("run")
+    endless = "import subprocess, time; print('| a row |', flush=True); subprocess.run(['sleep', '600'])"
+    monkeypatch.setattr(run, "commands", lambda *given, **more: [[sys.executable, "-c", endless]])
+    monkeypatch.setattr(run, "PLACE", tmp_path)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    for name in ("PYTHONPATH", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "FUZZ_EXAMPLES"):
+        monkeypatch.setenv(name, "")  # restored at the end
+    monkeypatch.setitem(run.SECONDS, "smoke", 8)
+    monkeypatch.setattr(sys, "argv", ["run.py", "smoke"])
+    began = time.monotonic()
+    assert run.main() == 124 and time.monotonic() - began < 60
+    assert (tmp_path / "out" / "smoke.txt").read_text() == "| a row |\n"
+    assert "| a row |" in capfd.readouterr().out
 
 
-def test_waits_of_the_steps_are_counted_beside_the_pulls(gpu, capsys, own_folder):
-    """Here, where nothing waits; torch counts on CUDA alone."""
-    gpu.syncs("cpu", 30, ["data.num_rows=5000", "metrics.pull_every=10"])
-    assert "| 30, as written | 0 | 3 | 0 |" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "gib", "flops"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79, 312e12),
+        ("NVIDIA A100-SXM4-40GB", 39, 312e12),
+        ("NVIDIA A10", 22, 125e12),
+        ("NVIDIA L4", 22, 121e12),
+        ("NVIDIA L40S", 44, 362e12),
+        ("NVIDIA H100 80GB HBM3", 79, 989e12),
+        ("NVIDIA H200", 139, 989e12),
+        ("NVIDIA GeForce RTX 3090", 23, 71e12),
+        ("NVIDIA H100 PCIe", 79, None),
+        ("NVIDIA A10G", 22, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4, None),
+        ("NVIDIA GeForce RTX 3090 Ti", 23, None),
+    ],
+)
+def test_data_sheet_is_of_the_named_device(gpu, name, gib, flops):
+    found = gpu("parts").data_sheet(name, gib * GIB)
+    assert (found and found.flops["bf16"]) == flops
+    assert found is None or abs(found.memory_bytes / GIB - gib) < 2

@@ -1,0 +1,615 @@
+"""Answer questions that need a GPU, each part by a table: `python tests/bench/gpu/parts.py graphs smoke --device cuda:0`.
+
+--short uses tiny sizes, to try a part on a CPU. A row is printed as soon as it is known. run.py starts each part with a time limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+BENCH = Path(__file__).resolve().parents[1]
+ROOT = BENCH.parents[1]
+sys.path[:0] = [str(BENCH), str(ROOT)]
+from table import header  # noqa: E402
+
+SENTENCES = ROOT / "tests" / "support" / "language" / "sentences.txt"
+QUIET = ["tracking.enabled=false", "tracking.log_model=false", "task.plots=false"]
+WITHOUT_SPLITS = ["data.val_fraction=0", "data.test_fraction=0"]
+GRAPH, COMPILE = "train.cuda_graph=true", "train.compile=true"
+ROWS = ["data=synthetic", "data.num_features=64", "model=mlp"]
+MODELS = {
+    "MLP 64-4096-4096-10, 4,096 rows": [*ROWS, "model.hidden_sizes=[4096,4096]", "train.batch_size=4096"],
+    "CNN, 512 images of 32x32": ["model=cnn", "data.shape=[3,32,32]", "train.batch_size=512"],
+    "ResNet-18, 256 images of 32x32": ["model=resnet", "data.shape=[3,32,32]", "train.batch_size=256"],
+    "ResNet-18, bf16": ["model=resnet", "data.shape=[3,32,32]", "train.batch_size=256", "train.precision=bf16"],
+    "ViT, 256 images of 32x32": ["model=vit", "data.shape=[3,32,32]", "train.batch_size=256"],
+    "GRU, 256 signals of 128": ["model=gru", "data.shape=[4,128]", "train.batch_size=256"],
+}
+#: 12 width**2 weights a block: 49 million, without the embedding's
+WIDTH, DEPTH, CONTEXT = 640, 10, 1024
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Asked:
+    device: str
+    is_short: bool
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def ways(self) -> dict[str, list[str]]:
+        """Ways to take a step, by name."""
+        found = {"eager": []} | ({} if self.is_short else {"compile": [COMPILE]})
+        return found | ({"graph": [GRAPH], "compile and graph": [COMPILE, GRAPH]} if self.is_cuda else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--short", action="store_true")
+    given = parser.parse_args()
+    asked = Asked(given.device, given.short)
+    if asked.is_short:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        torch.set_num_threads(1)
+    PROCESSES.set_forkserver_preload(["runner.sweep.launchers.preload"])
+    print(header(1, torch.get_num_threads()) + f"\n{name_of(given.device)}:", flush=True)
+    for name in given.parts:
+        print(f"\n{PARTS[name].__doc__}\n", flush=True)
+        PARTS[name](asked)
+
+
+# --- runs in separate processes
+
+
+def run(
+    words: list[str], folder: Path, *, seconds: float = 100.0, until: str = ""
+) -> tuple[int | None, dict[str, Any]]:
+    """Run one command; return its exit code (None: it took too long) and its JSON answer, or {"error": its last lines}.
+
+    until: send SIGTERM as soon as this file is in the folder.
+    """
+    folder.mkdir(exist_ok=True)
+    process = PROCESSES.Process(target=_run_here, args=(words, folder))
+    process.start()
+    end = time.monotonic() + seconds
+    while until and process.is_alive() and time.monotonic() < end and not (folder / until).exists():
+        time.sleep(0.05)
+    if until:
+        process.terminate()
+    process.join(max(1.0, end - time.monotonic()))
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return None, {"error": f"no end within {seconds:.0f} s"}
+    try:
+        return process.exitcode, json.loads((folder / "out").read_text())
+    except ValueError:
+        return process.exitcode, {"error": " / ".join((folder / "err").read_text().strip().splitlines()[-3:])[-300:]}
+
+
+def _run_here(words: list[str], folder: Path) -> None:
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+    from runner import cli
+
+    code = cli.main([*words, "--json"])
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def trained(words: list[str], asked: Asked, **more: Any) -> dict[str, Any]:
+    """The summary of a run. Raises: RuntimeError if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        code, answer = run([*words, f"device={asked.device}"], Path(folder), **more)
+    if code:
+        raise RuntimeError(f"exit code {code}: {answer.get('error') or answer}")
+    return answer
+
+
+def composed(words: list[str]):
+    from runner.config.compose import composed_with, composer, hydra_session
+
+    with hydra_session(["runner"]):
+        return composed_with(composer([]), words)
+
+
+def row(*cells: object) -> None:
+    print(f"| {' | '.join(str(cell) for cell in cells)} |", flush=True)
+
+
+def head(*cells: str) -> None:
+    row(*cells)
+    print("|" + "---|" * len(cells), flush=True)
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:250]}"
+
+
+def name_of(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+# --- correctness
+
+
+def smoke(asked: Asked) -> None:
+    """Short runs of many kinds, several at a time, so their seconds are not measurements."""
+    size, steps = ("[3,8,8]", 6) if asked.is_short else ("[3,32,32]", 300)
+    images = [
+        "data=synthetic",
+        "data.num_rows=2000",
+        f"data.shape={size}",
+        "train.batch_size=64",
+        f"train.num_steps={steps}",
+    ]
+    cnn, rows = [*images, "model=cnn"], [*ROWS, "data.num_rows=2000", f"train.num_steps={steps}"]
+    text = ["experiment=gpt_characters", f"data.path={SENTENCES}", f"train.num_steps={min(60, steps)}"]
+    switches = ["train.clip_grad_norm=1.0", "train.ema_decay=0.99", "train.accumulate_steps=2", "scheduler=cosine"]
+    cases = {
+        "default run, tracked": ["tracking.enabled=true", f"train.num_steps={steps}"],
+        "cnn, bf16, all switches": [*cnn, "train.precision=bf16", *switches],
+        "mlp, muon, guarded": [*rows, "optimizer=muon", "model.hidden_sizes=[64,64]", "placement.guard=always"],
+    }  # fmt: skip
+    if not asked.is_short:
+        cases |= {
+            "cnn, compile": [*cnn, COMPILE],
+            "cnn, streamed by 2 workers": [*cnn, "data.residency=stream", "data.num_workers=2"],
+            "stopped and resumed": [*rows, "train.num_steps=20000", "train.checkpoint_every_steps=50"],
+            "gan": ["experiment=gan_rings", "train.num_steps=60"],
+            "cnn, augmented, compile": [*cnn, "data.augment=[flip,crop,cutout]", COMPILE],
+            "resnet, recomputed": [*images, "model=resnet", "train.recompute=[blocks.*]"],
+            "gru, metrics, profiled": ["data=synthetic", "data.shape=[4,64]", "model=gru", "task.metrics=[f1,auroc]", "train.profile=5"],
+        }  # fmt: skip
+    if asked.is_cuda:
+        graphed = [*cnn, GRAPH]
+        cases |= {
+            "cnn, graph": graphed,
+            "cnn, graph, all switches": [*graphed, *switches],
+            "cnn, graph, fp16": [*graphed, "train.precision=fp16"],
+            "cnn, graph, tf32, validated every 20 steps": [*graphed, "train.precision=tf32", "train.evaluate_every_steps=20"],
+            "cnn, deterministic": [*cnn, "train.deterministic=true"],
+            "cnn, deterministic, graph": [*graphed, "train.deterministic=true"],
+            "cnn, fp16, clipped": [*cnn, "train.precision=fp16", "train.clip_grad_norm=1.0"],
+            "mlp, compile and graph": [*rows, GRAPH, COMPILE],
+            "cnn, bf16, compile and graph": [*graphed, COMPILE, "train.precision=bf16"],
+            "vit, bf16, graph": [*images, "model=vit", GRAPH, "train.precision=bf16"],
+            "gpt, bf16, compile and graph": [*text, GRAPH, COMPILE, "train.precision=bf16"],
+            "out of memory, split": [
+                "data=synthetic", "data.num_rows=24576", "data.shape=[3,32,32]", "model=cnn", "train.batch_size=12288",
+                "train.num_steps=4", "train.on_oom=split", "backends.cuda.memory_fraction=0.03", "data.residency=stream",
+            ],
+        }  # fmt: skip
+    head("run", "result", "steps", "train/loss", "val/loss", "unexpected reads", "peak, MiB", "s")
+
+    def one(name: str, folder: Path) -> tuple[object, ...]:
+        quiet = [] if "tracked" in name else QUIET
+        words, began = [f"device={asked.device}", *quiet, *cases[name], "hydra.run.dir=run"], time.perf_counter()
+        if name.startswith("stopped"):
+            run(words, folder, until="run/checkpoints/last.pt")
+            words = ["resume", "run"]
+        code, found = run(words, folder)
+        seconds = f"{time.perf_counter() - began:.0f}"
+        if code or "metrics" not in found:
+            return f"FAILED, exit code {code}", found.get("error") or found.get("so", ""), "", "", "", "", seconds
+        losses = [
+            f"{found['metrics'][key]:.5f}" if key in found["metrics"] else "" for key in ("train/loss", "val/loss")
+        ]
+        reads, peak = found["host_reads"]["unexpected"], found["peak_memory_bytes"] / 2**20
+        return found["status"], found["num_steps"], *losses, reads, f"{peak:.0f}", seconds
+
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(2 if asked.is_short else 7) as pool:
+        waiting = {pool.submit(one, name, Path(place) / str(number)): name for number, name in enumerate(cases)}
+        for done in as_completed(waiting):
+            row(waiting[done], *done.result())
+
+
+def graphs(asked: Asked) -> None:
+    """Graph runs in one process, and a capture while a dead graph waits for Python's garbage collector."""
+    from runner import run as run_here
+    from runner.training.step.cuda_graphs import cuda_graphs
+
+    head("what", "result")
+    gc.set_threshold(200, 2, 2)
+    for number in range(2 if asked.is_short else 4):
+        words = ["model=mlp", "train.num_epochs=2", *QUIET, f"seed={number}", f"device={asked.device}"]
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+            found = run_here([*words, *([GRAPH] if asked.is_cuda else [])], folder=folder)
+        row(f"run {number + 1} in one process", f"{found['status']} {found['error'] or ''}")
+    if asked.is_cuda:
+        torch.cuda.set_device(asked.device)
+        capture, x = cuda_graphs().capture, torch.zeros(1, device=asked.device)
+        cycle = SimpleNamespace(replay=capture(lambda: x.add_(1)))
+        cycle.own = cycle
+        del cycle
+        capture(lambda: [x.add_(1) for _ in range(2000)])
+        row("a dead graph, then a capture", "works")
+
+
+def several(asked: Asked) -> None:
+    """DDP and FSDP2 by NCCL in a group of one process, compared with a run that has no group."""
+    from runner.data.loading.shard import Shard, Sharded
+    from runner.distributed.environment import RankInfo
+    from runner.distributed.gradients import ShardedGradients, SharedGradients
+    from runner.distributed.group import join
+    from runner.distributed.sharding import dividing
+    from runner.experiment.build import prepare
+    from runner.training.step.train_step import StepOptions, make_step
+
+    device, port = torch.device(asked.device), 20_000 + os.getpid() % 9_000
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    place = RankInfo(0, 1, 0, 1, "127.0.0.1", port, "torchrun")
+    group = join(place, backend="nccl" if asked.is_cuda else "gloo", device=device)
+    head("what", "precision", "result")
+    for precision in ("fp32", "bf16"):
+        words = ["model=cnn", f"train.precision={precision}", *QUIET, "train.num_steps=20", f"device={device}"]
+        losses: dict[str, Any] = {}
+        for way in ("no group", "DDP", "FSDP2"):
+            try:
+                parts = prepare(composed(words), device, divide=dividing(device, 1) if way == "FSDP2" else None)
+                shared: Any = None
+                if way == "DDP":
+                    shared = SharedGradients(parts.model, parts.task, num=1, unused_parameters=False)
+                elif way == "FSDP2":
+                    shared = ShardedGradients(parts.shards, parts.task, num=1)
+                step = make_step(
+                    parts.model,
+                    shared.task if shared else parts.task,
+                    optimizer=parts.optimizer,
+                    precision=parts.precision,
+                    options=StepOptions(own_batches=shared.own_batches if shared else None),
+                )
+                batches = Sharded(parts.train, Shard(0, 1)) if shared else parts.train
+                losses[way] = torch.stack([step((batch,))["loss"].detach() for batch in batches.epoch(0)])
+                apart = (losses[way] - losses["no group"]).abs().max()
+                row(way, precision, f"{len(losses[way])} steps, losses differ by at most {apart:.1e}")
+            except Exception as error:
+                row(way, precision, f"FAILED, {first_line(error)}")
+    group.leave()
+
+
+# --- speed and memory
+
+
+def groups(asked: Asked) -> None:
+    """Many seeds of an MLP on digits: in groups, separately, and both with NVIDIA MPS if it can be started."""
+    many, few = (4, 2) if asked.is_short else (64, 6)
+    apart = [f"seed=range({few})", "sweep.batch=off"]
+    cases = {
+        f"{many}, automatic": [f"seed=range({many})"],
+        f"{many}, one group": [f"seed=range({many})", "sweep.batch=128"],
+        f"{few}, three at a time": [*apart, f"sweep.slots.{asked.device.partition(':')[0]}=3"],
+        f"{few}, one at a time": apart,
+    }
+    if asked.is_short:
+        cases = {name: [*cases[name], *QUIET, "train.num_steps=5"] for name in list(cases)[:2]}
+    head(
+        "seeds",
+        "exit code",
+        "s",
+        "finished",
+        "longest training, s",
+        "sum of evaluations, s",
+        "train/loss of seed 0",
+        "note",
+    )
+    for name in cases:
+        _group(name, cases[name], asked)
+    if asked.is_cuda and shutil.which("nvidia-cuda-mps-control"):
+        with tempfile.TemporaryDirectory() as pipes:
+            os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": pipes}
+            subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+            for name in (f"{many}, automatic", f"{few}, three at a time"):
+                _group(f"{name}, MPS", cases[name], asked)
+            subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, timeout=20, check=False)
+
+
+def _group(name: str, words: list[str], asked: Asked) -> None:
+    # a new interpreter: a sweep forks its jobs from a process that has no CUDA context
+    command = [
+        sys.executable,
+        "-m",
+        "runner",
+        "-m",
+        "model=mlp",
+        f"device={asked.device}",
+        *words,
+        "hydra.sweep.dir=sweep",
+    ]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        seconds = time.perf_counter() - began
+        jobs = [json.loads(each.read_text()) for each in sorted(Path(folder).glob("sweep/*/summary.json"))]
+        notes = [line for log in Path(folder).glob("sweep/*/console.log") for line in log.read_text().splitlines()]
+    finished = [job for job in jobs if job.get("status") == "finished"]
+    longest = max((job["seconds"]["train"] for job in finished), default=0.0)
+    evaluated = sum(job["seconds"]["evaluate"] for job in finished)
+    loss = finished[0]["metrics"]["train/loss"] if finished else None
+    note = next((line for line in notes if line.startswith("batch:")), "")[:200] if finished else done.stderr[-300:]
+    row(name, done.returncode, f"{seconds:.1f}", len(finished), f"{longest:.1f}", f"{evaluated:.1f}", loss, note)
+
+
+def steps(asked: Asked) -> None:
+    """A step in each way, with the backward pass in autograd's thread and in the caller's."""
+    from runner.experiment.build import prepare_data
+    from runner.plan.tune_measure import Candidate
+
+    models = {"mlp": ROWS, "cnn": ["data=synthetic", "data.shape=[3,32,32]", "model=cnn"]}
+    models |= {"vit, bf16": [*MODELS["ViT, 256 images of 32x32"], "data=synthetic", "train.precision=bf16"]}
+    device, seconds = torch.device(asked.device), 0.02 if asked.is_short else 0.3
+    head("model", "way", "us, autograd's thread", "us, the caller's", "us, autograd's again")
+    for name in list(models)[: 1 if asked.is_short else 3]:
+        for way, more in asked.ways.items():
+            words = [*models[name], "data.num_rows=8192", *WITHOUT_SPLITS, *QUIET, "placement.guard=off", *more]
+            try:
+                cfg = composed([*words, "train.num_steps=1000000", f"device={device}"])
+                with closing(Candidate(cfg, device, read=prepare_data(cfg, device))) as candidate:
+                    found = []
+                    for has_thread in (True, False, True):
+                        with torch.autograd.set_multithreading_enabled(has_thread):
+                            found.append(statistics.median(candidate.seconds_a_step(seconds) for _ in range(5)))
+                row(name, way, *(f"{each * 1e6:.0f}" for each in found))
+            except Exception as error:
+                row(name, way, f"FAILED, {first_line(error)}", "", "")
+            gc.collect()
+
+
+def host(asked: Asked) -> None:
+    """Calls from the host, and kernels of attention (forward and backward of 16x10x1024x64, bf16, causal)."""
+    from torch.nn import functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    device, number = torch.device(asked.device), 20 if asked.is_short else 500
+    x, weight, table = (torch.rand(shape, device=device) for shape in ((128, 64), (128, 64), (60_000, 64)))
+    places = torch.arange(128, device=device)
+    calls = {
+        "add_(1)": lambda: places.add_(0),
+        "F.linear": lambda: F.linear(x, weight),
+        "index_select": lambda: table.index_select(0, places),
+    }
+    if asked.is_cuda:
+        calls["a new pinned block of 4 KiB"] = lambda: kept.append(
+            torch.empty(4096, dtype=torch.uint8, pin_memory=True)
+        )
+    kept: list[torch.Tensor] = []
+    head("call", "us")
+    for name, call in calls.items():
+        row(name, f"{_microseconds(call, device, number):.1f}")
+    shape, dtype = ((1, 1, 64, 16), torch.float32) if asked.is_short else ((16, 10, 1024, 64), torch.bfloat16)
+    query = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+    for name in ("default", "FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
+        chosen = contextlib.nullcontext() if name == "default" else sdpa_kernel(getattr(SDPBackend, name))
+
+        def attend() -> None:
+            F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+
+        try:
+            with chosen:
+                row(f"attention, {name}", f"{_microseconds(attend, device, 10):.0f}")
+        except RuntimeError as error:
+            row(f"attention, {name}", first_line(error))
+
+
+def _microseconds(call, device: torch.device, number: int) -> float:
+    from runner.device.benchmark.timing import waiter
+
+    wait, found = waiter(device), []
+    call()
+    for _ in range(5):
+        wait()
+        began = time.perf_counter()
+        for _ in range(number):
+            call()
+        wait()
+        found.append((time.perf_counter() - began) / number * 1e6)
+    return statistics.median(found)
+
+
+def evaluation(asked: Asked) -> None:
+    """An evaluation, by the size of its batches."""
+    from runner.experiment.build import prepare
+    from runner.training.evaluate import evaluate
+
+    rows, device = (600 if asked.is_short else 20_480), torch.device(asked.device)
+    head("model", "batch", "us per batch", "us per example")
+    for model in ("mlp", "cnn") if asked.is_short else ("mlp", "cnn", "resnet"):
+        data = ["data=synthetic", f"data.num_rows={rows}", "data.val_fraction=0.5", *QUIET]
+        data += ["data.num_features=64"] if model == "mlp" else ["data.shape=[3,32,32]"]
+        for size in (128, 1024, 2048):
+            cfg = composed([*data, f"model={model}", f"train.eval_batch_size={size}", f"device={device}"])
+            parts, took = prepare(cfg, device), []
+            for _ in range(2 if asked.is_short else 4):
+                began = time.perf_counter()
+                evaluate(parts.model, parts.task, parts.val.epoch(0), precision=parts.precision)
+                took.append(time.perf_counter() - began)
+            least = min(took) * 1e6
+            row(model, size, f"{least / parts.val.num_batches:.0f}", f"{least / parts.val.num_rows:.2f}")
+
+
+def start(asked: Asked) -> None:
+    """Where the seconds before the first step go, in a new process."""
+    code = """
+import sys, time
+began, device = time.perf_counter(), sys.argv[1]
+def lap(name):
+    global began
+    print(f"| {name} | {time.perf_counter() - began:.2f} |", flush=True)
+    began = time.perf_counter()
+import torch; lap("import torch")
+import torch._dynamo; lap("import torch._dynamo")
+import runner.experiment.run; lap("import the rest")
+runner.device.probe(); lap("probe()")
+x = torch.ones(64, 64, device=device); x.sum().item(); lap("context and first kernel")
+(x @ x).sum().item(); lap("first product")
+torch.nn.Conv2d(3, 8, 3).to(device)(torch.ones(2, 3, 9, 9, device=device)).sum().backward(); lap("first convolution")
+"""
+    head("what", "s")
+    subprocess.run([sys.executable, "-c", code, asked.device], cwd=ROOT, timeout=120, check=True)
+
+
+def syncs(asked: Asked) -> None:
+    """Steps that wait for the device, as torch counts them on CUDA."""
+    from runner import run as run_here
+    from runner.training.step import eager, on_device
+
+    def counted(taken):  # only the steps: a run may wait before and after them
+        def steps(self, *given, **more):
+            if asked.is_cuda:
+                torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield from taken(self, *given, **more)
+            finally:
+                if asked.is_cuda:
+                    torch.cuda.set_sync_debug_mode("default")
+
+        return steps
+
+    num_steps = 30 if asked.is_short else 1000
+    kinds = (eager.StepByStep, on_device.OnDevice)
+    before = [kind.steps for kind in kinds]
+    for kind in kinds:
+        kind.steps = counted(kind.steps)
+    head("steps", "waits of the steps", "pulls", "unexpected reads")
+    words = [
+        *ROWS,
+        "data.num_rows=5000",
+        *WITHOUT_SPLITS,
+        *QUIET,
+        f"train.num_steps={num_steps}",
+        "placement.guard=off",
+    ]
+    for way in ("eager", "graph")[: 1 + asked.is_cuda]:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with redirect_stdout(sys.stderr):
+                found = run_here([*words, *asked.ways[way], f"device={asked.device}"], folder=folder)
+        waits = sum("called a synchronizing" in str(each.message) for each in said)
+        row(f"{num_steps:,}, {way}", waits, found["host_reads"]["pulls"], found["host_reads"]["unexpected"])
+    for kind, steps in zip(kinds, before, strict=True):
+        kind.steps = steps
+
+
+def memory(asked: Asked) -> None:
+    """The plan's peak compared with the allocator's, MiB."""
+    head("model", "planned", *asked.ways, "eager, without cuDNN's trials", "planned / eager")
+    for name in list(MODELS)[: 1 if asked.is_short else None]:
+        words = ["data=synthetic", f"data.num_rows={512 if asked.is_short else 8192}", *MODELS[name], *WITHOUT_SPLITS]
+        words += ["train.num_steps=12", *(["train.batch_size=64", "model.hidden_sizes=[8]"] if asked.is_short else [])]
+        ways = {**asked.ways, "trials off": ["backends.cuda.cudnn_benchmark=false"]}
+        try:
+            planned = trained(["plan", *words], asked)["memory"]["peak_bytes"] / 2**20
+            peaks = [trained([*words, *QUIET, *more], asked)["peak_memory_bytes"] / 2**20 for more in ways.values()]
+            row(name, f"{planned:,.0f}", *(f"{peak:,.0f}" for peak in peaks), f"{planned / peaks[0]:.2f}")
+        except RuntimeError as error:
+            row(name, f"FAILED, {error}")
+
+
+def gpt(asked: Asked) -> None:
+    """A GPT of 50 million parameters. Operations: 6 per weight and token, 12 per width and pair of places (Kaplan et al. 2020, PaLM)."""
+    width, depth, context = (64, 2, 64) if asked.is_short else (WIDTH, DEPTH, CONTEXT)
+    model = [
+        f"data.context_length={context}",
+        f"model.width={width}",
+        f"model.depth={depth}",
+        f"model.num_heads={width // 64}",
+    ]
+    words = [
+        "experiment=gpt_characters",
+        f"data.path={SENTENCES}",
+        *model,
+        *WITHOUT_SPLITS,
+        *QUIET,
+        "train.batch_size=16",
+    ]
+    words += ["train.ema_decay=null", "train.precision=bf16", "metrics.pull_every=10"]
+    words += ["train.batch_size=2", "train.num_steps=30"] if asked.is_short else ["train.num_steps=150"]
+    memory_bytes = torch.cuda.get_device_properties(asked.device).total_memory if asked.is_cuda else 0
+    sheet = data_sheet(name_of(asked.device), memory_bytes)
+    head("parameters", "way", "tokens/s", "TFLOP/s", "of the data sheet's")
+    for way, more in asked.ways.items() if asked.is_cuda else [("eager", [])]:
+        try:
+            found = trained([*words, *more], asked)
+        except RuntimeError as error:
+            row("", way, f"FAILED, {error}", "", "")
+            continue
+        tokens = found["num_samples"] / found["num_steps"] * context / found["step"]["seconds"]
+        flops = (72 * width**2 * depth + 12 * depth * width * context) * tokens
+        share = f"{flops / sheet.flops['bf16']:.1%}" if sheet else "no data sheet"
+        row(f"{found['num_parameters']:,}", way, f"{tokens:,.0f}", f"{flops / 1e12:.3g}", share)
+
+
+def data_sheet(name: str, memory_bytes: int):
+    """Return the entry of the device catalogue that a CUDA device's name and memory mean; None without one."""
+    from runner.plan.device_catalogue import MODELS as KINDS
+
+    words = set(re.split("[ -]", name))
+    is_other = words & {"Ti", "SUPER", "Laptop", "MIG"} or (words & {"H100", "H200"} and words & {"PCIe", "NVL"})
+    families = {key: set(re.sub(r"-\d+GB$", "", key).split("-")) for key, kind in KINDS.items() if kind.kind == "cuda"}
+    found = [KINDS[key] for key, family in families.items() if family <= words and not is_other]
+    return min(found, key=lambda kind: abs(kind.memory_bytes - memory_bytes), default=None)
+
+
+def cifar(asked: Asked) -> None:
+    """`experiment=cifar10_94`."""
+    small = (
+        [
+            "data.num_rows=300",
+            "train.batch_size=32",
+            "train.num_steps=30",
+            "metrics.pull_every=10",
+            "model.channels=[8]",
+            "data.shape=[3,8,8]",
+        ]
+        if asked.is_short
+        else []
+    )
+    head("way", "steps", "training, s", "images/s of a step", "test/accuracy")
+    for way, more in asked.ways.items() if not asked.is_short else [("eager", [])]:
+        try:
+            found = trained(["experiment=cifar10_94", *QUIET, *small, *more], asked, seconds=120)
+        except RuntimeError as error:
+            row(way, f"FAILED, {error}", "", "", "")
+            continue
+        images = found["num_samples"] / found["num_steps"] / found["step"]["seconds"]
+        accuracy = found["metrics"].get("test/accuracy", "")
+        row(way, found["num_steps"], f"{found['seconds']['train']:.2f}", f"{images:,.0f}", accuracy)
+
+
+PARTS = {
+    part.__name__: part
+    for part in (groups, graphs, smoke, several, steps, memory, gpt, cifar, syncs, host, evaluation, start)
+}
+
+if __name__ == "__main__":
+    main()
