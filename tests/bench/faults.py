@@ -1,7 +1,10 @@
 """What a bad MLflow server costs a run: the same run beside four servers, in turns: `python tests/bench/faults.py --repeats 3`.
 
 A healthy `mlflow server`, one whose answers take a second each, one that answers 500 to everything, and one that is down.
-What is compared is the training's own speed, as summary.json has it; the end of a run, with its grace, is a column beside.
+What is compared is the training's own speed, as summary.json has it; the end of a run, with its grace, is a separate column.
+
+`--sweep 100` measures a sweep of short jobs whose server takes a second per call instead: how long after the last job each run
+is FINISHED with its metrics, the calls for each run, and how long Ctrl-C takes during the wait for the files.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ import argparse
 import json
 import os
 import platform
+import re
+import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -24,7 +30,7 @@ from work import BATCH_SIZE, HIDDEN, LEARNING_RATE, SEED, arrays
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "support"))
-from fault_proxy import Proxy, Server, always, passing  # noqa: E402
+from fault_proxy import Proxy, Request, Server, always, passing  # noqa: E402
 
 HEALTHY = "healthy"
 #: name in the table, what each request meets (None: connections are refused)
@@ -69,11 +75,70 @@ def measure(folder: Path, uri: str, data: Path, *, epochs: int, threads: int) ->
     return {"rate": summary["steps_per_second"], "seconds": seconds}
 
 
+def measure_sweep(place: Path, server: Server, num_jobs: int) -> None:
+    """One sweep through a proxy that answers a second late; prints what came of it."""
+    lines: list[str] = []
+
+    def note(request: Request) -> str:
+        lines.append(request.line)
+        return choice
+
+    choice = "delay"
+    words = ["model=linear", "data=synthetic", "device=cpu", "train.num_steps=20", f"seed=range({num_jobs})"]
+    words += ["sweep.batch=off", "sweep.slots.cpu=2", "hydra.sweep.dir=swept"]
+    path = {"PYTHONPATH": str(HERE.parents[1])}
+    with Proxy(server.port, note, delay_seconds=1.0) as proxy:
+        command = [sys.executable, "-m", "runner", "-m", *words, f"tracking.uri={proxy.uri}"]
+        begun = time.monotonic()
+        sweep = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True, env={**os.environ, **path})
+        assert sweep.stdout is not None
+        ended = begun
+        for line in sweep.stdout:
+            if re.match(r"job \d+ finished", line):
+                ended = time.monotonic()
+            if line.startswith("report "):
+                break
+        print(f"jobs:                 {num_jobs} in {ended - begun:.0f} s")
+        print(f"table:                {time.monotonic() - ended:.1f} s after the last job")
+        while num_left(server, num_jobs) and sweep.poll() is None:
+            time.sleep(0.5)
+        print(
+            f"all FINISHED, metrics: {time.monotonic() - ended:.0f} s after the last job, {num_left(server, num_jobs)} left"
+        )
+        few = [
+            line for line in lines if "artifacts" not in line and "logged-models" not in line and "/outputs" not in line
+        ]
+        print(f"calls:                {len(few) / (num_jobs + 1):.1f} per run without files and models")
+        signalled = time.monotonic()
+        sweep.send_signal(signal.SIGINT)
+        rest = sweep.communicate()[0]
+        print(
+            f"Ctrl-C:               {time.monotonic() - signalled:.1f} s, exit code {sweep.returncode}\n{rest.strip()}"
+        )
+        choice = "pass"
+        command = [sys.executable, "-m", "runner", "sync", "swept", f"tracking.uri={proxy.uri}"]
+        done = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, env={**os.environ, **path}, check=False
+        )
+        print(f"sync:                 exit code {done.returncode}, {done.stdout.strip().splitlines()[-1]}")
+        print(f"calls in all:         {len(lines) / (num_jobs + 1):.1f} per run")
+
+
+def num_left(server: Server, num_jobs: int) -> int:
+    """Runs that the store does not have as FINISHED with metrics; the sweep's own run counts."""
+    with sqlite3.connect(f"file:{server.folder}/mlflow.db?mode=ro", uri=True, timeout=30) as database:
+        query = (
+            "select count(*) from runs where status = 'FINISHED' and run_uuid in (select run_uuid from latest_metrics)"
+        )
+        return num_jobs + 1 - int(database.execute(query).fetchone()[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sweep", type=int, metavar="JOBS", help="measure a sweep of JOBS jobs instead")
     add_write(parser)
     given = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {name: [] for name, _ in SERVERS}
@@ -85,6 +150,9 @@ def main() -> None:
         server = Server(store)
         server.start()
         try:
+            if given.sweep:
+                measure_sweep(Path(place), server, given.sweep)
+                return
             for turn in range(given.repeats):
                 for number, (name, choose) in enumerate(SERVERS):
                     folder = Path(place) / f"{turn}-{number}"
