@@ -216,7 +216,7 @@ def what_next(settings: Settings, summary: Mapping[str, Any], folder: Path, *, p
     elif tracking.enabled:
         uri = without_password(tracking.uri)
         rows["MLflow"] = f"run {summary['run_id']} in {uri}" if summary["run_id"] else f"not reached: {uri}"
-        pending = summary["tracker"]["points_pending"]
+        pending = summary["tracker"]["points_pending"] or summary["tracker"].get("files_pending")
         words = f"sync {command_folder}" if pending or not summary["run_id"] else "ui"
         rows["next"] = f"python -m runner {words} {stores.words_for(tracking.uri)}".rstrip()
     if summary["status"] == "killed" or summary["ending"] in ("max_seconds", "disk_full"):

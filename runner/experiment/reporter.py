@@ -92,6 +92,8 @@ class Reporter:
         self._waiting, self._num_waiting = [], 0
         if self._publisher is not None:
             self._publisher.wake()
+            if (problem := self._publisher.first_failure()) is not None:
+                self._screen.say(f"tracking: {problem}; the run continues, and its journal keeps everything")
 
     def means(self) -> dict[str, float]:
         """The means over the training's points since the last call."""

@@ -283,9 +283,9 @@ class Session:
         if not ack.is_complete:
             why = f" ({ack.error})" if ack.error else ""
             uri = without_password(self.settings.tracking.uri)
-            self.say(
-                f"tracking: {ack.points_pending:,} points have not reached {uri}{why}; they are kept in the journal"
-            )
+            points, files = (ack.counts.get(name, 0) for name in ("points_pending", "files_pending"))
+            left = [f"{points:,} points"] * bool(points or not files) + [f"{files} artifacts"] * bool(files)
+            self.say(f"tracking: {' and '.join(left)} have not reached {uri}{why}; the run's folder keeps them")
         for warning in ack.warnings[:MOST_WARNINGS]:
             self.say(f"tracking: {warning}")
         if (more := len(ack.warnings) - MOST_WARNINGS) > 0:

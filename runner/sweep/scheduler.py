@@ -162,6 +162,8 @@ def conduct(
                 books.table.say(f"time:   sweep.max_seconds={max_seconds:g} was over before all jobs were at their end")
             return
         books.table.show(books.sweep)
+        if books.publisher is not None and (problem := books.publisher.first_failure()) is not None:
+            books.table.say(f"MLflow  {problem}; the jobs continue, and their journals keep everything")
         try:
             found = places.ended(LOOK_SECONDS)
         except KeyboardInterrupt:  # the second Ctrl-C
@@ -221,7 +223,6 @@ def settle(job: Job, folder: Path, code: int | None, *, is_stopped: bool, cause:
 
 
 def _cause(code: int | None) -> tuple[str, str]:
-    """The state and the reason of a job that left no word."""
     if code is None:
         return "killed", "the process that starts the jobs was killed, and this one with it"
     number = code - 128 if code > 0 else -code  # a run that was told to end says so as shells have it

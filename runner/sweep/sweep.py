@@ -242,7 +242,6 @@ def _jobs_to_run(plan: Plan, sweep: Sweep, *, retry: bool, grace_seconds: float)
 
 
 def _lacked_room(summary: Mapping[str, Any]) -> bool:
-    """Whether a job failed on a full disk: once there is room it goes on from its checkpoint."""
     return summary.get("ending") == "disk_full"
 
 
@@ -284,7 +283,6 @@ def _added(plan: Plan, sweep: Sweep) -> list[tuple[tuple[str, ...], str]]:
 
 
 def _free_name(sweep: Sweep, job: Job) -> str:
-    """A folder for another try, which no job has, whatever hydra.sweep.subdir has named them by."""
     taken = {other.folder_name for other in sweep.jobs.values()}
     names = (f"{job.number}-{tries}" for tries in itertools.count(1))
     return next(name for name in names if name not in taken and not (sweep.folder / name).exists())
@@ -325,7 +323,6 @@ def _twins(plan: Plan, prepared: Sequence[Prepared], composer: Composer) -> list
 
 
 def _composed(job: Job, composer: Composer) -> DictConfig:
-    """Raises: JobError, where the job's words are no configuration."""
     with of_a_job(job.overrides):
         return composer.compose(job)
 

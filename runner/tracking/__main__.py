@@ -23,13 +23,16 @@ from runner.tracking.publish_loop import BROKEN, Rounds, follow
 from runner.tracking.publish_run import PublishedRun
 from runner.tracking.publisher import LOG
 from runner.tracking.system_metrics import Machine
-from runner.tracking.uploader import Uploader
+from runner.tracking.uploader import Known, Uploader
+
+CONNECTIONS = 4  # to a server; the writers of a database file would only wait for each other
 
 log = logging.getLogger("runner.tracking")
 
 
 def main() -> int:
     """The process. Returns 0, 3 when something is left in the journal, 1 for what should not happen."""
+    owner = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
     if hasattr(os, "nice"):
         os.nice(5)  # the training comes first
@@ -53,7 +56,7 @@ def main() -> int:
         _write_masked(uri)
         if failure is not None:
             raise failure
-        return _publish(folder, uri, Line(sys.stdin.fileno(), grace_seconds=grace_seconds))
+        return _publish(folder, uri, Line(sys.stdin.fileno(), grace_seconds=grace_seconds), owner=owner)
 
 
 def _first_line(fd: int) -> bytes:
@@ -66,29 +69,34 @@ def _first_line(fd: int) -> bytes:
     return line
 
 
-def _publish(folder: Path, uri: str, line: Line) -> int:
+def _publish(folder: Path, uri: str, line: Line, *, owner: int) -> int:
     path = store_uri.sqlite_path(uri)
     if path is not None and path.exists():
         _open_sqlite(uri)
     gc.freeze()  # a point makes some objects, and a collection would look through MLflow's 300,000: 62 us instead of 100
 
-    machine = Machine()
+    machine, known = Machine(), Known()
 
     def upload(folder: Path, lives: bool) -> Uploader:
         if path is not None and not path.exists():  # a run with an error never gets here, and leaves no store behind
             _open_sqlite(uri)
-        return Uploader(folder, uri, machine=machine if lives else None, rest=line.rest, takes_graph=True)
+        how = {"rest": line.rest, "takes_graph": True, "known": known}
+        return Uploader(folder, uri, machine=machine if lives else None, **how)  # type: ignore[arg-type]
 
     try:
-        rounds = Rounds(folder, run_of=lambda folder: PublishedRun(folder, upload), ask=lambda: _what_is_wrong(uri))
-        return follow(rounds, line)
+        rounds = Rounds(
+            folder,
+            run_of=lambda folder: PublishedRun(folder, upload),
+            ask=lambda: _what_is_wrong(uri),
+            num_at_once=CONNECTIONS if uri.startswith(("http:", "https:")) else 1,
+        )
+        return follow(rounds, line, has_owner=lambda: os.getppid() == owner)
     except Exception:
         log.exception("this should not happen")
         return BROKEN
 
 
 def _what_is_wrong(uri: str) -> str | None:
-    """Why the store does not answer, None when it does."""
     try:
         mlflow_store.ask(uri)
     except Exception as error:

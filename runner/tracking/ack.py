@@ -49,7 +49,8 @@ class Ack:
     def counts(self) -> dict[str, int]:
         """As summary.json has them."""
         counts = {"points_written": self.points_written, "points_pending": self.points_pending}
-        return counts | ({"points_left_out": self.points_left_out} if self.points_left_out else {})
+        more = {"points_left_out": self.points_left_out, "files_pending": len(self.postponed)}
+        return counts | {name: count for name, count in more.items() if count}
 
     @property
     def is_complete(self) -> bool:

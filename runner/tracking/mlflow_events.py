@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Event = Mapping[str, Any]
 
 END_TAG = "runner.end"
-PARENT_TAG = "mlflow.parentRunId"  # MLflow's page folds the run under the one that is named here
 DIED = "the process died without saying goodbye"
 
 
@@ -103,17 +102,19 @@ def own_file(folder: Path, name: str) -> Path:
     return path
 
 
-def set_parent(client: MlflowClient, run_id: str, folder: Path, event: Event) -> None:
-    """Puts the run under its sweep. Raises: ParentMissingError while the store has no such run."""
-    client.set_tag(run_id, PARENT_TAG, mlflow_store.find_parent(client, event["experiment"], uid=event["uid"]))
+def set_parent(client: MlflowClient, run_id: str, event: Event, *, parent_id: str | None = None) -> None:
+    """Put the run below its sweep's. parent_id: None: looked up in the store.
+
+    Raises:
+        ParentMissingError: while the store has no such run.
+    """
+    parent_id = parent_id or mlflow_store.find_parent(client, event["experiment"], uid=event["uid"])
+    client.set_tag(run_id, mlflow_store.PARENT_TAG, parent_id)
 
 
 def title(event: Event) -> str:
     """What the event is about, for a message."""
     return f"{event['kind']} {event.get('path') or event.get('name') or ''}".strip()
-
-
-Send = Callable[["MlflowClient", str, Path, Event], None]
 
 
 def _delete_end_tag(client: MlflowClient, run_id: str) -> None:

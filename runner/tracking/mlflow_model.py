@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ GRAPH = "journal/exported"  # in a run's folder, until the store has it
 NO_MODELS = (
     "the server has no logged models, an MLflow older than 3; tracking.log_model=false, or MLflow 3 on the server"
 )
+BUILDING = threading.Lock()  # torch.export and what saves a pickle are not for several threads at once
 RECORD_TAG = "runner.record"  # which record of the journal the model came from
 WEIGHTS_TAG = "runner.weights"  # which file of the run's folder
 MOST_PARAM = 500  # characters of a param: more hide the others on a page
@@ -69,13 +71,14 @@ def publish_model(
     """
     with tempfile.TemporaryDirectory() as place:
         try:
-            shown = _shown(folder, event)
-            reader = _reader(folder, event)
-            if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
-                _check_step(step_of(graph), event, what="the run's graph")
-                path = _of_graph(graph, Path(place), run_id, reader)
-            else:
-                path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
+            with BUILDING:
+                shown = _shown(folder, event)
+                reader = _reader(folder, event)
+                if takes_graph and not event.get("kept") and has_graph(graph := own_file(folder, GRAPH)):
+                    _check_step(step_of(graph), event, what="the run's graph")
+                    path = _of_graph(graph, Path(place), run_id, reader)
+                else:
+                    path = save(Path(place), run_id, *_rebuilt(folder, event, build or build_own), reader=reader)
         except LeftOutError:
             raise
         except Exception as error:
@@ -114,7 +117,6 @@ def build_own(node: dict[str, Any]) -> Any:
 
 
 def _rebuilt(folder: Path, event: Event, build: Build) -> tuple[torch.nn.Module, Any]:
-    """The module with the run's weights, ready to predict, and the rows to try it with."""
     import torch
 
     module = build(dict(event["node"]))

@@ -19,7 +19,7 @@ from filelock import FileLock
 from runner.config.importing import loading
 from runner.tracking import store_uri
 from runner.tracking.answer_limit import TOO_LONG
-from runner.tracking.mlflow_names import MOST_NAME, cut
+from runner.tracking.mlflow_names import MOST_NAME, MOST_TAG, cut, valid_names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow.exceptions import MlflowException
 
 UID_TAG = "runner.uid"
+PARENT_TAG = "mlflow.parentRunId"  # MLflow's page shows the run below this one
 #: MLflow's page opens on training runs, not on traces of language models
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 #: retries are ours: MLflow's own block for four minutes (measured: 246.7 s), and a repeated creation makes a second run
@@ -174,10 +175,15 @@ def _known(name: str, of: str) -> str:
 
 
 def find_or_create_run(
-    client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str
+    client: MlflowClient, experiment_id: str, start: Mapping[str, Any], *, uid: str, parent_id: str | None = None
 ) -> tuple[str, bool]:
-    """The id of the run that bears this uid, and whether it is new. Looked for first: an earlier creation may have lost only
-    its answer."""
+    """Find the run with this uid, or create it with the tags of `start`.
+
+    An earlier creation may have lost only its answer, so it is searched for first.
+
+    Returns:
+        The run's id, and whether it is new and has all tags.
+    """
     from mlflow.entities import ViewType
 
     wanted = f"tags.`{UID_TAG}` = '{uid}'"
@@ -185,13 +191,19 @@ def find_or_create_run(
     found = client.search_runs([experiment_id], wanted, run_view_type=ViewType.ALL, max_results=1, order_by=order)
     if found:
         return str(found[0].info.run_id), False
-    given = start.get("tags") or {}
-    tags = {
-        name: str(given[name]) for name in ("mlflow.user", "mlflow.source.name", "mlflow.source.type") if name in given
-    }
+    tags = {**valid_names(start.get("tags") or {}, most=MOST_TAG), UID_TAG: uid}
+    if parent_id is not None:
+        tags[PARENT_TAG] = parent_id
     name = cut(str(start["run_name"]), most=MOST_NAME) if start.get("run_name") else None
-    run = client.create_run(experiment_id, start_time=start.get("start_ms"), tags={UID_TAG: uid, **tags}, run_name=name)
-    return _known(str(run.info.run_id or ""), "a run that it has made"), True
+    about: dict[str, Any] = {"start_time": start.get("start_ms"), "run_name": name}
+    try:
+        run, has_tags = client.create_run(experiment_id, tags=tags, **about), True
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        few = {key: value for key, value in tags.items() if key == UID_TAG or key.startswith("mlflow.source.")}
+        run, has_tags = client.create_run(experiment_id, tags=few, **about), False
+    return _known(str(run.info.run_id or ""), "a run that it has made"), has_tags
 
 
 def find_parent(client: MlflowClient, experiment: str, *, uid: str) -> str:
@@ -244,8 +256,11 @@ def is_refusal(error: Exception) -> bool:
     )
 
 
-def explain(error: BaseException, *, uri: str) -> str:
-    """One line for a person, without passwords: what is wrong with the store, and the mend where there is one."""
+def explain(error: BaseException, *, uri: str, experiment: str | None = None) -> str:
+    """Say in one line, without passwords, what is wrong with the store and, where known, what helps.
+
+    experiment: of the run that could not be sent.
+    """
     where, text = store_uri.shown(uri), str(error)[:MOST_TEXT]
     if "out-of-date database schema" in text:
         return f"{where} is of an older MLflow; to go on: mlflow db upgrade {where}, then python -m runner sync"
@@ -257,7 +272,12 @@ def explain(error: BaseException, *, uri: str) -> str:
         return f"{where} broke off the connection"
     if "timed out" in text.lower() or "timeout" in text.lower():
         return f"{where} does not answer in time"
-    if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"):
+    if getattr(error, "error_code", "") == "PERMISSION_DENIED":
+        target = f"the experiment {experiment}" if experiment else "this experiment"
+        return f"{where} does not let you write to {target}: ask its owner, or use tracking.experiment=OTHER"
+    if isinstance(error, ModuleNotFoundError) and error.name == "boto3":
+        return f"the files of {where} are in S3, and boto3 is missing: pip install boto3, then python -m runner sync"
+    if getattr(error, "error_code", "") in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"):
         return f"{where} refuses these credentials (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)"
     line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     named = (

@@ -49,7 +49,9 @@ class PublishedRun:
     def __init__(self, folder: Path, upload: Callable[[Path, bool], Uploader]) -> None:
         self.folder = folder
         self.is_gone = False  # its process is over: nothing more will be written
-        self.is_broken = False  # the last turn ended in what should not happen
+        self.has_begun = False  # the store has the run, or there is nothing to send
+        self.has_only_files = False  # the last turn left nothing but files
+        self.is_broken = False  # the last turn ended in an unexpected error
         self.has_worked = False  # the last turn got something through
         self._upload = upload
         self._uploader: Uploader | None = None
@@ -76,7 +78,10 @@ class PublishedRun:
         return self._locked_since is not None and time.monotonic() - self._locked_since < PREDECESSOR_SECONDS
 
     def turn(self) -> Went:
-        """Sends one thing, up to 1,000 points; what was postponed, too, when it is time to. Never raises."""
+        """Send one thing, up to 1,000 points; retry what has failed when it is time to. Never raises.
+
+        Called in a separate thread; end() may be called at the same time, and counts from the next turn on.
+        """
         before = self._reached()
         try:
             went = self._turn()
@@ -103,9 +108,9 @@ class PublishedRun:
             self.is_gone, self._again_at, self._gone_at = True, 0.0, time.monotonic()
 
     def sample(self) -> None:
-        """Measures the machine for it, if it is time to."""
-        if self._uploader is not None and not self.is_gone:
-            self._uploader.sample()
+        """Measure the machine for it, if it is time to; its next turn sends that."""
+        if (uploader := self._uploader) is not None and not self.is_gone:
+            uploader.sample(sends=False)
 
     def is_complete(self) -> bool:
         """Whether nothing of it is missing in the store; asks the journal and not the store."""
@@ -130,15 +135,19 @@ class PublishedRun:
         self._lock.release()
 
     def _turn(self) -> Went:
+        is_gone = self.is_gone  # a run that ends from here on may write its last words while this sends
         if not self._has_run():  # before that no store is opened, or made
-            return Went.OVER if self.is_gone else Went.QUIET
+            self.has_begun = True
+            return Went.OVER if is_gone else Went.QUIET
         if not self._takes_lock():
             return Went.LOCKED
         uploader = self._opened()
         sent = uploader.attempt(postponed=self._is_time_for_postponed(), most=1)
+        self.has_begun = uploader.ack.run_id is not None
+        self.has_only_files = sent and not uploader.has_records()
         if sent and uploader.has_more():
             return Went.MORE
-        if self.is_gone and (sent or uploader.only_waits()):
+        if is_gone and (sent or uploader.only_waits()):
             return self._finished(uploader, sent=sent)
         return Went.QUIET if sent else Went.FAILED
 
@@ -153,7 +162,6 @@ class PublishedRun:
         return Went.OVER if sent else Went.FAILED
 
     def _reached(self) -> object:
-        """Changes whenever the store has taken something."""
         ack = self._uploader.ack if self._uploader is not None else Ack()
         return ack.offset, len(ack.postponed), ack.died
 

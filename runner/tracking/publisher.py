@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from runner.config import run_files
 from runner.tracking import pipe
 from runner.tracking.ack import FILE as ACK
 from runner.tracking.ack import Ack, read_ack
@@ -29,6 +30,7 @@ __all__ = ["Publisher", "find_journals", "sync"]
 LOG = "journal/publish.log"  # in a run's folder
 NOT_DELIVERED = 3  # the process's exit code when the store has not everything
 STUCK_SECONDS = 600.0  # a publisher that reports nothing for so long is not waited for; a big model may take minutes
+FAILURE_SECONDS = 2.0  # from one look for a failure to the next
 STOP_SECONDS = 3.0  # after SIGTERM; only while it creates a store does it ignore that
 
 
@@ -50,6 +52,8 @@ class Publisher:
         self._turn = threading.Lock()
         self._unsent = b""  # words that the full pipe did not take
         self._has_left = False
+        self._has_failed, self._look_again_at = False, 0.0  # see first_failure()
+        self._seen: dict[Path, float] = {}
         self._pipe = -1
         if process is not None and process.stdin is not None:
             self._pipe = process.stdin.fileno()
@@ -107,6 +111,19 @@ class Publisher:
             error = f"the publishing process ended with exit code {code}; {self._folder / LOG} says more"
             return dataclasses.replace(ack, error=ack.error or error)
         return ack
+
+    def first_failure(self) -> str | None:
+        """The first error that keeps anything from MLflow, once; None before and afterwards. Cheap; call it often."""
+        if self._has_failed or time.monotonic() < self._look_again_at:
+            return None
+        self._look_again_at = time.monotonic() + FAILURE_SECONDS
+        changed = {path: at for path in tuple(self._folders) if (at := _written_at(path)) != self._seen.get(path, -1.0)}
+        self._seen |= changed
+        errors = [error for error in map(_error_in, changed) if error is not None and not error.startswith("parent ")]
+        if self._process is None or self._process.poll() is not None:
+            errors = list(filter(None, [self.ack().error]))
+        self._has_failed = bool(errors)
+        return errors[0] if errors else None
 
     def wait_for_run(self, folder: Path, *, seconds: float, keeps_waiting: Callable[[], bool] = lambda: True) -> Ack:
         """Wait until MLflow has a run for this journal, or the reason is known why it has none.
@@ -204,7 +221,6 @@ class Publisher:
         self._hang_up()
 
     def _hang_up(self) -> bool:
-        """Closes the pipe when all words are in it. Returns whether it is closed."""
         self._tell(b"")
         if not self._unsent:
             self._close_pipe()
@@ -229,6 +245,15 @@ class Publisher:
             except OSError:  # broken: ack() tells
                 pass
             self._unsent = b""
+
+
+def _error_in(folder: Path) -> str | None:
+    """Like read_ack(folder).error, without counting the points of its journal."""
+    try:
+        error = run_files.read_json(folder / ACK)["error"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if error is None else str(error)
 
 
 def _written_at(folder: Path) -> float:

@@ -41,13 +41,13 @@ def find_journals(root: Path) -> list[Path]:
 def _send(uploader: Uploader, folder: Path, *, grace_seconds: float) -> None:
     patience = Backoff()
     while True:
-        before = uploader.ack.offset
+        before = uploader.ack.offset, uploader.ack.postponed
         sent = uploader.attempt(postponed=True)
         if (sent or uploader.only_waits()) and (is_being_written(folder) or uploader.abandon()) and sent:
             return
         if uploader.only_waits_for_parent():
             return  # its own journal brings it, and that is not being sent here
-        if uploader.ack.offset > before:
+        if (uploader.ack.offset, uploader.ack.postponed) != before:
             patience.worked()
         if patience.silent_seconds() > grace_seconds:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,19 @@ class Machine:
         self.num_samples, self.time_ms = 0, 0  # and when the last one was
         self.values: dict[str, float] = {}
         self.num_watchers = 0
+        self.lock = threading.RLock()  # several threads send
         self._is_shared = False  # or has been
         self._monitors: list[Any] | None = None
         self._measured_at = 0.0  # of time.monotonic()
 
     def watch(self, run_id: str, uri: str) -> None:
         """One more run wants it measured; the load is measured since the first one began."""
-        self.num_watchers += 1
-        self._is_shared |= self.num_watchers > 1
-        if self._monitors is None:
-            self._monitors = _monitors(run_id, uri)
-            self._measured_at = time.monotonic()
+        with self.lock:
+            self.num_watchers += 1
+            self._is_shared |= self.num_watchers > 1
+            if self._monitors is None:
+                self._monitors = _monitors(run_id, uri)
+                self._measured_at = time.monotonic()
 
     def look(self, *, now: bool) -> None:
         """Measures if the last sample is old. now: also if it is less than two seconds old."""
@@ -80,22 +83,30 @@ class SystemMetrics:
         #: MLflow counts a run's traffic from the run's beginning
         self._before = {name: value for name, value in machine.values.items() if name.startswith("network_")}
 
-    def sample(self, *, now: bool = False) -> None:
-        """Measures if it is time to, and sends if it is this run's turn. Never raises: no run fails for this.
+    def sample(self, *, now: bool = False, sends: bool = True) -> None:
+        """Measure if it is time to, and send if it is this run's turn. Never raises: no run fails because of this.
 
-        now: measures and sends at once.
+        Args:
+            now: measure and send at once.
+            sends: False only measures, in another thread than the one that sends.
         """
+        batch: list[Any] = []
+        num_samples = 0
         try:
-            self._machine.look(now=now)
-            if self._machine.num_samples > self._last and (now or self._is_due()):
-                self._keep()
-            elif not now:
-                return
-            if self._waiting and (now or self._num_samples >= self._machine.num_watchers):
-                self._client.log_batch(self._run_id, metrics=self._waiting[-1000:])
-                self._waiting, self._num_samples = self._waiting[:-1000], 0
+            with self._machine.lock:
+                self._machine.look(now=now)
+                if self._machine.num_samples > self._last and (now or self._is_due()):
+                    self._keep()
+                if sends and (now or self._num_samples >= self._machine.num_watchers):
+                    self._waiting, batch = self._waiting[:-1000], self._waiting[-1000:]
+                    num_samples, self._num_samples = self._num_samples, 0
+            if batch:
+                self._client.log_batch(self._run_id, metrics=batch)
         except Exception as error:
             log.debug("system metrics wait", exc_info=error)
+            with self._machine.lock:
+                self._waiting[:0] = batch
+                self._num_samples += num_samples
 
     def close(self) -> None:
         """The last sample, and whatever waits."""
@@ -104,7 +115,8 @@ class SystemMetrics:
 
     def leave(self) -> None:
         """It is not sampled any more."""
-        self._machine.num_watchers -= 1
+        with self._machine.lock:
+            self._machine.num_watchers -= 1
 
     def _is_due(self) -> bool:
         time_ms = self._machine.time_ms

@@ -5,6 +5,7 @@ It keeps the acknowledgement of one run and one store.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 
 from runner.tracking import store_uri
 from runner.tracking.ack import Ack, read_ack, write_ack
-from runner.tracking.journal_records import FILE, begins_record
+from runner.tracking.journal_records import FILE, begins_record, scan
 from runner.tracking.mlflow_store import explain
 
 REJECTED = "journal/rejected.jsonl"  # in a run's folder
@@ -54,7 +55,12 @@ class Progress:
 
     def fail(self, error: Exception, *, what: str = "") -> None:
         """Something did not get through, and is going to be tried again."""
-        text = f"{what}: {explain(error, uri=self._uri)}" if what else explain(error, uri=self._uri)
+        starts = (dict(record.data) for record in scan(self._folder / FILE) if record.kind == "start")  # type: ignore[arg-type]
+        experiment = None
+        with contextlib.suppress(ValueError, OSError):
+            experiment = next(starts, {}).get("experiment")
+        text = explain(error, uri=self._uri, experiment=experiment and str(experiment))
+        text = f"{what}: {text}" if what else text
         if text != self.ack.error:  # an outage of an hour is one traceback, not a thousand
             log.warning("%s", text)
             log.info("how that came", exc_info=error)  # for the publishing process's log, not for a person's screen

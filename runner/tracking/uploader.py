@@ -9,6 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +33,32 @@ if TYPE_CHECKING:
 MOST_POINTS = 1000  # in one call, MLflow takes no more
 MOST_NAMED = 100  # params or tags in one call
 MOST_CHARTED = 10_000_000  # points of a run that are read at once in its end, 24 bytes each
+PARAMS_SECONDS = 15.0  # for which a new run's params wait for points to share their calls
+FILES = ("artifact", "model")  # sent last: MLflow shows the metrics and the status of every run first
 
 log = logging.getLogger("runner.tracking")
 
 
+@dataclass
+class Known:
+    """What a process has learned of its store, for all of its uploaders: each question to a server may take a second."""
+
+    experiments: dict[str, tuple[str, str]] = field(default_factory=dict)  # id and name, by the name in the journal
+    run_ids: dict[str, str] = field(default_factory=dict)  # by uid
+
+
 class Uploader:
-    """Sends one run's journal from the last acknowledged record on.
+    """Sends one run's journal from the last acknowledged record on; files and models come after all else.
 
     The store merges the same (name, time, step, value) when it comes again, so what was sent without an answer is
     sent again as it was. Nothing here waits between attempts: that is the caller's.
 
-    machine: measured while the run goes on beside this (None: it does not).
-    build: makes the model from its node (None: runner.config.instantiate.build).
-    rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
-    takes_graph: whether a model's graph beside the journal is the training's own, see publish_model().
+    Args:
+        machine: measured while the run is running (None: it is not).
+        build: makes the model from its node (None: runner.config.instantiate.build).
+        rest: called after each thing sent with the seconds that it took; may wait (None: one after the other).
+        takes_graph: whether a model's graph next to the journal is the training's own, see publish_model().
+        known: shared by the uploaders of one store.
     """
 
     def __init__(
@@ -57,8 +70,9 @@ class Uploader:
         build: Build | None = None,
         rest: Callable[[float], None] | None = None,
         takes_graph: bool = False,
+        known: Known | None = None,
     ) -> None:
-        self._rest, self._takes_graph = rest, takes_graph
+        self._rest, self._takes_graph, self._known = rest, takes_graph, known or Known()
         self._folder, self._uri, self._machine, self._build = folder, uri, machine, build
         self._journal = folder / FILE
         self._progress = Progress(folder, uri)
@@ -69,6 +83,11 @@ class Uploader:
         self._names: Names | None = None  # of the metrics up to the acknowledged record, once they are asked for
         #: what is known of the records that are being sent, by the values of each call: of params it are fewer the next time
         self._answers: dict[tuple[Any, ...], Answers] = {}
+        self._failed: list[dict[str, Any]] = []  # of those that are postponed, what this process could not send
+        self._params_at = 0.0  # of time.monotonic(), when its params wait no longer
+        self._is_hurried = False  # the last attempt was to send everything
+        self._joins_params = False  # whether params may share a call with points: it has created the run itself
+        self._parent: str | None = None  # the uid of the run that it created this one below
 
     @property
     def ack(self) -> Ack:
@@ -78,32 +97,38 @@ class Uploader:
         """Sends all there is. Returns False when something stands in the way; `ack.error` says what.
 
         postponed: whether to try once more what the store would not take before, when all else is sent.
-        most: records of points (1,000 together) and events to send in this call (None: all there are).
+        most: records of points (1,000 together), events or files to send in this call (None: all there are).
         """
+        self._is_hurried = postponed
         try:
             began = time.monotonic()
             for _ in self._send(postponed=postponed, most=most):
-                self.sample()
                 if self._rest is not None:
                     self._rest(time.monotonic() - began)
                 began = time.monotonic()
+            self.sample()
         except mlflow_store.RunGoneError as error:
             log.warning("%s: it gets the whole journal again", error)
             self._progress.begin_again()
             self._sent = {}
             self._answers.clear()  # they are of the run that is gone
+            self._failed.clear()
             return False
         except Exception as error:
             self._progress.fail(error)
             return False
-        if self.ack.error and not self.ack.postponed:
+        if self.ack.error and not self._failed:
             self._progress.note(error=None)
         return not (postponed and self.ack.postponed) or (most is not None and self.has_more())
 
     def has_more(self) -> bool:
-        """Whether the journal holds a record that is not sent."""
+        """Whether anything is left that this process has not tried to send."""
+        return self.has_records() or bool(self._untried())
+
+    def has_records(self) -> bool:
+        """Whether more is left than files."""
         try:
-            return has_records(self._journal, self.ack.offset)
+            return has_records(self._journal, self.ack.offset) or self._has_due_params()
         except Exception:  # it can't be read: the attempt to send it says why
             return True
 
@@ -120,10 +145,10 @@ class Uploader:
         if self.ack.error != error:
             self._progress.note(error=error)
 
-    def sample(self) -> None:
-        """Measures the machine, if it is time to."""
-        if self._system_metrics is not None:
-            self._system_metrics.sample()
+    def sample(self, *, sends: bool = True) -> None:
+        """Measure the machine, if it is time to. sends: False in another thread than attempt()'s."""
+        if (system_metrics := self._system_metrics) is not None:
+            system_metrics.sample(sends=sends)
 
     def abandon(self) -> bool:
         """Says in MLflow that the run's process is gone, if it left no end. False when MLflow does not answer."""
@@ -155,15 +180,41 @@ class Uploader:
                 self._send_event(client, group[0])
             self._answers.clear()
             yield
-        if not postponed or (most is not None and self.has_more()):
-            return
-        for event in self.ack.postponed:
+            if (most := most and most - 1) == 0:
+                return
+        if self._has_due_params():
+            self._send_params(client)
+            yield
+            if most is not None:
+                return
+        files = self._untried()[:most]
+        if postponed and (most is None or not files):
+            files = [*files, *self._failed]
+        for event in files:
             if self._send_lone(client, event):  # not before: whatever comes in between, it waits until it is there
-                self._progress.note(postponed=tuple(other for other in self.ack.postponed if other is not event))
+                self._replace(event)
             yield
 
+    def _untried(self) -> list[dict[str, Any]]:
+        return [event for event in self.ack.postponed if event["kind"] != "params" and event not in self._failed]
+
+    def _replace(self, event: dict[str, Any], *rest: dict[str, Any]) -> None:
+        self._failed = [other for other in self._failed if other != event]
+        others = tuple(other for other in self.ack.postponed if other != event)
+        self._progress.note(postponed=(*rest, *others))
+
+    def _params(self) -> dict[str, Any] | None:
+        return next((event for event in self.ack.postponed if event["kind"] == "params"), None)
+
+    def _has_due_params(self) -> bool:
+        return self._params() is not None and (self._is_hurried or time.monotonic() >= self._params_at)
+
+    def _send_params(self, client: MlflowClient) -> None:
+        if (event := self._params()) is not None:
+            self._send_named(client, "params", event["params"], is_new=self._joins_params)
+            self._replace(event)
+
     def _records(self) -> Iterator[Record]:
-        """What is not sent; says what is lost of it."""
         end = self.ack.offset
         for record in scan(self._journal, end):
             if record.offset > end:
@@ -184,6 +235,7 @@ class Uploader:
             client = mlflow_store.open_store(self._uri)
             if self.ack.run_id is not None:
                 mlflow_store.check_run(client, self.ack.run_id)
+                self._known.run_ids[self.ack.uid] = self.ack.run_id
             self._client = client
         return self._client
 
@@ -193,7 +245,6 @@ class Uploader:
         return self.ack.run_id
 
     def _send_points(self, client: MlflowClient, records: list[Record]) -> None:
-        """Those that tracking.points leaves of them."""
         names = self._known_names()
         for record in records:
             if isinstance(record.data, Points):
@@ -218,7 +269,8 @@ class Uploader:
                 self._sent.setdefault(name, []).append((step, time_ms))
 
     def _note_points(self, client: MlflowClient, metrics: list[Any], state: dict[str, Any], *, offset: int) -> None:
-        refused = self._send_values(client, "metrics", metrics, most=MOST_POINTS)
+        sent = self._send_with_params(client, metrics)
+        refused = self._send_values(client, "metrics", metrics[sent:], most=MOST_POINTS)
         self._progress.reject("point", refused)
         self._progress.note(
             offset=offset,
@@ -227,6 +279,24 @@ class Uploader:
             points_left_out=state.get("left_out", self.ack.points_left_out),
             points_rejected=self.ack.points_rejected + len(refused),
         )
+
+    def _send_with_params(self, client: MlflowClient, metrics: Sequence[Any]) -> int:
+        """Sends the first points in the calls that the params need anyway; returns how many."""
+        sent = 0
+        while self._joins_params and sent < len(metrics) and (event := self._params()) is not None:
+            params = mlflow_events.entities("params", event["params"])
+            now, later = params[:MOST_NAMED], params[MOST_NAMED:]
+            points = list(metrics[sent : sent + MOST_POINTS - len(now)])
+            try:
+                client.log_batch(self._run_id(), metrics=points, params=now)
+            except Exception as error:
+                if not mlflow_store.is_refusal(error):
+                    raise
+                self._joins_params = False  # the calls for each kind find out what is refused
+                break
+            self._replace(event, *([{**event, "params": {each.key: each.value for each in later}}] if later else []))
+            sent += len(points)
+        return sent
 
     def _end_points(self, client: MlflowClient, *, is_over: bool) -> None:
         """What waits of the chosen points, and all of them as a file, where the store got a part."""
@@ -239,7 +309,7 @@ class Uploader:
         if self.ack.points_left_out:
             history.write(self._folder)
             event = {"kind": "artifact", "path": history.FILE, "to": ""}
-            if event not in self.ack.postponed and not self._send_lone(client, event):
+            if event not in self.ack.postponed:
                 self._progress.note(postponed=(*self.ack.postponed, event))
 
     def _for_charts(self, client: MlflowClient, chosen: thinning.Chosen, state: Mapping[str, Any]) -> thinning.Chosen:
@@ -264,14 +334,12 @@ class Uploader:
         return found
 
     def _sent_of(self, client: MlflowClient, name: str) -> set[tuple[int, int]]:
-        """Step and time of the points that a metric has in the store."""
         if self._sent is not None:
             return set(self._sent.get(name, ()))
         stored = client.get_metric_history(self._run_id(), self._known_names().key(name))
         return {(point.step, point.timestamp) for point in stored}
 
     def _send_values(self, client: MlflowClient, kind: str, values: list[Any], *, most: int) -> list[tuple[Any, str]]:
-        """Sends values of one kind; returns those that the store refuses, and why."""
         run_id = self._run_id()
 
         def send(some: Sequence[Any]) -> None:
@@ -292,16 +360,21 @@ class Uploader:
     def _send_event(self, client: MlflowClient, record: Record) -> None:
         event = {"record": record.offset, "kind": record.kind, **dict(record.data)}  # type: ignore[arg-type]
         done: dict[str, Any] = {}
+        if record.kind in ("start", "params"):
+            self._send_params(client)  # of two values of a param the first counts
         if record.kind == "start":
             self._start(client, event)
         elif record.kind in ("params", "tags"):
             self._send_named(client, record.kind, event[record.kind])
-        elif record.kind in ("dataset", "artifact", "model", "parent"):
+        elif record.kind in FILES:
+            done = {"postponed": (*self.ack.postponed, event)}
+        elif record.kind in ("dataset", "parent"):
             if not self._send_lone(client, event):
                 done = {"postponed": (*self.ack.postponed, event)}
         elif record.kind == "end":
             self._stop_measuring()
             self._end_points(client, is_over=event["status"] == "FINISHED")
+            self._send_params(client)
             mlflow_events.end(client, self._run_id(), event, had_died=self.ack.died)
             done = {"ended": True, "died": False}
         else:
@@ -311,18 +384,33 @@ class Uploader:
     def _start(self, client: MlflowClient, event: Mapping[str, Any]) -> None:
         is_new = False  # what is known of such a run need not be asked for: four answers of 4 ms each from sqlite
         if self.ack.run_id is None or self.ack.uid != event["uid"]:
-            experiment_id, name = mlflow_store.experiment_of(client, event["experiment"], uri=self._uri)
-            if name != event["experiment"]:
-                self._progress.warn(
-                    f"the experiment {event['experiment']} was deleted in MLflow; this run is in {name}"
+            asked, parent = event["experiment"], self._parent_of(event)
+            if asked not in self._known.experiments:
+                self._known.experiments[asked] = mlflow_store.experiment_of(client, asked, uri=self._uri)
+            experiment_id, name = self._known.experiments[asked]
+            if name != asked:
+                self._progress.warn(f"the experiment {asked} was deleted in MLflow; this run is in {name}")
+            try:
+                uid = event["uid"]
+                run_id, is_new = mlflow_store.find_or_create_run(
+                    client, experiment_id, event, uid=uid, parent_id=parent
                 )
-            run_id, is_new = mlflow_store.find_or_create_run(client, experiment_id, event, uid=event["uid"])
+            except Exception:
+                self._known.experiments.pop(asked, None)  # it may have been deleted since
+                raise
+            self._known.run_ids[event["uid"]] = run_id
             self._progress.note(run_id=run_id, experiment_id=experiment_id, uid=event["uid"])
-        if not is_new:
-            mlflow_events.resume(client, self._run_id())
         self._progress.note(ended=False, died=False, thinning=thinning.begin(self.ack.thinning, event.get("points")))
-        self._send_named(client, "tags", event.get("tags") or {})
-        self._send_named(client, "params", event.get("params") or {}, is_new=is_new)
+        self._joins_params = is_new
+        params = event.get("params") or {}
+        if is_new and params:
+            self._progress.note(postponed=(*self.ack.postponed, {"kind": "params", "params": dict(params)}))
+            self._params_at = time.monotonic() + PARAMS_SECONDS
+        if not is_new:
+            self._parent = None
+            mlflow_events.resume(client, self._run_id())
+            self._send_named(client, "tags", event.get("tags") or {})
+            self._send_named(client, "params", params)
         is_measured = self._machine is not None and event.get("system_metrics")
         # not the event's own: of a run that goes on that is when it went on, and its samples would begin at 0 once more
         began_ms = is_measured and not is_new and client.get_run(self._run_id()).info.start_time
@@ -332,6 +420,13 @@ class Uploader:
             start_ms = began_ms or event["start_ms"]
             most = (event.get("points") or {}).get("most")
             self._system_metrics = SystemMetrics(client, self._run_id(), self._machine, start_ms=start_ms, most=most)
+
+    def _parent_of(self, event: Mapping[str, Any]) -> str | None:
+        """The id of the run that this one belongs to, where the next record names it and this process knows it."""
+        records = itertools.islice(scan(self._journal, int(event["record"])), 1, 2) if "record" in event else ()
+        uids = [str(dict(record.data)["uid"]) for record in records if record.kind == "parent"]  # type: ignore[arg-type]
+        self._parent = next((uid for uid in uids if uid in self._known.run_ids), None)
+        return self._known.run_ids[self._parent] if self._parent is not None else None
 
     def _send_named(self, client: MlflowClient, kind: str, values: Mapping[str, Any], *, is_new: bool = False) -> None:
         entities = mlflow_events.entities(kind, values)
@@ -353,13 +448,13 @@ class Uploader:
                 experiment_id = str(self.ack.experiment_id)
                 how = {"build": self._build, "takes_graph": self._takes_graph}
                 publish_model(client, run_id, experiment_id, folder=self._folder, event=event, **how)  # type: ignore[arg-type]
-            else:
-                send = {
-                    "dataset": mlflow_events.log_dataset,
-                    "artifact": mlflow_events.log_artifact,
-                    "parent": mlflow_events.set_parent,
-                }[event["kind"]]
-                send(client, run_id, self._folder, event)
+            elif event["kind"] == "dataset":
+                mlflow_events.log_dataset(client, run_id, self._folder, event)
+            elif event["kind"] == "artifact":
+                mlflow_events.log_artifact(client, run_id, self._folder, event)
+            elif event["uid"] != self._parent:
+                parent_id = self._known.run_ids.get(event["uid"])
+                mlflow_events.set_parent(client, run_id, event, parent_id=parent_id)
         except mlflow_events.LeftOutError as error:
             self._progress.warn(f"{mlflow_events.title(event)} was left out: {error}")
         except Exception as error:
@@ -367,6 +462,7 @@ class Uploader:
             mlflow_store.check_run(client, run_id)
             if not mlflow_store.is_refusal(error):
                 self._progress.fail(error, what=f"{mlflow_events.title(event)} waits")
+                self._failed = [other for other in self._failed if other != event] + [event]
                 return False
             self._progress.warn(f"{mlflow_events.title(event)} was refused: {error}")
         return True

@@ -4,6 +4,7 @@ import importlib
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_a_disk_that_was_full_for_a_while_loses_nothing(tmp_path, record, monkey
     points = read_points(tmp_path)
     assert [row[0] for row in points["train/loss"]] == [1, 2]
     assert [tuple(row) for row in points["val/loss"]] == [(2, 0.5)]
+
+
+def test_failure_of_mlflow_is_printed_when_it_happens(tmp_path, record):
+    found, said = [None, "no room", None], []
+    screen = SimpleNamespace(window=lambda window: None, say=said.append)
+    publisher = SimpleNamespace(wake=lambda: None, first_failure=lambda: found.pop(0))
+    with Journal(tmp_path) as journal:
+        reporter = Reporter(record, journal=journal, publisher=publisher, screen=screen, batch_rows=1)
+        for step in (1, 2, 3):
+            reporter.window(window(step))
+            reporter.settle()
+    assert said == ["tracking: no room; the run continues, and its journal keeps everything"] and found == []
 
 
 def test_what_the_journal_has_is_not_written_again_where_the_disk_does_not_answer_for_it(tmp_path, record, monkeypatch):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: what a request may meet. drop: cut before the server has it; lost: cut when the server has answered; delay: the answer
-#: comes late; slow: it comes byte by byte; 500, 503: an error, and the server has not seen it; refuse: 400, as MLflow says it;
+#: comes late; slow: it comes byte by byte; 500, 503: an error, and the server has not seen it; refuse: 400, as MLflow says it; forbid: 403;
 #: unknown: 404 in HTML, as MLflow 2.22 answers to what only MLflow 3 has
 FAULTS = ("drop", "lost", "delay", "slow", "500", "503")
 DELAY_SECONDS = 0.3
@@ -219,5 +219,6 @@ _ANSWERS = {
     + _NOT_FOUND,
     "500": _answer("500 Internal Server Error", error_code="INTERNAL_ERROR", message="something broke"),
     "503": b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy",
+    "forbid": _answer("403 Forbidden", error_code="PERMISSION_DENIED", message="Permission denied"),
     "refuse": _answer("400 Bad Request", error_code="INVALID_PARAMETER_VALUE", message="no such value here"),
 }

@@ -72,7 +72,18 @@ def prepared(number, *devices):
 
 @pytest.fixture
 def run(tmp_path):
-    def run(jobs, devices, ends, *, stop=None, grace_seconds=60.0, max_seconds=None, arriving=(), source=None):
+    def run(
+        jobs,
+        devices,
+        ends,
+        *,
+        stop=None,
+        grace_seconds=60.0,
+        max_seconds=None,
+        arriving=(),
+        source=None,
+        publisher=None,
+    ):
         sweep = Sweep(tmp_path, "uid", 0, (), jobs={one.job.number: one.job for one in jobs})
         places = MadeUpPlaces(tmp_path, devices, ends, arriving)
         table = Table(Console(file=io.StringIO()))
@@ -80,7 +91,7 @@ def run(tmp_path):
             book.begin(sweep)
             for one in jobs:
                 book.plan(one.job)
-            books = Books(sweep, book, ASSIGNED, None, table)
+            books = Books(sweep, book, ASSIGNED, publisher, table)
             limits = {"grace_seconds": grace_seconds, "max_seconds": max_seconds}
             conduct((source or (lambda books: Listed(jobs)))(books), places, books, stop=stop or Stop(), **limits)
         return places.log, [job.state for job in ledger.read(tmp_path).jobs.values()], table.console.file.getvalue()
@@ -94,6 +105,13 @@ def test_a_job_whose_device_is_busy_lets_others_go_first(run):
     assert log == ["0 on cuda:0", "2 on cpu", "3 on cpu", "1 on cuda:0"]
     assert states == ["finished"] * 4
     assert said.index("job 2 finished") < said.index("job 0 finished")
+
+
+def test_failure_of_mlflow_is_printed_between_the_jobs(run):
+    found = [None, "it is full"]
+    publisher = SimpleNamespace(follow=str, gone=str, first_failure=lambda: found.pop(0) if found else None)
+    _, _, said = run([prepared(0, "cpu"), prepared(1, "cpu")], ["cpu"], [[0], [], [1]], publisher=publisher)
+    assert said.index("MLflow  it is full; the jobs continue") < said.index("job 1 finished")
 
 
 def test_a_stop_tells_the_jobs_once_and_starts_no_more(run):

@@ -3,6 +3,7 @@
 import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,8 @@ from waiting import wait_for
 from runner import cli
 from runner.sweep.jobs import ledger
 from runner.sweep.mlflow_parent import acks
+from runner.tracking.ack import read_ack
+from runner.tracking.publisher import Publisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_programs")]
 
@@ -60,3 +63,26 @@ def test_signal_ends_the_wait_for_mlflow(own_folder, server, warm, what, code):
         proxy.choose = always("pass")
         assert cli.main(["sync", "swept", f"tracking.uri={proxy.uri}"]) == 0
     assert len(found := acks(ledger.read(SWEEP.absolute()))) == 4 and all(ack.is_complete for ack in found)
+
+
+def test_finished_runs_take_few_calls_and_files_come_last(own_folder, server, warm):
+    words = (*WORDS, "seed=1,2,3", f"hydra.sweep.dir={SWEEP}", "tracking.enabled=false")
+    assert warm.command(own_folder, *words).wait() == 0
+    jobs = [SWEEP / str(number) for number in range(3)]
+    requests = []
+    with (
+        Proxy(server.port, lambda request: requests.append(request) or "pass") as proxy,
+        Publisher.start(SWEEP, proxy.uri) as publisher,
+    ):
+        for job in jobs:
+            publisher.follow(job)
+            publisher.gone(job)
+        assert publisher.finish().is_complete
+    files = [bool(re.search(r"artifacts|logged-models|/outputs|runs/get\?", request.line)) for request in requests]
+    assert 0 < files.count(False) <= 8 * len(jobs) + 7, Counter(request.line for request in requests)
+    for job in jobs:
+        run_id = read_ack(job).run_id.encode()
+        at = [number for number, request in enumerate(requests) if run_id in request.line.encode() + request.body]
+        ended = next(number for number in at if "runs/update" in requests[number].line)
+        assert ended < next(number for number in at if files[number])
+        assert read_ack(job).is_complete

@@ -117,6 +117,11 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
         ),
         (error("UNAUTHENTICATED", rest=True), "refuses these credentials (MLFLOW_TRACKING_USERNAME"),
         (
+            error("PERMISSION_DENIED", rest=True),
+            "does not let you write to the experiment team-a: ask its owner, or use tracking.experiment=OTHER",
+        ),
+        (ModuleNotFoundError("no", name="boto3"), "boto3 is missing: pip install boto3, then python -m runner sync"),
+        (
             error("INTERNAL_ERROR", text="Detected out-of-date database schema"),
             "mlflow db upgrade http://u:***@h:1, then python -m",
         ),
@@ -127,7 +132,7 @@ def test_only_what_is_wrong_with_the_value_itself_is_a_refusal(raised, refused):
     ],
 )
 def test_an_error_is_one_line_with_its_mend_and_without_the_password(raised, said):
-    text = mlflow_store.explain(raised, uri="http://u:secret@h:1")
+    text = mlflow_store.explain(raised, uri="http://u:secret@h:1", experiment="team-a")
     assert said in text and "secret" not in text and "\n" not in text and len(text) <= 400
 
 

@@ -30,12 +30,15 @@ class Upload:
         if went == "breaks":
             raise KeyError("uid")
         if went is True:
-            self.ack = Ack(offset=self.ack.offset + 1)
+            self.ack = Ack(offset=self.ack.offset + 1, run_id="r")
             self.things = max(0, self.things - most)
         return went is True
 
     def has_more(self):
         return self.things > 0
+
+    def has_records(self):
+        return self.has_more()
 
     def only_waits(self):
         return self.waits
@@ -47,8 +50,8 @@ class Upload:
     def leave(self):
         self.has_left = True
 
-    def sample(self):
-        self.samples += 1
+    def sample(self, *, sends):
+        self.samples += not sends
 
     def note_outage(self, error):
         self.ack = Ack(offset=self.ack.offset, error=error)
@@ -88,11 +91,11 @@ class Runs:
         self.asked += 1
         return self.answers.pop(0) if self.answers else None
 
-    def rounds(self, first="sweep"):
-        return Rounds(self.root / first, run_of=self.run_of, ask=self.ask)
+    def rounds(self, first="sweep", **how):
+        return Rounds(self.root / first, run_of=self.run_of, ask=self.ask, **how)
 
-    def follow(self, line, first="sweep"):
-        return follow(self.rounds(first), line)
+    def follow(self, line, first="sweep", **how):
+        return follow(self.rounds(first), line, **how)
 
     def start(self, line, first="sweep"):
         self.thread = threading.Thread(target=lambda: self.codes.append(self.follow(line, first)))
@@ -209,18 +212,53 @@ def test_wakes_do_not_hurry_a_store_that_does_not_answer(runs, pipe):
 # Many runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_much_to_send_starves_no_other(runs, pipe):
-    for name, things in (("sweep", 1), ("great", 40), ("a", 2), ("b", 2)):
+def test_finished_runs_go_first_and_completely(runs):
+    for name, things in (("sweep", 3), ("a", 3), ("b", 3), ("done", 3), ("files", 3)):
         runs.add(name, Upload(things=things))
-    line = pipe.line()
-    for name in ("great", "a", "b"):
+    runs.uploads[runs.root / "files"].has_records = lambda: False
+    rounds = runs.rounds()
+    for name in ("a", "b", "done", "files"):
+        rounds.hear(FOLLOW, runs.root / name)
+    for name in ("done", "files"):
+        rounds.hear(GONE, runs.root / name)
+    rounds.begin()
+    while rounds.has_turns:
+        rounds.turn()
+    order = [*["done"] * 3, "files", *["sweep", "a", "b"] * 3, *["files"] * 2]
+    assert runs.turns == order
+    rounds.give_up()
+
+
+def test_slow_store_gets_several_runs_at_once(runs, pipe):
+    names = [f"run{number}" for number in range(6)]
+    for name in ("sweep", *names):
+        runs.add(name, upload := Upload(things=4))
+        whole = upload.attempt
+        upload.attempt = lambda whole=whole, **how: (
+            active.append(0),
+            time.sleep(0.05),
+            most.append(len(active)),
+            active.pop(),
+            whole(**how),
+        )[-1]
+    active, most = [], []
+    line = pipe.line(grace_seconds=30)
+    for name in names:
         runs.say(FOLLOW, name)
     pipe.close()
-    wait_for(lambda: line.closed_at)
-    assert runs.follow(line) == 0
-    assert (
-        runs.turns[:8] == ["sweep", "great", "a", "b", "great", "a", "b", "great"] and runs.turns.count("great") == 40
-    )
+    wait_for(lambda: line._words.qsize() == 6 and line.closed_at)
+    assert follow(runs.rounds(num_at_once=4), line) == 0
+    assert max(most) == 4 and all(upload.abandoned == 1 for upload in runs.uploads.values())
+    assert most[:1] == [1]  # the sweep's own run is there before those of its jobs
+
+
+def test_owner_that_is_gone_ends_a_slow_upload(runs, pipe, monkeypatch):
+    monkeypatch.setattr(publish_loop, "ORPHAN_SECONDS", 0.3)
+    upload, line = runs.add("sweep", Upload(things=10**6)), pipe.line(grace_seconds=1000)
+    pipe.close()
+    began = time.monotonic()
+    assert runs.follow(line, has_owner=lambda: time.monotonic() < began + 0.2) == 3
+    assert upload.things and 0.5 < time.monotonic() - began < 5 and _is_free(FileLock(runs.root / "sweep" / LOCK))
 
 
 def test_a_run_that_is_followed_before_its_journal_exists_is_found(runs, pipe, monkeypatch):
@@ -411,14 +449,14 @@ def test_an_end_brings_a_turn_to_each_run_that_pauses_at_once(runs):
     for name in ("a", "b"):
         followers.hear(FOLLOW, runs.root / name)
     followers.begin()
-    while not followers.is_round_over:
+    while followers.has_turns:
         followers.turn()
     paused = list(followers.runs.values())
     assert all(run.is_pausing for run in paused)
     followers.hear(GONE, runs.root / "a")
     assert [run.is_pausing for run in paused] == [True, False, True]
     followers.end_all()
-    while not followers.is_round_over:
+    while followers.has_turns:
         followers.turn()
     assert runs.turns == ["sweep", "a", "b"] * 2 and not followers.runs
 

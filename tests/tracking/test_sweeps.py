@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+from fault_proxy import Proxy, always
 from waiting import wait_for
 
 from runner.tracking import publisher as module
@@ -236,6 +237,21 @@ def test_a_store_that_never_answers_is_told_of_in_every_run(folder, write):
     assert errors == {"http://ann:***@127.0.0.1:9 does not answer"}
     assert all(read_ack(path).points_pending == 10 for path in paths)
     assert "s3cret" not in (folder / LOG).read_text() and (folder / LOG).read_text().count("how that came") < 10
+
+
+def test_first_failure_names_the_experiment_once(folder, write):
+    found = []
+    with (
+        Proxy(1, always("forbid")) as proxy,
+        Publisher.start(folder, proxy.uri, grace_seconds=0) as publisher,
+        begin(folder, write),
+    ):
+        wait_for(lambda: found.append(publisher.first_failure()) or found[-1])
+        publisher._look_again_at = 0.0
+        assert publisher.first_failure() is None
+    assert found[-1].endswith(
+        "not let you write to the experiment digits: ask its owner, or use tracking.experiment=OTHER"
+    )
 
 
 def test_words_outlast_a_pipe_that_is_full(folder, uri, write, client):
