@@ -292,7 +292,7 @@ class Uploader:
             except Exception as error:
                 if not mlflow_store.is_refusal(error):
                     raise
-                self._joins_params = False  # the calls for each kind find out what is refused
+                self._send_params(client)  # the calls for each kind find out what is refused
                 break
             self._replace(event, *([{**event, "params": {each.key: each.value for each in later}}] if later else []))
             sent += len(points)
