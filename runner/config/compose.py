@@ -44,6 +44,7 @@ OF_ONE_RUN = ("Ambiguous value for argument", "Sweep parameters", "You must spec
 COMPLETE = {"-sc", "--shell-completion"}
 
 _load = ConfigLoaderImpl.load_configuration
+_SIGNATURE = inspect.signature(_load)
 _mode = Hydra.get_mode
 
 
@@ -184,7 +185,7 @@ def _examined(loader: ConfigLoaderImpl, config_name: str | None, *settings: Any,
         first = _file_of(loader, name)
         found = trust.rerun_faults(first) or untrusted.rerun_faults(first) if first is not None else []
     if not found:
-        words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments["overrides"]
+        words = _SIGNATURE.bind(loader, config_name, *settings, **more).arguments["overrides"]
         secrets.note_secrets_in(words)
         try:
             cfg = _load(loader, config_name, *settings, **more)
@@ -204,7 +205,7 @@ def _with_its_file(
     told, cause = IN_A_FILE.match(str(error)), error.__context__
     if told is None or not isinstance(cause, OmegaConfBaseException):
         return error
-    words = inspect.signature(_load).bind(loader, config_name, *settings, **more).arguments
+    words = _SIGNATURE.bind(loader, config_name, *settings, **more).arguments
     defaults = loader.compute_defaults_list(config_name, words["overrides"], words["run_mode"]).defaults
     default = next(default for default in defaults if default.config_path == told["name"])
     parent = default.parent or ""
