@@ -315,6 +315,7 @@ def test_a_persons_own_targets_and_options_are_described(own_folder, capsys):
 
 
 def test_where_it_is_written(own_folder, capsys):
+    (own_folder / "editor").mkdir()
     assert cli.main(["schema", "--output", "editor/runner.json", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["output"] == "editor/runner.json"
