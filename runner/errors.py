@@ -324,9 +324,10 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 class DeletedError(OSError):
-    """Somebody has deleted a run's folder; its journal is written once more, for what follows."""
+    """A run's directory was deleted or renamed while it trained, or its journal was cut; what follows is still written."""
 
-    def __init__(self) -> None:
+    def __init__(self, problem: str = "") -> None:
         super().__init__(
-            "the run's folder was deleted while it trained; its points are kept, what else it held is gone"
+            problem
+            or "the run's directory was deleted or renamed while it trained; its points are kept at the old place"
         )

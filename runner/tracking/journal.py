@@ -111,9 +111,7 @@ class Journal:
         with self._turn:
             if self._fd < 0:
                 raise ValueError("the journal is closed")
-            if not os.fstat(self._fd).st_nlink:  # 1 us; what is written to it would be in no folder
-                self._write_anew()
-                raise DeletedError
+            self._check_file()
             os.lseek(self._fd, self._end, os.SEEK_SET)  # not O_APPEND: what a failed write left behind is overwritten
             try:
                 if os.write(self._fd, record) < len(record):
@@ -128,8 +126,26 @@ class Journal:
             except OSError as error:
                 raise self._refusal(error, UnsyncedError) from error
 
-    def _write_anew(self) -> None:
-        """The journal where it was, of the file that has no name any more. Raises: OSError when the disk does not take it."""
+    def _check_file(self) -> None:
+        """Raises: DeletedError once for a file that was deleted, moved or cut; the next record is written all the same."""
+        opened = os.fstat(self._fd)
+        try:
+            is_here = opened.st_nlink > 0 and os.path.samestat(opened, self.path.stat())
+        except OSError:
+            is_here = False
+        if not is_here:
+            self._write_again()
+            raise DeletedError
+        if opened.st_size < self._end:
+            lost, self._end = self._end, survey(self.path).end
+            os.ftruncate(self._fd, self._end)
+            raise DeletedError(
+                f"another process cut {self.path} from {lost:,} to {opened.st_size:,} bytes while the run trained; "
+                "the points in the missing part are lost"
+            )
+
+    def _write_again(self) -> None:
+        """Copy the journal to where it was. Raises: OSError when the disk does not take it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path.parent.parent / LOCK, thread_local=False)
         lock.acquire(timeout=0)

@@ -274,7 +274,7 @@ def test_two_at_once_and_a_folder_that_is_deleted_under_a_run(own_folder, warm, 
     assert client.get_run(summary["run_id"]).info.status == "FAILED"
     tracked = client.get_metric_history(summary["run_id"], "train/loss")
     assert sorted(point.step for point in tracked) == [step for step, _ in kept]
-    assert "the run's folder was deleted while it trained" in said and "Traceback" not in said, said
+    assert "the run's directory was deleted or renamed while it trained" in said and "Traceback" not in said, said
 
 
 def test_a_run_that_was_waited_for_is_in_the_way_and_its_folder_is_let_go(own_folder, monkeypatch):

@@ -119,6 +119,29 @@ def test_a_journal_that_was_deleted_is_written_once_more_to_its_last_byte(folder
     assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
 
 
+def test_journal_renamed_is_continued_at_its_place(folder):
+    with Journal(folder) as journal:
+        journal.event("a")
+        folder.rename(folder.with_name("moved"))
+        with pytest.raises(DeletedError, match="deleted or renamed"):
+            journal.event("b")
+        journal.event("c")
+    assert [event["kind"] for event in read_events(folder)] == ["a", "c"]
+
+
+@pytest.mark.parametrize("size", [0, 30, 70])
+def test_journal_cut_raises_once_and_continues(folder, size):
+    with Journal(folder) as journal:
+        for kind in "abc":
+            journal.event(kind)
+        whole = [event["kind"] for event in read_events(folder)]
+        os.truncate(journal.path, size)
+        with pytest.raises(DeletedError, match=f"to {size} bytes while the run trained; the points .* are lost"):
+            journal.event("d")
+        journal.event("e")
+    assert [event["kind"] for event in read_events(folder)] == [*whole[: size // 33], "e"]
+
+
 def test_a_full_disk_that_can_not_even_be_cut_loses_nothing(folder, monkeypatch):
     write = os.write
 
