@@ -6,6 +6,7 @@ newest of each name in memory.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -97,7 +98,6 @@ def save_as_both(state: dict[str, Any], path: Path, other: Path) -> None:
 
 
 def _written(state: dict[str, Any], path: Path) -> Path:
-    """The file beside `path`, whole on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
     try:
@@ -145,13 +145,18 @@ def sync(descriptor: int) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Reads a checkpoint onto the host, tensors and plain values only (`weights_only=True`): no code in it can run.
 
-    Raises: RunnerError when the file is missing; TornError when it is no checkpoint, or not what was written.
+    Raises: RunnerError when the file is missing; TornError when it is not a checkpoint, was changed, or is unreadable.
     """
     if not path.is_file():
         raise RunnerError(
             Fault(f"checkpoint {path}", "there is no such file", "the path of a run's checkpoints/last.pt")
         )
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise _torn(path, "the disk can't read it (EIO)") from error
     if not _is_whole(content):
         raise _torn(path, "it is torn or was altered: its checksum is not that of what is in it")
     try:
@@ -295,9 +300,13 @@ class CheckpointWriter:
                 torn.append(error)
                 continue
             if torn:
-                self.notes.append(f"{path.name} is torn; the one before it is taken, of step {state.get('step')}")
+                self.notes.append(
+                    f"{path.name} is damaged; the checkpoint before it is used, of step {state.get('step')}"
+                )
             elif file != path:
-                self.notes.append(f"{path.name} is missing; the one before it is taken, of step {state.get('step')}")
+                self.notes.append(
+                    f"{path.name} is missing; the checkpoint before it is used, of step {state.get('step')}"
+                )
             return state
         if torn:
             raise torn[0]

@@ -1,5 +1,6 @@
 """A checkpoint is what was written, or it is refused; the one before it takes its place."""
 
+import errno
 import fcntl
 import os
 import pickle
@@ -89,16 +90,27 @@ def test_what_is_no_state_is_refused(tmp_path):
         load(tmp_path / "nothing.pt")
 
 
-def test_the_one_before_is_kept_and_takes_the_place_of_a_torn_one(tmp_path):
+@pytest.mark.parametrize("damage", ["torn", "unreadable"])
+def test_damaged_checkpoint_is_replaced_by_the_previous(tmp_path, monkeypatch, damage):
     for step in (1, 2, 3):
         save(state(step), tmp_path / "last.pt")
     assert [load(file)["step"] for file in (tmp_path / "last.pt", before(tmp_path / "last.pt"))] == [3, 2]
     assert {file.name for file in tmp_path.iterdir()} == {"last.pt", "last-before.pt"}
-    (tmp_path / "last.pt").write_bytes(b"torn")
+    read = Path.read_bytes
+
+    def fail(path):
+        if path.name == "last.pt":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    if damage == "torn":
+        (tmp_path / "last.pt").write_bytes(b"torn")
+    else:
+        monkeypatch.setattr(Path, "read_bytes", fail)
     background = Background()
     keeper = CheckpointWriter(tmp_path, background)
     assert keeper.last()["step"] == 2
-    assert keeper.notes == ["last.pt is torn; the one before it is taken, of step 2"]
+    assert keeper.notes == ["last.pt is damaged; the checkpoint before it is used, of step 2"]
     background.close()
 
 
@@ -268,7 +280,7 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_told_as_that(
     save({"step": 1}, folder / "last.pt")
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (sync(fd), shutil.rmtree(folder)))
-    with pytest.raises(DeletedError, match="folder was deleted while it trained"):
+    with pytest.raises(DeletedError, match="deleted or renamed while it trained"):
         save({"step": 2}, folder / "last.pt")
 
 

@@ -72,7 +72,7 @@ def test_the_best_is_that_of_the_older_file(tmp_path, parts, background, step, v
     ("left", "taken", "said"),
     [
         ((), (None, 0), "best.pt of step 10 is missing: the best is looked for anew"),
-        (("best-before.pt",), (0.6, 8), "best.pt is missing; the one before it is taken, of step 8"),
+        (("best-before.pt",), (0.6, 8), "best.pt is missing; the checkpoint before it is used, of step 8"),
         (("best.pt",), (0.6, 8), None),
     ],
 )

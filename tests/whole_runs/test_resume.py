@@ -184,7 +184,7 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_it_is_taken(own_folder, ca
     Path("outputs/torn/run/checkpoints/last.pt").write_bytes(b"torn")
     capfd.readouterr()
     assert cli.main(["resume", "outputs/torn/run", "train.max_seconds=null"]) == 0
-    assert "last.pt is torn; the one before it is taken" in capfd.readouterr().out
+    assert "last.pt is damaged; the checkpoint before it is used" in capfd.readouterr().out
     state, expected = final(Path("outputs/torn/run"))[0], final(Path("outputs/whole/run"))[0]
     assert all(torch.equal(state["model"][name], expected["model"][name]) for name in expected["model"])
     for file in Path("outputs/torn/run/checkpoints").glob("last*.pt"):
