@@ -46,12 +46,15 @@ def note(folder: Path, entry: dict[str, Any]) -> None:
 
 
 def prune(folder: Path, keeping: Keeping) -> None:
-    """Deletes what is not kept any more."""
-    entries = sorted(read(folder), key=lambda entry: _worth(entry, keeping), reverse=True)
+    """Delete the checkpoints that `keeping` doesn't keep, also files that kept.json doesn't list."""
+    listed = {entry["step"]: entry for entry in read(folder)}
+    files = {int(path.stem[5:]) for path in folder.glob("step-*.pt") if path.stem[5:].isdecimal()}
+    unlisted = [{"file": file_of(step), "step": step, "metrics": {}} for step in files - listed.keys()]
+    entries = sorted([*listed.values(), *unlisted], key=lambda entry: _worth(entry, keeping), reverse=True)
     kept = entries[: keeping.most]
     for entry in entries[len(kept) :]:
         (folder / entry["file"]).unlink(missing_ok=True)
-    if len(kept) < len(entries):
+    if {entry["step"] for entry in kept} != listed.keys():
         _write(folder, kept)
 
 

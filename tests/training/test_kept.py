@@ -114,6 +114,13 @@ def test_what_a_kill_leaves_out_is_taken_again(tmp_path, monkeypatch, place):
     assert steps_of(tmp_path) == [4, 5]
 
 
+def test_checkpoints_missing_in_the_list_are_pruned(tmp_path):
+    keep_all(tmp_path, "last:3", values=dict.fromkeys((1, 2, 3), 0.1))
+    (tmp_path / kept.FILE).unlink()
+    keep_all(tmp_path, "last:2", values={4: 0.1})
+    assert steps_of(tmp_path) == [3, 4]
+
+
 def test_a_list_that_is_torn_is_none(tmp_path):
     for text in ("", "{", "[1]", '[{"step": "x"}]', '[{"file": "../../x", "step": 3}]'):
         (tmp_path / kept.FILE).write_text(text)
