@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +66,10 @@ def settings() -> Iterator[None]:
     Imports MLflow (1 s).
     """
     ours = {TIMEOUT: os.environ.get(TIMEOUT, TIMEOUT_SECONDS), **SETTINGS}
+    try:
+        Path.home()
+    except RuntimeError:  # no HOME and an unknown user: MLflow can't be imported
+        ours["HOME"] = tempfile.gettempdir()
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
