@@ -436,7 +436,7 @@ class Config:
 
     device: Any = field(default=MISSING, metadata={"limits": {"type": ["string", "array"], "examples": DEVICES}})
     seed: int = _value("0 or more, below 2**63", lambda value: 0 <= value < 2**63, 0, minimum=0, exclusiveMaximum=2**63)
-    name: str | None = MISSING
+    name: str | None = _value("at most 250 characters", lambda value: len(value) <= 250, "baseline", maxLength=250)
     data: dict[str, Any] = MISSING
     model: dict[str, Any] = MISSING
     task: dict[str, Any] = MISSING

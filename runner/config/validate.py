@@ -301,8 +301,9 @@ def _bad_value(key: str, value: Any, rule: Any) -> Iterator[Fault]:
         hits = [ours] if ours in rule["choices"] else nearest(str(value), rule["choices"]) or rule["choices"]
         yield Fault.suggest(f"{key}={value}", f"{key} is {rule['valid']}", [f"{key}={hit}" for hit in hits], "")
     elif "check" in rule and not rule["check"](value):
+        shown = str(value) if len(str(value)) <= 200 else f"{str(value)[:200]}..."
         suggestions = (f"{key}={rule['example']}",)
-        yield Fault(f"{key}={value}", f"{key} must be {rule['valid']}", f"{suggestions[0]}, say", suggestions)
+        yield Fault(f"{key}={shown}", f"{key} must be {rule['valid']}", f"{suggestions[0]}, say", suggestions)
 
 
 def kind_of(key: str) -> str | None:

@@ -78,6 +78,7 @@ MISTAKES = [
     ("data.residency=gpu", "data.residency=device"),
     ("data.limit=few", "data.limit=10"),
     ("seed=-1", "seed=0"),
+    (f"name={'x' * 300}", "name=baseline"),
     ("seed=a", "seed=10"),
     ("placement.guard=on", "placement.guard=first_step or"),
     # options that are not there
