@@ -35,6 +35,7 @@ WORDS = {
         "scheduler.patience=0",
         "+scheduler.threshold=0.9",
     ],
+    "half": ["model=mlp", "model.hidden_sizes=[16]", "train.precision=fp16"],
     "streamed": ["model=cnn", "data.residency=stream", "data.limit=1500"],
 }
 COMMON = ["tracking.enabled=false", "task.plots=false", "train.num_epochs=3", "metrics.pull_every=12", "device=cpu"]
@@ -56,7 +57,7 @@ def final(folder):
     """Everything that must not depend on whether the run was stopped on its way."""
     state = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
     points = {name: rows for name, rows in read_points(folder).items() if not name.startswith("speed/")}
-    return points, state["model"], state["average"], state["optimizer"], state["schedule"]
+    return points, *(state[key] for key in ("model", "average", "optimizer", "schedule", "scaler"))
 
 
 def assert_same(one, other):
