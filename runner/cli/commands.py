@@ -1,4 +1,4 @@
-"""Has one function for each command: it takes the words and returns the exit code.
+"""One function per command: takes the arguments and returns the exit code.
 
 What a command works with is imported in its function: --help loads nothing.
 """
@@ -41,7 +41,7 @@ PORT = 5000  # of MLflow's page, where nobody answers at it
 
 
 def resume(words: list[str]) -> int:
-    """Goes on with a run where it stopped, in its folder and in its page of MLflow."""
+    """Resume an interrupted run, in its directory and in its MLflow run."""
     from runner.runs import find as resuming
 
     wanted, given = (words[0], words[1:]) if words and _may_be_a_folder(words[0]) else ("last", words)
@@ -99,7 +99,7 @@ def _check_length(asked: str, cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def reproduce(words: list[str]) -> int:
-    """A tracked run's configuration once more, as a new run, and how far its metrics are the same. Exit code 0 if they are."""
+    """Repeat a run's configuration as a new run and compare the metrics. Exit code 0 if they are the same."""
     from runner.runs import find
     from runner.runs.reproduce import reproduce as repeating  # torch
 
@@ -125,9 +125,10 @@ def reproduce(words: list[str]) -> int:
 
 
 def plan(words: list[str]) -> int:
-    """The run, or with -m each of several, on devices that need not be here; nothing is trained or tracked.
+    """Estimate memory and speed of a run, or with -m of several, on a device you may not have; trains and tracks nothing.
 
-    It takes the words of a run. plan.device_name=T4, plan.device_memory=80GiB: what such a device is. Exit code 0 if it would run.
+    Accepts the same overrides as a training run. Describe the device with plan.device_name=T4 or plan.device_memory=80GiB.
+    Exit code 0 if it would run.
     """
     flags, overrides = sorted_words(words)
     is_sweep = bool(MULTIRUN & set(flags))
@@ -162,7 +163,7 @@ def _planned(overrides: list[str], master: DictConfig) -> list[tuple[tuple[str, 
 
 
 def devices(words: list[str]) -> int:
-    """What this machine has, what it lacks and why; with --bench, how fast each device is."""
+    """List this machine's devices, and why others are missing; with --bench, measure each device."""
     options.refuse_others("devices", [word for word in words if word != "--bench"])
     from runner.cli.devices import show
 
@@ -171,7 +172,7 @@ def devices(words: list[str]) -> int:
 
 
 def report_sweep(words: list[str]) -> int:
-    """A sweep's table, once more, and its files anew; without a folder, that of the last sweep below multirun/."""
+    """Print a sweep's table and write its files again; by default for the last sweep in multirun/."""
     wanted = [word for word in words if _may_be_a_folder(word)][:1]
     options.refuse_others("report", [word for word in words if word not in wanted])
     from runner.sweep.report.show import show
@@ -182,7 +183,7 @@ def report_sweep(words: list[str]) -> int:
 
 
 def compare(words: list[str]) -> int:
-    """Which of two configurations is better, over their seeds; of one sweep, its best beside each other one."""
+    """Compare two configurations across their seeds, or the best configuration of a sweep with each other one."""
     from runner.cli import compare as comparing
 
     metrics = [word.partition("=")[2] for word in words if word.startswith("metric=")]
@@ -198,7 +199,7 @@ def compare(words: list[str]) -> int:
 
 
 def try_out(words: list[str]) -> int:
-    """A change of a configuration, for as many seeds as it takes to tell whether it is better. Exit code 0 if it was kept."""
+    """Try a change of the configuration on as many seeds as a decision needs. Exit code 0 if the change is kept."""
     from runner.cli import try_out as trying
 
     words, against = _taken_out(words, "--against", "RUN, or best")
@@ -217,7 +218,7 @@ def try_out(words: list[str]) -> int:
 
 
 def history(words: list[str]) -> int:
-    """All points of a run: how many of each metric, or with --output a file with a row for each, from its folder or MLflow."""
+    """Count the points of each metric of a run, or write them to --output, one row each."""
     from runner.runs import history as reading
 
     words, output = _taken_out(words, "--output")
@@ -261,7 +262,7 @@ def diff(words: list[str]) -> int:
 
 
 def watch(words: list[str]) -> int:
-    """A run's or a sweep's curves in the terminal while it lasts; over a pipe, and of one that has ended, once."""
+    """Show live curves of a run or a sweep in the terminal; once if it has ended, or in a pipe."""
     from runner.cli import watch as watching
 
     runs = [word for word in words if _may_be_a_folder(word)][:1]
@@ -271,7 +272,7 @@ def watch(words: list[str]) -> int:
 
 
 def explain(words: list[str]) -> int:
-    """What spoilt a step; with --time where the run's time went, with --trace some of its steps once more, for perfetto."""
+    """Find what went wrong in a step; with --time where the time went, with --trace a trace of 20 steps for Perfetto."""
     if options.HELP & set(words) or not {"--time", "--trace"} & set(words):
         return _after_training("explain", words)
     from runner.cli.explain_time import explain_time, trace
@@ -294,7 +295,7 @@ def explain(words: list[str]) -> int:
 
 
 def schema(words: list[str]) -> int:
-    """Writes the JSON schema of conf/, with a person's own options and targets, and says which line names it to an editor."""
+    """Write the JSON schema of conf/, with your options and targets, and print the line that names it to an editor."""
     from runner.config import json_schema
 
     rest, output = _taken_out(words, "--output")
@@ -328,9 +329,9 @@ def _taken_out(words: list[str], flag: str, what: str = "FILE") -> tuple[list[st
 
 
 def sync(words: list[str]) -> int:
-    """Sends to MLflow what the journals below a folder (outputs/ and multirun/) hold and it has not got.
+    """Send the points in a directory's journals (by default outputs/ and multirun/) that MLflow has not received.
 
-    Each goes to the store that these words or the environment name, else to the one that its run was tracked to.
+    Each run goes to the store named by tracking.uri or the environment, by default to the one it was tracked to.
     """
     folders = [Path(word) for word in words if _may_be_a_folder(word)]
     settings = [word for word in words if word.startswith("tracking.uri=")]
@@ -343,7 +344,7 @@ def sync(words: list[str]) -> int:
 
 
 def ui(words: list[str]) -> int:
-    """MLflow's own page over a store, the last run's unless one is named, on localhost; Ctrl-C ends it."""
+    """Open MLflow's page on localhost, by default for the store of the last run; Ctrl-C ends it."""
     words, port = _taken_out(words, "--port", "PORT")
     options.refuse_others("ui", [word for word in words if not word.startswith("tracking.uri=")])
     if port and not (port.isdecimal() and 1 <= int(port) <= 65535):

@@ -32,7 +32,7 @@ FORMS = {
 }
 #: in a form: --output FILE, --bench, metric=NAME
 TAKEN = re.compile(r"(--[\w-]+|[\w.]+=)( ?)([A-Z]+(?:\|\w+)?)?")
-JSON = "--json: the answer as one JSON document on stdout, and what a person reads on stderr"
+JSON = "--json: print the result as JSON to stdout and everything else to stderr"
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ def usage(verb: str) -> str:
 def explained(verb: str) -> str:
     """What `python -m runner VERB --help` says."""
     takes = VERBS[verb]
-    lines = [usage(verb), "", f"{verb}: {takes.does}.", takes.more]
+    lines = [usage(verb), "", f"{takes.does[0].upper()}{takes.does[1:]}.", takes.more]
     if takes.is_of_a_run:
-        lines.append("RUN: a run's folder, its id in MLflow, or last (the default)")
+        lines.append("RUN: a run directory, an MLflow run id, or last (the default)")
     lines.append(JSON)
     return "\n".join(lines)
 
