@@ -40,6 +40,7 @@ __all__ = ["as_values", "compare", "show"]
 ID = re.compile(r"[0-9a-f]{32}")  # of a run in MLflow
 #: of KEY=VALUE,KEY=VALUE: what stands in quotes, brackets, and the commas behind which another key begins
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[\[({]|[\])}]|,(?=[+~]?[\w./@-]+=)""")
+PIPE_WIDTH = 200  # of a table in a pipe, unless COLUMNS is set
 FORMS = "compare SWEEP; or compare A B, each a run, a sweep or SWEEP:KEY=VALUE,... for some of its jobs"
 
 
@@ -69,8 +70,10 @@ def compare(words: Sequence[str], *, metric: str | None = None, uri: str = store
 
 
 def show(found: Sequence[Comparison]) -> None:
-    """Prints A and B with a row for each metric; of a sweep, its best with a row for each other configuration."""
+    """Print A and B with a row for each metric; for a sweep, its best with a row for each other configuration."""
     console = Terminal(soft_wrap=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
     of_two = len({(each.a, each.b) for each in found}) == 1
     first = found[0]
     named = [("A", first.a), ("B", first.b)]

@@ -299,3 +299,11 @@ def test_a_stores_runs_by_their_ids(own_folder, empty_store, monkeypatch, capsys
         assert cli.main(["compare", *words]) == 2
         assert "tracking.uri=URI" in capsys.readouterr().err
     assert not (own_folder / "other.db").exists()
+
+
+def test_table_in_a_pipe_has_one_line_per_metric(own_folder, monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    folder = sweep_of(own_folder / "multirun/1", {"c" * 60: MODELS["cnn"], "m" * 60: MODELS["mlp"]})
+    assert cli.main(["compare", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and max(map(len, said)) > 80
